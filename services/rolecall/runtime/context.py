@@ -1,0 +1,64 @@
+"""What a role's `run(context)` is given."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rolecall.runtime.artifacts import Artifacts
+from rolecall.runtime.checkpoint import Checkpoints
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.role import Role
+from rolecall.spec.workdir import Workdir
+from rolecall.spec.workload import Params
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """One worker's place in its gang and its ways to the outside."""
+
+    launch: WorkerLaunch
+    params: Params
+    device: torch.device
+    """The GPU that this worker alone uses, or the CPU."""
+    workdir: Workdir
+    cache: Path
+    """A folder that all workers of this node share and that outlives attempts, for what can be made again."""
+    report: Reporter
+    """`context.report(step, loss=…)`; also `.event(text)` and `.result(**metrics)`."""
+    checkpoints: Checkpoints
+    artifacts: Artifacts
+
+    @property
+    def rank(self) -> int:
+        """This worker's place among all of the gang."""
+        return self.launch.worker.rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers in the gang."""
+        return self.launch.gang.world_size
+
+    @property
+    def role(self) -> Role:
+        """The part that this worker plays."""
+        return self.launch.worker.role
+
+    @property
+    def role_rank(self) -> int:
+        """This worker's place among those of its role."""
+        return self.launch.worker.role_rank
+
+    def count(self, role: Role) -> int:
+        """How many workers play `role`."""
+        return self.launch.gang.role_world_size(role)
+
+    def stop_requested(self) -> bool:
+        """Whether the gang is asked to leave after this step (cancel, pause, drain, deadline)."""
+        return self.workdir.stop.exists()
+
+
+def worker_name(role: Role, role_rank: int) -> str:
+    """A worker's name in RPC, e.g. `trainer-0`."""
+    return f"{role}-{role_rank}"

@@ -1,0 +1,124 @@
+"""The only reader of the container's environment.
+
+Each secret may come from a variable or, with `_FILE` appended to its name, from a file.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.role import Role
+
+_S = TypeVar("_S", bound="_Settings")
+_SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
+
+
+class _Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, use_attribute_docstrings=True
+    )
+
+    data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
+    """The folder for everything that outlives a process: database, blobs, logs, caches."""
+    node_token: Annotated[SecretStr, Field(validation_alias="ROLECALL_NODE_TOKEN", min_length=16)]
+    """What nodes show to the master."""
+    host: Annotated[str, Field(validation_alias="ROLECALL_HOST")] = "0.0.0.0"  # noqa: S104 - a container's port is its interface
+    """The address that the program's own HTTP server binds."""
+    log_level: Annotated[str, Field(validation_alias="ROLECALL_LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = (
+        "info"
+    )
+
+
+class MasterSettings(_Settings):
+    """What the control program reads."""
+
+    token: Annotated[SecretStr, Field(validation_alias="ROLECALL_TOKEN", min_length=16)]
+    """What users show to the master."""
+    port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=0, le=65535)] = 8080
+    database_url: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_DATABASE_URL")] = None
+    """`postgresql://user:password@host/name`; without it, SQLite in the data folder."""
+    blob_url: Annotated[str | None, Field(validation_alias="ROLECALL_BLOB_URL")] = None
+    """An fsspec URL that every node reaches; without it, blobs go to the master's data folder."""
+    heartbeat_s: Annotated[float, Field(validation_alias="ROLECALL_HEARTBEAT_S", gt=0, le=30)] = 2.0
+    """How long a heartbeat is held back when nothing changes."""
+    node_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_NODE_TIMEOUT_S", gt=0)] = 10.0
+    """Silence after which a node counts as lost."""
+    stop_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
+    """How long workers that are asked to stop may take before they are killed."""
+    backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
+    """How long others may go ahead of a job that waits for slots."""
+
+
+class NodeSettings(_Settings):
+    """What a node's daemon reads."""
+
+    role: Annotated[Role, Field(validation_alias="ROLE")]
+    master_addr: Annotated[str, Field(validation_alias="MASTER_ADDR")]
+    """The master's name or address."""
+    port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=1, le=65535)] = 8080
+    """The master's control port."""
+    name: Annotated[str | None, Field(validation_alias="ROLECALL_NODE_NAME")] = None
+    """The node's name; the host name by default."""
+    slots: Annotated[int | None, Field(validation_alias="ROLECALL_SLOTS", ge=1)] = None
+    """Workers it takes at once; by default one per GPU, else one per CPU slot of the machine."""
+    cpu_slots: Annotated[int | None, Field(validation_alias="ROLECALL_CPU_SLOTS", ge=1)] = None
+    """In how many equal shares the machine's cores are given out; one per core by default."""
+    metrics_port: Annotated[int, Field(validation_alias="ROLECALL_METRICS_PORT", ge=0, le=65535)] = 9100
+    """Where the node serves `/metrics` and `/healthz`; 0 takes a free port."""
+    worker_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_WORKER_TIMEOUT_S", gt=0)] = 30.0
+    """Silence after which a worker that is not stopped by a signal counts as hung."""
+    kill_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
+    """How long a worker that is asked to stop may take before it is killed."""
+
+    @property
+    def master_url(self) -> str:
+        """Where the control program listens."""
+        return f"http://{self.master_addr}:{self.port}"
+
+
+def read_role() -> str:
+    """The container's `ROLE`, or a `SettingsError` that lists the legal ones."""
+    role = os.environ.get("ROLE", "")
+    if role not in set(Role):
+        given = f"ROLE={role!r} is unknown" if role else "ROLE is not set"
+        raise SettingsError(f"{given}; set it to one of: {', '.join(Role)}")
+    return role
+
+
+def read_master(**given: Any) -> MasterSettings:
+    """The control program's settings; `given` values win over the environment."""
+    return _read(MasterSettings, given)
+
+
+def read_node(**given: Any) -> NodeSettings:
+    """A node's settings; `given` values win over the environment."""
+    return _read(NodeSettings, given)
+
+
+def _read(kind: type[_S], given: dict[str, Any]) -> _S:
+    try:
+        return kind(**_secrets_from_files(), **given)
+    except ValidationError as error:
+        raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def _secrets_from_files() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in _SECRETS:
+        if path := os.environ.get(f"{name}_FILE"):
+            try:
+                found[name] = Path(path).read_text().strip()
+            except OSError as error:
+                raise SettingsError(f"{name}_FILE={path}: {error.strerror}; mount the file or set {name}") from None
+    return found
+
+
+def _explain(problem: Any) -> str:
+    name = str(problem["loc"][0]) if problem["loc"] else "settings"
+    if problem["type"] == "missing":
+        return f"{name} is not set; set it, or {name}_FILE" if name in _SECRETS else f"{name} is not set"
+    return f"{name}: {problem['msg']}"

@@ -1,0 +1,100 @@
+"""What a user asks for, and the whole document that they read back."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from rolecall.spec.model import Value
+from rolecall.spec.report import Failure, StartTimes
+from rolecall.spec.role import Role
+from rolecall.spec.state import JobState, StopMode, WorkerState
+
+
+class JobRequest(Value):
+    """The body of `POST /jobs`."""
+
+    workload: str
+    """A name from `GET /workloads`."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """The workload's parameters; `GET /workloads/{name}` has their schema."""
+    roles: dict[Role, int] = Field(default_factory=dict)
+    """How many workers of each role; the workload's defaults fill in what is not named."""
+    name: str = Field(default="", max_length=120)
+    """A label for people."""
+    priority: int = Field(default=0, ge=-100, le=100)
+    """Higher goes first."""
+    max_restarts: int = Field(default=3, ge=0, le=1000)
+    """Failed attempts after which the job is given up."""
+    deadline_s: float | None = Field(default=None, gt=0)
+    """Seconds after submission when the job is stopped."""
+
+
+class JobSpec(JobRequest):
+    """A checked request: parameters and role counts are complete and legal."""
+
+    id: str
+
+
+class Progress(Value):
+    """The newest state of a running job."""
+
+    step: int = 0
+    steps: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    samples_per_s: float | None = None
+    seconds_left: float | None = None
+    start_s: StartTimes | None = None
+    """From the submission (of a first attempt) or the requeue (of a later one) to the first optimizer step."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Whatever else the workload reports, e.g. `validation_auc`."""
+
+
+class WorkerDocument(Value):
+    """One worker of an attempt."""
+
+    rank: int
+    role: Role
+    role_rank: int
+    node: str
+    pid: int | None
+    state: WorkerState
+    failure: Failure | None = None
+
+
+class AttemptDocument(Value):
+    """One try at a job."""
+
+    number: int
+    state: JobState
+    cause: str | None
+    stop: StopMode | None
+    started_at: datetime
+    ended_at: datetime | None
+    workers: list[WorkerDocument]
+
+
+class JobDocument(Value):
+    """A job as `GET /jobs/{id}` shows it."""
+
+    id: str
+    name: str
+    workload: str
+    params: dict[str, Any]
+    roles: dict[Role, int]
+    priority: int
+    max_restarts: int
+    deadline_s: float | None
+    state: JobState
+    reason: str | None
+    """Why the job is in this state, when that is not plain: a failure's cause, who cancelled."""
+    waiting_for: str | None
+    """What a queued job waits for."""
+    progress: Progress
+    attempts: list[AttemptDocument]
+    result: dict[str, Any] | None
+    """The workload's final metrics."""
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None

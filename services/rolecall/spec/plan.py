@@ -1,0 +1,78 @@
+"""What was decided: who runs where."""
+
+from typing import Any
+
+from rolecall.spec.model import Value
+from rolecall.spec.role import Role
+
+
+class WorkerPlan(Value):
+    """One worker's place in the gang and on a machine."""
+
+    rank: int
+    role: Role
+    role_rank: int
+    node: str
+    threads: int
+    """Its share of the machine's cores."""
+    gpu: str | None = None
+    """The UUID of the GPU that it alone may use."""
+
+
+class GangPlan(Value):
+    """The place of every worker of one attempt, in rank order."""
+
+    workers: tuple[WorkerPlan, ...]
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers."""
+        return len(self.workers)
+
+    def role_world_size(self, role: Role) -> int:
+        """The number of workers that play `role`."""
+        return sum(worker.role is role for worker in self.workers)
+
+
+class WorkerLaunch(Value):
+    """All that a node needs to start one worker, and the worker to play its part."""
+
+    job: str
+    attempt: int
+    workload: str
+    params: dict[str, Any]
+    worker: WorkerPlan
+    gang: GangPlan
+    master_addr: str
+    """Where the gang meets: the address of rank 0's node."""
+    rendezvous_port: int | None = None
+    """Known once rank 0 listens; the others wait for it."""
+    resume_from: "CheckpointManifest | None" = None
+    blob_url: str | None = None
+    """An fsspec URL for checkpoints and artifacts, or none: then they go to the master."""
+
+
+class CheckpointPart(Value):
+    """One file of a checkpoint."""
+
+    name: str
+    """Unique in the checkpoint, e.g. `parameter-server-0.safetensors`."""
+    blob: str
+    """Where it lies: a name below the job's folder in the blob store."""
+    size: int
+    sha256: str
+
+
+class CheckpointManifest(Value):
+    """Closes a checkpoint: it counts once the master has recorded it."""
+
+    attempt: int
+    step: int
+    parts: tuple[CheckpointPart, ...]
+    position: dict[str, Any]
+    """Where the job stood, in the workload's own terms: epoch, step, seeds, the best score so far."""
+    keep: bool = False
+    """Whether it outlives newer ones (the best model so far)."""
+
+
+WorkerLaunch.model_rebuild()

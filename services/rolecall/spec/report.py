@@ -1,0 +1,77 @@
+"""What was observed of workers."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rolecall.spec.model import Value
+from rolecall.spec.state import WorkerState
+
+
+class StartTimes(Value):
+    """Seconds from asking to the first optimizer step, cut where the responsibility changes hands."""
+
+    queue: float
+    """Until the plan was committed."""
+    spawn: float
+    """Until the last worker's process ran."""
+    join: float
+    """Until the last worker had joined the gang."""
+    first_step: float
+    """Until the first optimizer step was done."""
+    total: float
+
+
+class Failure(Value):
+    """Why a worker ended badly. Of a gang's failures the earliest that is not a consequence is the cause."""
+
+    message: str
+    """One line: the error's class and text, or how the process ended."""
+    traceback: str = ""
+    """The last lines of the traceback."""
+    retryable: bool = True
+    consequence: bool = False
+    """Whether it only says that another worker vanished."""
+    at: datetime
+
+
+class ProgressLine(Value):
+    """One line of a worker's progress file. Times are the worker's clock, UTC."""
+
+    kind: Literal["forked", "rendezvous", "joined", "first_step", "step", "event", "result"]
+    at: datetime
+    step: int | None = None
+    steps: int | None = None
+    epoch: int | None = None
+    samples_per_s: float | None = None
+    seconds_left: float | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """`loss` and whatever else the workload reports; of `result`, the final metrics."""
+    message: str | None = None
+    port: int | None = None
+    """Of `rendezvous`: where the gang's store listens on rank 0's node."""
+
+
+class WorkerReport(Value):
+    """The whole present state of one worker, sent again and again until the master has no more use for it."""
+
+    job: str
+    attempt: int
+    rank: int
+    state: WorkerState
+    pid: int | None = None
+    exit_code: int | None = None
+    """As `subprocess` has it: negative for a signal."""
+    failure: Failure | None = None
+    spawned_at: datetime | None = None
+    joined_at: datetime | None = None
+    rendezvous_port: int | None = None
+
+
+def first_cause(failures: list[Failure]) -> Failure | None:
+    """The failure to blame: the earliest that is not the consequence of another; else the earliest."""
+    return min(failures, key=lambda failure: (failure.consequence, failure.at), default=None)
+
+
+Metrics = dict[str, Any]

@@ -1,0 +1,59 @@
+"""The messages between nodes, workers and the master (below `/internal/`)."""
+
+from pydantic import Field
+
+from rolecall.spec.model import Value
+from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.report import WorkerReport
+from rolecall.spec.state import StopMode
+
+
+class Heartbeat(Value):
+    """A node's call: everything it runs, whole, every time."""
+
+    started: str
+    """The id of this daemon's life (see `NodeSpec.started`)."""
+    seen: int = -1
+    """The version of the last `Desired` that it got."""
+    wait_s: float = Field(default=0.0, ge=0.0, le=30.0)
+    """How long the master may hold the answer back while nothing changes."""
+    workers: tuple[WorkerReport, ...] = ()
+    draining: bool = False
+
+
+class DesiredWorker(Value):
+    """A worker that a node should be running, or should be ending."""
+
+    launch: WorkerLaunch
+    stop: StopMode | None = None
+
+
+class Desired(Value):
+    """What a node should be running. It starts what is missing and kills what is not listed."""
+
+    version: int
+    """Changes whenever the rest changes."""
+    workers: tuple[DesiredWorker, ...]
+
+
+class Registered(Value):
+    """The answer to a node's registration."""
+
+    heartbeat_s: float
+    """The longest time that the node may stay silent is a multiple of this."""
+    master_version: str
+
+
+class StreamOffset(Value):
+    """How much of a log or progress stream the master has, in bytes: where the next piece starts."""
+
+    size: int
+
+
+class ArtifactNotice(Value):
+    """A worker's word that an artifact's blob is complete."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+    blob: str
+    size: int
+    sha256: str

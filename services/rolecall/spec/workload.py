@@ -1,0 +1,53 @@
+"""What a workload declares. The master sees this and nothing else of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+from rolecall.spec.role import Role
+
+
+class Params(BaseModel):
+    """The base of a workload's parameters: frozen, and unknown names are errors.
+
+    Checks that the parameters alone can decide belong in validators here (they become a 422 at `POST /jobs`).
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoleCount:
+    """How many workers of one role a workload takes."""
+
+    default: int
+    least: int = 1
+    most: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A plug-in: which roles a job needs and what each does.
+
+    The function that plays role `r` is `run` in the module `r.module` beside the package that declares this value.
+    """
+
+    name: str
+    summary: str
+    package: str
+    """The import package of the role files, e.g. `rolecall.workloads.embedding_ddp`."""
+    params: type[Params]
+    roles: dict[Role, RoleCount]
+    rpc: bool = True
+    """Whether all ranks join one TensorPipe RPC group."""
+    process_group: tuple[Role, ...] = ()
+    """The roles that form one NCCL or Gloo process group, in rank order."""
+    expendable: frozenset[Role] = frozenset()
+    """Roles whose loss does not end the attempt."""
+    check_counts: Callable[[Params, dict[Role, int]], None] | None = field(default=None)
+    """Raises `ValueError` (legal values in its text) when counts and parameters don't fit together."""
+    check_node: Callable[[Params, Role], None] | None = field(default=None)
+    """Runs torch-free on the node, before the gang meets; raises `InputError` for what only a node can see."""
