@@ -10,6 +10,7 @@ from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.role import Role
+from rolecall.spec.state import StopMode
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params
 
@@ -54,9 +55,28 @@ class WorkerContext:
         """How many workers play `role`."""
         return self.launch.gang.role_world_size(role)
 
-    def stop_requested(self) -> bool:
-        """Whether the gang is asked to leave after this step (cancel, pause, drain, deadline)."""
-        return self.workdir.stop.exists()
+    def stop_requested(self) -> StopMode | None:
+        """Whether, and why, the gang is asked to leave between two steps (cancel, pause, drain, deadline)."""
+        try:
+            return StopMode(self.workdir.stop.read_text().strip())
+        except FileNotFoundError:
+            return None
+
+
+_current: WorkerContext | None = None
+
+
+def enter(context: WorkerContext) -> None:
+    """Make `context` this process's own. Called once, before the gang meets: calls of others may come at once after."""
+    global _current  # noqa: PLW0603 - a process plays one worker in its life, and RPC handlers have no other way to it
+    _current = context
+
+
+def current() -> WorkerContext:
+    """This process's context, for functions that other workers call by RPC."""
+    if _current is None:
+        raise RuntimeError("this process plays no worker")
+    return _current
 
 
 def worker_name(role: Role, role_rank: int) -> str:

@@ -26,7 +26,7 @@ class JobRequest(Value):
     """Higher goes first."""
     max_restarts: int = Field(default=3, ge=0, le=1000)
     """Failed attempts after which the job is given up."""
-    deadline_s: float | None = Field(default=None, gt=0)
+    deadline_s: float | None = Field(default=None, gt=0, le=1e9)
     """Seconds after submission when the job is stopped."""
 
 

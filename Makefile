@@ -1,0 +1,61 @@
+# Every target sets up what it needs on a machine that has Python 3.11+ and pip, and is quick the second time.
+
+PYTHON ?= python3
+VENV ?= .venv
+LOCK ?= requirements.lock
+# What `make lock` pins; the other bound is the lowest torch that pyproject.toml allows.
+TORCH ?= 2.14.1
+LOWEST_TORCH ?= 2.11.0
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+RESOLVE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
+	--no-emit-index-url --no-emit-find-links --upgrade --group pyproject.toml:dev pyproject.toml -
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test-fast test test-versions check lock clean
+
+help:  ## Show this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
+
+setup: $(INSTALLED)  ## Install everything into .venv (the other targets do it by themselves)
+
+demo: $(INSTALLED)  ## Train a recommender on UCI Adult with one parameter server and two trainers
+	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
+
+test-fast: $(INSTALLED)  ## Run the tests that take seconds
+	$(BIN)/pytest -m "not slow"
+
+test: $(INSTALLED)  ## Run every test that this machine can run
+	$(BIN)/pytest
+
+test-versions:  ## Run the fast tests and the numerics with the lowest torch that is supported
+	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock setup
+	.venv-lowest/bin/pytest -m "not slow" tests
+	.venv-lowest/bin/pytest tests/numerics
+
+check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+lock: $(INSTALLED)  ## Resolve requirements.lock and requirements-lowest.lock anew
+	$(BIN)/pip install --quiet uv
+	echo "torch==$(TORCH)" | $(RESOLVE) --output-file requirements.lock
+	echo "torch==$(LOWEST_TORCH)" | $(RESOLVE) --output-file requirements-lowest.lock
+
+clean:  ## Remove everything that the other targets made
+	rm -rf .venv .venv-lowest .rolecall build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): $(LOCK) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo >&2 "$(PYTHON) is not there: install Python 3.11 or newer, or name it: make PYTHON=/path/to/python"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo >&2 "Rolecall needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version); name a newer one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo >&2 "$(PYTHON) can't make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --requirement $(LOCK)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@

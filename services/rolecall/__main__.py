@@ -1,0 +1,70 @@
+"""What a container starts: `python -m rolecall`.
+
+`ROLE` says what this container is. The master's runs two programs, the control program and a node for driver ranks,
+each a process of its own that may die without the other; every other container is a node. `python -m rolecall PROGRAM`
+runs one program by itself, which is how the supervisors start them.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+from rolecall.settings import read_master, read_node, read_role
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.role import Role
+from rolecall.supervisor import Program, Supervisor
+
+# Imported by name, because a node has no use for the control program's code, nor that for a node's.
+_PROGRAMS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "master": ("rolecall.master.server", read_master),
+    "node": ("rolecall.node.server", read_node),
+}
+_FINAL = (os.EX_USAGE, os.EX_CONFIG)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the container or the one program that is named; exit code 64 is bad usage, 78 a bad environment."""
+    try:
+        match arguments:
+            case []:
+                return _run_container()
+            case [name] if name in _PROGRAMS:
+                return _run_program(name)
+            case _:
+                print(f"usage: python -m rolecall [{'|'.join(_PROGRAMS)}]", file=sys.stderr)
+                return os.EX_USAGE
+    except SettingsError as error:
+        print(f"rolecall: {error}", file=sys.stderr)
+        return os.EX_CONFIG
+
+
+def _run_container() -> int:
+    if read_role() != Role.MASTER:
+        return _run_program("node")
+    environment = os.environ | {"MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1")}
+    read_master()
+    read_node(MASTER_ADDR=environment["MASTER_ADDR"])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    return _supervise([Program(name, (sys.executable, "-m", "rolecall", name), environment) for name in _PROGRAMS])
+
+
+def _supervise(programs: Sequence[Program]) -> int:
+    with Supervisor(programs) as supervisor:
+        while not supervisor.told:
+            for ended in supervisor.wait():
+                if ended.code in _FINAL:
+                    return ended.code
+    return os.EX_OK
+
+
+def _run_program(name: str) -> int:
+    module, read = _PROGRAMS[name]
+    settings = read()
+    return import_module(module).run(settings) or os.EX_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

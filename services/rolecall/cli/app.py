@@ -1,0 +1,51 @@
+"""Puts the commands together."""
+
+import sys
+
+import typer
+from rich.markup import escape
+
+from rolecall import __version__
+from rolecall.cli.actions import cancel, pause, resume, retry
+from rolecall.cli.artifacts import artifacts
+from rolecall.cli.exits import CommandError
+from rolecall.cli.jobs import jobs
+from rolecall.cli.local import local
+from rolecall.cli.logs import logs
+from rolecall.cli.nodes import nodes
+from rolecall.cli.output import err
+from rolecall.cli.show import show
+from rolecall.cli.submit import submit
+from rolecall.cli.workloads import workloads
+
+_EPILOG = (
+    "Exit codes: 0 done or job succeeded, 1 job failed, 2 wrong usage, 3 job cancelled, 4 not found, 5 refused, "
+    "6 master unreachable, 7 token missing or wrong, 130 interrupted (a followed job goes on)."
+)
+
+app = typer.Typer(
+    name="rolecall",
+    help="Train PyTorch models whose processes play different roles: parameter servers, trainers, stages, observers.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (local, submit, jobs, show, logs, cancel, pause, resume, retry, nodes, workloads, artifacts):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:  # pyright: ignore[reportUnusedFunction]
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a `CommandError` becomes one sentence on stderr and its exit code."""
+    try:
+        app()
+    except CommandError as error:
+        err.print(f"[red]rolecall:[/] {escape(str(error))}")
+        sys.exit(error.code)

@@ -1,0 +1,31 @@
+"""`rolecall artifacts`: what a job leaves behind."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import out, print_json, print_table
+
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Download this one.")]
+To = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; by default NAME, here.")]
+
+
+def artifacts(  # noqa: PLR0917 - the command line is the signature
+    job: JobId, name: Name = None, output: To = None, json: Json = False, url: Url = None, token: Token = None
+) -> None:
+    """List a job's artifacts, or download one."""
+    if output and not name:
+        raise typer.BadParameter("name the artifact to download", param_hint="-o")
+    with connect(url, token) as client:
+        if name:
+            path = output or Path(Path(name).name)
+            client.download(job, name, path)
+            print_json({"name": name, "path": str(path)}) if json else out.print(str(path))
+            return
+        found = client.artifacts(job)
+        if json:
+            print_json(client.raw)
+            return
+    print_table(("NAME", "BYTES", "SHA256"), [(one.name, str(one.size), one.sha256) for one in found])

@@ -1,0 +1,203 @@
+"""The master's HTTP interface as the commands use it. Every failure is a `CommandError` that says what to do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from rolecall.cli.connection import Connection
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.spec.job import JobDocument
+from rolecall.spec.node import NodeState
+
+_M = TypeVar("_M", bound=BaseModel)
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+
+
+class Event(BaseModel):
+    """Something that happened to a job."""
+
+    id: int
+    at: datetime
+    attempt: int | None
+    kind: str
+    message: str
+
+
+class Artifact(BaseModel):
+    """A file that a job leaves behind."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class RoleLimits(BaseModel):
+    """How many workers of a role a workload takes."""
+
+    default: int
+    least: int
+    most: int
+
+
+class WorkloadDocument(BaseModel):
+    """What a workload offers; `params` is the JSON schema of its parameters."""
+
+    name: str
+    summary: str
+    roles: dict[str, RoleLimits]
+    params: dict[str, Any]
+
+
+class Client:
+    """One master. Use as a context manager; `raw` keeps the last answer's body for `--json`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.url = connection.url
+        self.raw: Any = None
+        headers = {"Authorization": f"Bearer {connection.token}"}
+        self._http = httpx.Client(base_url=connection.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._http.close()
+
+    def submit(self, body: bytes) -> JobDocument:
+        """`POST /jobs` with the bytes that the user gave, so that the master judges them and not we."""
+        return self._call(JobDocument, "POST", "/jobs", content=body, headers={"Content-Type": "application/json"})
+
+    def job(self, job: str) -> JobDocument:
+        """The job's document."""
+        return self._call(JobDocument, "GET", f"/jobs/{job}")
+
+    def act(self, job: str, action: str) -> JobDocument:
+        """`cancel`, `pause`, `resume` or `retry` a job."""
+        return self._call(JobDocument, "POST", f"/jobs/{job}/{action}")
+
+    def jobs(self, state: str | None, limit: int) -> list[JobDocument]:
+        """The newest jobs first."""
+        query = {"limit": limit} | ({"state": state} if state else {})
+        return self._list(JobDocument, "/jobs", "jobs", params=query)
+
+    def events(self, job: str, after: int = 0) -> list[Event]:
+        """What happened to the job since the event with the id `after`."""
+        return self._list(Event, f"/jobs/{job}/events", "events", params={"after": after})
+
+    def nodes(self) -> list[NodeState]:
+        """Every node that the master knows."""
+        return self._list(NodeState, "/nodes", "nodes")
+
+    def workloads(self) -> list[WorkloadDocument]:
+        """Every installed workload."""
+        return self._list(WorkloadDocument, "/workloads", "workloads")
+
+    def workload(self, name: str) -> WorkloadDocument:
+        """One workload with the schema of its parameters."""
+        return self._call(WorkloadDocument, "GET", f"/workloads/{name}")
+
+    def artifacts(self, job: str) -> list[Artifact]:
+        """The files that the job leaves behind."""
+        return self._list(Artifact, f"/jobs/{job}/artifacts", "artifacts")
+
+    def log_lines(self, job: str, query: dict[str, Any]) -> Iterator[str]:
+        """The job's log, line by line; with `follow` in the query, until the job ends."""
+        with self._stream(f"/jobs/{job}/logs", query, None if query.get("follow") else 30.0) as answer:
+            if not query.get("follow"):
+                yield from answer.iter_lines()
+                return
+            ending = False
+            for line in answer.iter_lines():
+                ending = ending or line == "event: end"
+                if line.startswith("data: ") and not ending:
+                    yield line.removeprefix("data: ")
+
+    def download(self, job: str, name: str, to: Path) -> None:
+        """Write an artifact to `to`, which appears only once it is whole."""
+        partial = to.with_name(f".{to.name}.part")
+        try:
+            with self._stream(f"/jobs/{job}/artifacts/{name}", {}, 30.0) as answer, partial.open("wb") as file:
+                for piece in answer.iter_bytes():
+                    file.write(piece)
+            partial.replace(to)
+        except OSError as error:
+            raise CommandError(Exit.USAGE, f"can't write {to}: {error.strerror}") from None
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _call(self, kind: type[_M], method: str, path: str, **given: Any) -> _M:
+        return kind.model_validate(self._send(method, path, **given))
+
+    def _list(self, kind: type[_M], path: str, key: str, **given: Any) -> list[_M]:
+        return [kind.model_validate(one) for one in self._send("GET", path, **given)[key]]
+
+    def _send(self, method: str, path: str, **given: Any) -> Any:
+        with self._explained():
+            answer = self._http.request(method, path, **given)
+        _check(answer, self.url)
+        self.raw = answer.json()
+        return self.raw
+
+    @contextmanager
+    def _stream(self, path: str, query: dict[str, Any], read_s: float | None) -> Iterator[httpx.Response]:
+        timeout = httpx.Timeout(30.0, connect=5.0, read=read_s)
+        with self._explained(), self._http.stream("GET", path, params=query, timeout=timeout) as answer:
+            if answer.is_error:
+                answer.read()
+            _check(answer, self.url)
+            yield answer
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.InvalidURL as error:
+            raise CommandError(Exit.USAGE, f"{self.url} is not a URL: {error}") from None
+        except httpx.UnsupportedProtocol:
+            raise CommandError(Exit.USAGE, f"{self.url} is not an HTTP URL; write http://HOST:PORT") from None
+        except httpx.TransportError as error:
+            raise CommandError(
+                Exit.UNREACHABLE,
+                f"no master answers at {self.url} ({error or type(error).__name__}); "
+                "start one with `rolecall local`, or name another with --url or ROLECALL_URL",
+            ) from None
+
+
+_EXITS = {
+    401: Exit.UNAUTHORIZED,
+    403: Exit.UNAUTHORIZED,
+    404: Exit.NOT_FOUND,
+    400: Exit.REFUSED,
+    409: Exit.REFUSED,
+    413: Exit.REFUSED,
+    422: Exit.REFUSED,
+}
+
+
+def _check(answer: httpx.Response, url: str) -> None:
+    if answer.is_success:
+        return
+    code = _EXITS.get(answer.status_code, Exit.UNREACHABLE)
+    if code is Exit.UNAUTHORIZED:
+        raise CommandError(code, f"{url} does not accept the token: set ROLECALL_TOKEN or pass --token")
+    raise CommandError(code, _explain(answer))
+
+
+def _explain(answer: httpx.Response) -> str:
+    try:
+        problem = answer.json()
+        findings = [_finding(one) for one in problem.get("errors", [])]
+        return "\n".join([str(problem["detail"]) if not findings else "the master refuses the request:", *findings])
+    except (ValueError, KeyError, AttributeError):
+        return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
+
+
+def _finding(problem: dict[str, str]) -> str:
+    legal = f" (legal: {problem['legal']})" if problem.get("legal") else ""
+    return f"  {problem['field']}: {problem['message']}{legal}"

@@ -1,0 +1,71 @@
+"""Where the master is and what opens it: options, then environment, then the cluster that `rolecall local` stored."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rolecall.cli.exits import CommandError, Exit
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A master's address and a user's token."""
+
+    url: str
+    token: str
+
+
+def stored_at() -> Path:
+    """The file that `rolecall local` writes and the other commands read."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(base) / "rolecall" / "local.json"
+
+
+def store(connection: Connection) -> Path:
+    """Write `connection` where only its owner can read it, and say where."""
+    path = stored_at()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_secret(path, json.dumps({"url": connection.url, "token": connection.token}))
+    return path
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Replace `path` by a file with mode 0600."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(fresh, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
+        file.write(text)
+    fresh.replace(path)
+
+
+def forget(connection: Connection) -> None:
+    """Remove the stored cluster if it is still this one."""
+    if stored() == connection:
+        stored_at().unlink(missing_ok=True)
+
+
+def stored() -> Connection | None:
+    """The cluster that `rolecall local` stored, or none."""
+    try:
+        found = json.loads(stored_at().read_text())
+        return Connection(found["url"], found["token"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandError(Exit.USAGE, f"{stored_at()} is not readable ({error}); remove it, or name --url") from None
+
+
+def find(url: str | None, token: str | None) -> Connection:
+    """Complete what was given with what is stored."""
+    local = None if url and token else stored()
+    address = (url or (local.url if local else DEFAULT_URL)).rstrip("/")
+    if token:
+        return Connection(address, token)
+    if local and local.url == address:
+        return local
+    raise CommandError(
+        Exit.UNAUTHORIZED,
+        f"no token for {address}: set ROLECALL_TOKEN or pass --token (for a cluster on this machine: `rolecall local`)",
+    )

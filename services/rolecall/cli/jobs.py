@@ -1,0 +1,28 @@
+"""`rolecall jobs`: list jobs."""
+
+from typing import Annotated
+
+import typer
+
+from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.output import age, print_json, print_table, progress, state
+from rolecall.spec.state import JobState
+
+State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="How many at most, the newest first.")]
+
+
+def jobs(only: State = None, limit: Limit = 50, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """List jobs, the newest first."""
+    with connect(url, token) as client:
+        found = client.jobs(only, limit)
+        if json:
+            print_json(client.raw)
+            return
+    print_table(
+        ("ID", "NAME", "WORKLOAD", "STATE", "AGE", "PROGRESS"),
+        [
+            (job.id, job.name, job.workload, state(job), age(job.created_at), job.waiting_for or progress(job.progress))
+            for job in found
+        ],
+    )

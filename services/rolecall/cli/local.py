@@ -1,0 +1,160 @@
+"""`rolecall local`: a whole cluster on this machine, made of the same programs as in containers."""
+
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolecall.cli.client import Client
+from rolecall.cli.connection import Connection, forget, store, write_secret
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.output import err
+from rolecall.spec.role import Role
+from rolecall.supervisor import Ended, Program, Supervisor, describe
+
+_HOST = "127.0.0.1"
+_START_S = 60.0
+_GRACE_S = 5.0
+_LOG_LINES = 20
+
+Count = Annotated[int, typer.Option(min=0, max=64, help="How many nodes of this role, with a slot each.")]
+Servers = Annotated[int, typer.Option(min=0, max=64, help="How many nodes of this role.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Where the master listens; 0 takes a free port.")]
+Data = Annotated[
+    Path, typer.Option(metavar="DIR", help="Where jobs, checkpoints and logs live; they outlive the cluster.")
+]
+Token = Annotated[
+    str | None, typer.Option("--token", envvar="ROLECALL_TOKEN", help="The users' token; made if not given.")
+]
+
+
+def local(  # noqa: PLR0917 - the command line is the signature
+    trainers: Count = 2,
+    parameter_servers: Servers = 1,
+    stages: Count = 0,
+    observers: Count = 0,
+    port: Port = 8080,
+    data: Data = Path(".rolecall"),
+    token: Token = None,
+) -> None:
+    """Run a cluster on this machine until Ctrl-C.
+
+    Prints `ready URL` when every node has registered. The other commands find the cluster by themselves.
+    """
+    counts = {
+        Role.MASTER: 1,
+        Role.PARAMETER_SERVER: parameter_servers,
+        Role.TRAINER: trainers,
+        Role.STAGE: stages,
+        Role.OBSERVER: observers,
+    }
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    connection = Connection(f"http://{_HOST}:{_free_port(port)}", _checked(token) or _kept_token(data))
+    programs = cluster(connection, data.resolve(), counts, os.environ)
+    with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
+        _await_ready(supervisor, connection, programs)
+        if supervisor.told:
+            return
+        err.print(f"token in {store(connection)}, logs in {data}/logs; Ctrl-C ends the cluster")
+        stack.callback(forget, connection)
+        print(f"ready {connection.url}", flush=True)
+        while not supervisor.told:
+            supervisor.wait()
+
+
+def cluster(
+    connection: Connection, data: Path, counts: Mapping[Role, int], environment: Mapping[str, str]
+) -> list[Program]:
+    """The programs of a cluster: the control program first, then a node for each place."""
+    logs = data / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    slots = sum(count for role, count in counts.items() if role.computes)
+    shared = {name: value for name, value in environment.items() if name not in _OVERRIDDEN} | {
+        "ROLECALL_NODE_TOKEN": secrets.token_urlsafe(32),
+        "ROLECALL_HOST": _HOST,
+        "ROLECALL_PORT": connection.url.rpartition(":")[2],
+        "ROLECALL_METRICS_PORT": "0",
+        "ROLECALL_CPU_SLOTS": str(max(1, slots)),
+        "MASTER_ADDR": _HOST,
+    }
+    control = shared | {"ROLECALL_TOKEN": connection.token, "ROLECALL_DATA": str(data / "master")}
+    nodes = [_node(role, f"{role}-{place}", shared, data) for role, count in counts.items() for place in range(count)]
+    return [Program("master", _command("master"), control, logs / "master.log"), *nodes]
+
+
+# Ours to set; a secret's `_FILE` would win over the value.
+_OVERRIDDEN = {"ROLE", "ROLECALL_TOKEN", "ROLECALL_TOKEN_FILE", "ROLECALL_NODE_TOKEN_FILE", "ROLECALL_SLOTS"}
+
+
+def _node(role: Role, name: str, shared: Mapping[str, str], data: Path) -> Program:
+    own = {"ROLE": role.value, "ROLECALL_NODE_NAME": name, "ROLECALL_DATA": str(data / "nodes" / name)}
+    slots = {"ROLECALL_SLOTS": "1"} if role.computes else {}
+    return Program(name, _command("node"), {**shared, **own, **slots}, data / "logs" / f"{name}.log")
+
+
+def _command(program: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "rolecall", program)
+
+
+def _await_ready(supervisor: Supervisor, connection: Connection, programs: list[Program]) -> None:
+    """Return once every node has registered, or a signal told us to end; raise if a program ends before."""
+    deadline = time.monotonic() + _START_S
+    missing = [program.name for program in programs[1:]]
+    with Client(connection) as client:
+        while missing and not supervisor.told:
+            for ended in supervisor.wait(0.1):
+                raise CommandError(Exit.FAILED, _died(ended))
+            if time.monotonic() > deadline:
+                raise CommandError(Exit.FAILED, f"not registered after {_START_S:.0f} s: {', '.join(missing)}")
+            alive = _alive(client)
+            missing = [name for name in missing if name not in alive]
+
+
+def _alive(client: Client) -> set[str]:
+    try:
+        return {node.spec.name for node in client.nodes() if node.alive}
+    except CommandError as error:
+        if error.code is Exit.UNREACHABLE:
+            return set()  # not up yet
+        raise
+
+
+def _died(ended: Ended) -> str:
+    log = ended.program.log
+    lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
+    return "\n".join([f"{ended.program.name} ended with {describe(ended.code)}; the end of {log}:", *lines])
+
+
+def _free_port(port: int) -> int:
+    try:
+        with socket.create_server((_HOST, port)) as listener:
+            return listener.getsockname()[1]
+    except OSError as error:
+        raise CommandError(
+            Exit.FAILED,
+            f"port {port} of {_HOST} can't be used ({error.strerror}); choose another: --port 0 takes a free one",
+        ) from None
+
+
+def _checked(token: str | None) -> str | None:
+    if token is not None and len(token) < 16:
+        raise CommandError(Exit.USAGE, "the token is too short: 16 characters at least")
+    return token
+
+
+def _kept_token(data: Path) -> str:
+    """The token of this data folder, made at its first start."""
+    path = data / "token"
+    if not path.exists():
+        data.mkdir(parents=True, exist_ok=True)
+        write_secret(path, secrets.token_urlsafe(32))
+    return path.read_text().strip()

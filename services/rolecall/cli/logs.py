@@ -1,0 +1,39 @@
+"""`rolecall logs`: what a job's workers print."""
+
+from typing import Annotated
+
+import typer
+
+from rolecall.cli.exits import Exit
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import print_json
+from rolecall.spec.role import Role
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
+OfRole = Annotated[Role | None, typer.Option("--role", help="Only workers of this role.")]
+OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the worker of this rank.")]
+OfAttempt = Annotated[int | None, typer.Option("--attempt", min=1, help="Of this attempt; by default the newest.")]
+
+
+def logs(  # noqa: PLR0917 - the command line is the signature
+    job: JobId,
+    follow: Follow = False,
+    role: OfRole = None,
+    rank: OfRank = None,
+    attempt: OfAttempt = None,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Print the logs of a job's workers; with --json, a list of lines."""
+    chosen = {"role": role, "rank": rank, "attempt": attempt, "follow": "true" if follow else None}
+    with connect(url, token) as client:
+        lines = client.log_lines(job, {name: value for name, value in chosen.items() if value is not None})
+        try:
+            if json:
+                print_json(list(lines))
+                return
+            for line in lines:
+                print(line, flush=follow)
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.INTERRUPTED) from None

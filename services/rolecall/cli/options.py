@@ -1,0 +1,28 @@
+"""The options that every command shares."""
+
+from typing import Annotated
+
+import typer
+
+from rolecall.cli.client import Client
+from rolecall.cli.connection import find
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        envvar="ROLECALL_URL",
+        help="The master's address, e.g. http://127.0.0.1:8080; by default the cluster of `rolecall local`.",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", envvar="ROLECALL_TOKEN", show_envvar=True, help="The users' token of the cluster."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the master's answer as JSON.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `rolecall jobs` shows it.")]
+
+
+def connect(url: str | None, token: str | None) -> Client:
+    """A client for the cluster that the options name."""
+    return Client(find(url, token))

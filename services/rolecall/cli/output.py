@@ -1,0 +1,88 @@
+"""How results look: tables and sentences for people, JSON for programs.
+
+Answers go to stdout, everything else to stderr.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rolecall.spec.job import JobDocument, Progress
+
+_UNBOUNDED = 10_000
+out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _UNBOUNDED)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow", "running": "cyan"}
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout, unwrapped and unstyled."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table without borders; off a terminal each row is one line, however long."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def state(document: JobDocument) -> str:
+    """The job's state in its colour."""
+    style = STYLES.get(document.state, "default")
+    return f"[{style}]{document.state}[/]"
+
+
+def number(value: Any) -> str:
+    """A metric as people read it: four decimals for ratios, one for large numbers."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `42s`, `3m07s` or `2h05m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    return f"{whole // 60}m{whole % 60:02}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+def age(moment: datetime) -> str:
+    """How long ago `moment` was."""
+    return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
+
+
+def roles(document: JobDocument) -> str:
+    """The gang, e.g. `1 master, 2 trainer`."""
+    return ", ".join(f"{count} {role}" for role, count in document.roles.items() if count)
+
+
+def progress(progress: Progress) -> str:
+    """The newest figures on one line; empty before the first."""
+    figures = [
+        f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
+        f"epoch {progress.epoch}" if progress.epoch is not None else "",
+        f"loss {number(progress.loss)}" if progress.loss is not None else "",
+        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s else "",
+        f"{duration(progress.seconds_left)} left" if progress.seconds_left else "",
+    ]
+    return ", ".join(figure for figure in figures if figure)
+
+
+def outcome(document: JobDocument) -> str:
+    """The line that a followed job ends with."""
+    if document.result and document.state == "succeeded":
+        metrics = " ".join(f"{name}={number(value)}" for name, value in document.result.items())
+        return f"{document.workload} {document.state}: {metrics}"
+    reason = (document.reason or "").partition("\n")[0]
+    return f"{document.workload} {document.state}" + (f": {reason}" if reason else "")

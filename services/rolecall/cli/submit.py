@@ -1,0 +1,41 @@
+"""`rolecall submit`: send a job."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.follow import follow
+from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.output import err, print_json
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE|-", help="The job as JSON, as `POST /jobs` takes it; - reads stdin.")
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Watch the job until it ends; its outcome is the exit code.")
+]
+
+
+def submit(file: File, follow_it: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Submit a job and print its id.
+
+    With --follow, progress goes to stderr and the last line of stdout says how the job ended, e.g.
+    `embedding-ddp succeeded: test_auc=0.9187 ...`. Ctrl-C stops the watching, never the job.
+    """
+    body = _read(file)
+    with connect(url, token) as client:
+        job = client.submit(body)
+        if follow_it:
+            err.print(f"job {job.id}")
+            raise typer.Exit(follow(client, job.id, as_json=json))
+        print_json(client.raw) if json else print(job.id)
+
+
+def _read(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise CommandError(Exit.USAGE, f"can't read {file}: {error.strerror}") from None

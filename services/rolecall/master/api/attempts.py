@@ -1,0 +1,130 @@
+"""`/internal/jobs`: what nodes ship for their workers, and what workers send for themselves."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Path, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.api.auth import Bearer, Running, require_attempt, require_current_attempt, require_node
+from rolecall.master.core import Master
+from rolecall.master.store import artifacts, checkpoints, jobs
+from rolecall.master.streams import Kind, StreamKey
+from rolecall.spec.errors import Conflict, StaleAttempt
+from rolecall.spec.model import Value
+from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.wire import ArtifactNotice, StreamOffset
+
+router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"])
+_OfAttempt = Depends(require_attempt)
+
+
+class BlobReceipt(Value):
+    """What was stored."""
+
+    blob: str = Field(description="The blob's name below its job.")
+    size: int
+    sha256: str
+
+
+class Recorded(Value):
+    """Whether something was recorded by this call or by an earlier one."""
+
+    recorded: bool
+
+
+@router.put(
+    "/attempts/{attempt}/ranks/{rank}/streams/{kind}",
+    dependencies=[Depends(require_node)],
+    summary="Append to a log or progress stream",
+)
+async def append(  # noqa: PLR0917 - the framework passes by name
+    job: str,
+    attempt: Annotated[int, Path(ge=1)],
+    rank: Annotated[int, Path(ge=0)],
+    kind: Kind,
+    offset: Annotated[int, Query(ge=0)],
+    request: Request,
+    master: Running,
+) -> StreamOffset:
+    """Append what the master lacks of these bytes; answer how much it has."""
+    key = StreamKey(job, attempt, rank, kind)
+    async with master.database.read() as connection:
+        current = (await jobs.get(connection, job)).attempt
+    if attempt > current:
+        raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {current}")
+    size = await master.streams.append(key, offset, request.stream())
+    if kind == "progress" and attempt == current:
+        async with master.database.write() as connection:
+            await master.progress.ingest(connection, key)
+    master.news.notify()
+    return StreamOffset(size=size)
+
+
+@router.put(
+    "/attempts/{attempt}/blobs/{name:path}", status_code=201, dependencies=[_OfAttempt], summary="Upload a blob"
+)
+async def put_blob(  # noqa: PLR0917 - the framework passes by name
+    job: str,
+    attempt: int,
+    name: str,
+    request: Request,
+    master: Running,
+    sha256: Annotated[str | None, Header(alias="X-Content-SHA256", pattern="^[0-9a-fA-F]{64}$")] = None,
+) -> BlobReceipt:
+    """Store a whole file, checked and durable. Sending it again replaces it."""
+    async with master.database.read() as connection:
+        await _check_current(connection, job, attempt)
+    blob = f"{attempt}/{name}"
+    size, digest = await master.blobs.put(job, blob, sha256, request.stream())
+    return BlobReceipt(blob=blob, size=size, sha256=digest)
+
+
+@router.get("/blobs/{number}/{name:path}", summary="Download a blob of any attempt", response_class=StreamingResponse)
+async def get_blob(job: str, number: int, name: str, master: Running, bearer: Bearer) -> StreamingResponse:
+    """A blob's bytes, for the workers of the job's current attempt."""
+    async with master.database.read() as connection:
+        current = (await jobs.get(connection, job)).attempt
+    require_current_attempt(job, current, master, bearer)
+    return StreamingResponse(master.blobs.read(job, f"{number}/{name}"), media_type="application/octet-stream")
+
+
+@router.post(
+    "/attempts/{attempt}/checkpoints", status_code=201, dependencies=[_OfAttempt], summary="Record a checkpoint"
+)
+async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest, master: Running) -> Recorded:
+    """Close a checkpoint: from now on it counts. All its parts must be there in full."""
+    if manifest.attempt != attempt:
+        raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")
+    for part in manifest.parts:
+        await _check_blob(master, job, part.blob, part.size)
+    async with master.database.write() as connection:
+        await _check_current(connection, job, attempt)
+        fresh = await checkpoints.add(connection, job, manifest, datetime.now(UTC))
+    master.changed_by_hand()
+    return Recorded(recorded=fresh)
+
+
+@router.post("/attempts/{attempt}/artifacts", status_code=201, dependencies=[_OfAttempt], summary="Record an artifact")
+async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master: Running) -> Recorded:
+    """Let users download a blob under a name."""
+    await _check_blob(master, job, notice.blob, notice.size)
+    async with master.database.write() as connection:
+        await _check_current(connection, job, attempt)
+        await artifacts.put(connection, job, attempt, notice, datetime.now(UTC))
+    return Recorded(recorded=True)
+
+
+async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> None:
+    record = await jobs.get(connection, job)
+    if record.attempt != attempt or not record.state.holds_slots:
+        raise StaleAttempt(f"attempt {attempt} of job {job} is over (the job is {record.state})")
+
+
+async def _check_blob(master: Master, job: str, blob: str, size: int) -> None:
+    found = await master.blobs.size(job, blob)
+    if found != size:
+        have = "there is no such blob" if found is None else f"it has {found}"
+        raise Conflict(f"blob {blob} should have {size} bytes, but {have}; upload it first")

@@ -1,0 +1,57 @@
+"""Bodies: none larger than its route deserves is read to the end, and a job is JSON whatever curl calls it."""
+
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+USER_BYTES = 1 << 20
+NODE_BYTES = 16 << 20
+MOST = 2**31 - 1
+"""The largest number that the database takes for an attempt, a rank or an id."""
+_UNBOUNDED = ("/streams/", "/blobs/")
+
+
+class BodyLimit:
+    """Counts a body while it is read and answers 413 as soon as it is too large; uploads of files are not counted."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a counting `receive`."""
+        if scope["type"] == "http" and (most := _most(scope["path"])) is not None:
+            receive = _counting(receive, most)
+        await self._app(scope, receive, send)
+
+
+class JobsAreJson:
+    """Takes what `curl -d` sends to `POST /jobs` for JSON. Harmless here: a form on a foreign page bears no token."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with the right content type."""
+        if scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", "/jobs"):
+            MutableHeaders(scope=scope)["content-type"] = "application/json"
+        await self._app(scope, receive, send)
+
+
+def _most(path: str) -> int | None:
+    if not path.startswith("/internal/"):
+        return USER_BYTES
+    return None if any(part in path for part in _UNBOUNDED) else NODE_BYTES
+
+
+def _counting(receive: Receive, most: int) -> Receive:
+    read = 0
+
+    async def counted() -> Message:
+        nonlocal read
+        message = await receive()
+        read += len(message.get("body", b""))
+        if read > most:
+            raise HTTPException(413, f"the body is larger than {most} bytes", {"Connection": "close"})
+        return message
+
+    return counted

@@ -1,0 +1,91 @@
+"""Every error as a problem document (RFC 9457), whether we raised it, the framework, or nobody meant to."""
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
+
+from rolecall.master.blobs import BlobError
+from rolecall.master.problems import Problem, explain, problem
+from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
+
+_STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
+
+
+def add_problem_handlers(app: FastAPI) -> None:
+    """Let `app` answer every error with a problem document."""
+    app.add_exception_handler(RolecallError, _on_rolecall_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(Exception, _on_defect)
+
+
+def problem_response(
+    status: int, detail: str, request: Request, errors: list[Problem] | None = None, headers: Any = None
+) -> JSONResponse:
+    """A problem document; `errors` lists the fields that are wrong."""
+    body: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": request.url.path,
+    }
+    if errors:
+        body["errors"] = errors
+    return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+
+async def _on_rolecall_error(request: Request, error: Exception) -> JSONResponse:
+    status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
+    errors = error.problems if isinstance(error, InvalidJob) else None
+    return problem_response(status, str(error), request, errors)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    detail = _sentence(request, error)
+    return problem_response(error.status_code, detail, request, headers=error.headers)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    found = error.errors()
+    broken = next((one for one in found if one["type"] == "json_invalid"), None)
+    if broken is not None:
+        why = broken.get("ctx", {}).get("error", broken["msg"])
+        return problem_response(400, f"the body is no JSON: {why} (at character {broken['loc'][-1]})", request)
+    schema = _body_schema(request)
+    errors = [_field_error(one, schema) for one in found]
+    detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
+    return problem_response(422, detail, request, errors)
+
+
+async def _on_defect(request: Request, _error: Exception) -> JSONResponse:
+    # The server logs the traceback: the framework raises the error again behind this answer.
+    return problem_response(500, "the master has a defect; its log has the traceback", request)
+
+
+def _body_schema(request: Request) -> dict[str, Any]:
+    """The JSON schema of the body that the request's route takes."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    return TypeAdapter(field.field_info.annotation).json_schema() if field else {}
+
+
+def _field_error(error: dict[str, Any], schema: dict[str, Any]) -> Problem:
+    where, *path = error["loc"]
+    if where == "body":
+        return explain([error | {"loc": tuple(path)}], schema)[0]
+    return problem(".".join(map(str, path)), str(error["msg"]), error.get("input"), "")
+
+
+def _sentence(request: Request, error: HTTPException) -> str:
+    if error.status_code == 404 and error.detail == "Not Found":
+        return f"there is nothing at {request.url.path}; GET /docs lists the routes"
+    if error.status_code == 405 and error.detail == "Method Not Allowed":
+        return f"{request.method} is not possible at {request.url.path}; GET /docs lists the routes"
+    return str(error.detail)

@@ -1,0 +1,145 @@
+"""Checkpoint parts and artifacts: whole files, checked and durable, or none at all."""
+
+import asyncio
+import hashlib
+import os
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO, Any, Protocol, cast
+
+import fsspec  # pyright: ignore[reportMissingTypeStubs]
+
+from rolecall.spec.errors import NotFound, RolecallError
+
+_PIECE = 1 << 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+class Digest(Protocol):
+    """A hash that grows, as `hashlib` makes them."""
+
+    def update(self, data: bytes, /) -> None:
+        """Take in more bytes."""
+        ...
+
+
+class BlobError(RolecallError):
+    """An upload's bytes or name are not what they should be."""
+
+
+class Blobs:
+    """The blobs of all jobs: files `<root>/<job>/<attempt>/<name>`, or the same below an fsspec URL.
+
+    Below a URL workers write for themselves; the master only looks, reads and deletes.
+    """
+
+    def __init__(self, root: Path, url: str | None) -> None:
+        self._root = root
+        self._url = url.rstrip("/") if url else None
+
+    async def put(self, job: str, blob: str, sha256: str | None, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
+        """Store an upload; return its size and SHA-256. Raises `BlobError` when it is not the announced one."""
+        path = self._file(job, blob)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, prefix=".upload-", delete=False) as file:
+            try:
+                digest = await _write(file, pieces)
+                if sha256 is not None and digest != sha256.lower():
+                    raise BlobError(
+                        f"blob {blob}: X-Content-SHA256 says {sha256}, the body has {digest}; send it again"
+                    )
+                size = file.tell()
+                await asyncio.to_thread(_settle, file, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+        return size, digest
+
+    async def size(self, job: str, blob: str) -> int | None:
+        """The blob's size in bytes, or None when there is no such blob."""
+        return await asyncio.to_thread(self._size, job, blob)
+
+    async def delete(self, job: str, blob: str) -> None:
+        """Delete a blob; nothing happens if it is gone already."""
+        await asyncio.to_thread(self._delete, job, blob)
+
+    def read(self, job: str, blob: str) -> Iterator[bytes]:
+        """The blob's bytes in pieces. Raises `NotFound` at once when there is no such blob."""
+        try:
+            file = self._open(job, blob)
+        except FileNotFoundError:
+            raise NotFound(f"job {job} has no blob {blob!r}") from None
+        return _pieces(file)
+
+    def _size(self, job: str, blob: str) -> int | None:
+        with suppress(FileNotFoundError):
+            if self._url is None:
+                return self._file(job, blob).stat().st_size
+            system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
+            return int(system.size(path))
+        return None
+
+    def _delete(self, job: str, blob: str) -> None:
+        with suppress(FileNotFoundError):
+            if self._url is None:
+                self._file(job, blob).unlink()
+            else:
+                system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
+                system.rm(path)
+
+    def _open(self, job: str, blob: str) -> IO[bytes]:
+        if self._url is None:
+            return self._file(job, blob).open("rb")
+        system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
+        return cast(IO[bytes], system.open(path, "rb"))
+
+    def _file(self, job: str, blob: str) -> Path:
+        return self._root / job / _checked(blob)
+
+
+def _checked(blob: str) -> str:
+    if not _NAME.fullmatch(blob) or len(blob) > 255:
+        raise BlobError(f"{blob!r} is no blob name; legal are letters, digits, '.', '_', '-', in parts parted by '/'")
+    return blob
+
+
+def _resolve(url: str) -> tuple[Any, str]:
+    return cast(tuple[Any, str], fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
+
+
+async def _write(file: IO[bytes], pieces: AsyncIterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    waiting = bytearray()
+    async for piece in pieces:
+        waiting += piece
+        if len(waiting) >= _PIECE:
+            await asyncio.to_thread(_write_piece, file, digest, bytes(waiting))
+            waiting.clear()
+    await asyncio.to_thread(_write_piece, file, digest, bytes(waiting))
+    return digest.hexdigest()
+
+
+def _write_piece(file: IO[bytes], digest: "Digest", piece: bytes) -> None:
+    digest.update(piece)
+    file.write(piece)
+
+
+def _settle(file: IO[bytes], path: Path) -> None:
+    """Make the bytes durable first and the name after them."""
+    file.flush()
+    os.fsync(file.fileno())
+    os.replace(file.name, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(_PIECE):
+            yield piece

@@ -1,0 +1,117 @@
+"""The workloads there are, and whether a request is a legal job for one of them."""
+
+import importlib.util
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
+from typing import Any
+
+from pydantic import ValidationError
+
+from rolecall.master.problems import Problem, explain, problem, unknown
+from rolecall.spec.errors import InvalidJob, NotFound
+from rolecall.spec.job import JobRequest
+from rolecall.spec.role import Role
+from rolecall.spec.workload import Params, Workload
+from rolecall.workloads.catalogue import installed
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The workloads by name, and the plug-ins that could not be loaded with the reason."""
+
+    workloads: Mapping[str, Workload]
+    broken: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def get(self, name: str) -> Workload:
+        """The workload of that name, or `NotFound` that lists those there are."""
+        if name in self.workloads:
+            return self.workloads[name]
+        raise NotFound(unknown("workload", "workload", name, self.workloads)["message"] + self._hint(name))
+
+    def expendable(self, name: str) -> frozenset[Role]:
+        """The roles whose loss does not end an attempt; none where the workload is no longer installed."""
+        return self.workloads[name].expendable if name in self.workloads else frozenset()
+
+    def check_request(self, request: JobRequest) -> dict[str, Any]:
+        """The fields of the job's spec, complete and checked; raises `InvalidJob` with all that is wrong."""
+        workload = self.workloads.get(request.workload)
+        if workload is None:
+            finding = unknown("workload", "workload", request.workload, self.workloads)
+            raise InvalidJob([finding | {"message": finding["message"] + self._hint(request.workload)}])
+        roles, problems = check_roles(workload, request.roles)
+        params, more = check_params(workload, request.params)
+        if not request.name.isprintable():
+            problems.append(problem("name", "it has characters that can't be printed", request.name, "printable text"))
+        if params is None or problems:
+            raise InvalidJob([*problems, *more])
+        _check_together(workload, params, roles)
+        return request.model_dump() | {"params": params.model_dump(mode="json"), "roles": roles}
+
+    def _hint(self, name: str) -> str:
+        return f" (its plug-in could not be loaded: {self.broken[name]})" if name in self.broken else ""
+
+
+def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
+    """The installed workloads. A broken one is reported and left out; it does not stop the master."""
+    workloads: dict[str, Workload] = {}
+    broken: dict[str, str] = {}
+    for point in installed().values() if points is None else points:
+        try:
+            workload = _loaded(point)
+        except Exception as error:  # noqa: BLE001 - foreign code may raise anything; it is logged and shown
+            broken[point.name] = f"{type(error).__name__}: {error}"
+            _log.error("workload %s from %s is broken: %s", point.name, point.value, broken[point.name])
+        else:
+            workloads[workload.name] = workload
+    return Catalogue(workloads, broken)
+
+
+def check_roles(workload: Workload, asked: Mapping[Role, int]) -> tuple[dict[Role, int], list[Problem]]:
+    """How many workers of each role, with the defaults filled in, and what is wrong with that."""
+    problems = [unknown(f"roles.{role}", "role", role, workload.roles) for role in asked if role not in workload.roles]
+    roles = {role: asked.get(role, count.default) for role, count in workload.roles.items()}
+    for role, count in workload.roles.items():
+        if not count.least <= roles[role] <= count.most:
+            bounds = f"{count.least}" if count.least == count.most else f"{count.least} to {count.most}"
+            message = f"{workload.name} can't run with {roles[role]} {role} workers"
+            problems.append(problem(f"roles.{role}", message, roles[role], bounds))
+    if not problems and not any(roles.values()):
+        problems.append(problem("roles", "the job has no workers", roles, "at least one worker"))
+    return {role: number for role, number in roles.items() if number}, problems
+
+
+def check_params(workload: Workload, given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
+    """The parameters as the workload's own type, or what is wrong with them."""
+    try:
+        return workload.params.model_validate(given), []
+    except ValidationError as error:
+        schema = workload.params.model_json_schema()
+        return None, explain([dict(e) for e in error.errors(include_url=False)], schema, ("params",))
+
+
+def _check_together(workload: Workload, params: Params, roles: dict[Role, int]) -> None:
+    if workload.check_counts is None:
+        return
+    try:
+        workload.check_counts(params, roles)
+    except ValueError as error:
+        given = {role.value: number for role, number in roles.items()}
+        raise InvalidJob([problem("roles", str(error), given, "counts that fit the parameters")]) from None
+
+
+def _loaded(point: EntryPoint) -> Workload:
+    workload = point.load()
+    if not isinstance(workload, Workload):
+        raise TypeError(f"{point.value} is no Workload but a {type(workload).__name__}")
+    missing = [role.module for role in workload.roles if not _has_module(workload.package, role)]
+    if missing:
+        raise ImportError(f"package {workload.package} has no module {', '.join(missing)} for its roles")
+    return workload
+
+
+def _has_module(package: str, role: Role) -> bool:
+    return importlib.util.find_spec(f"{package}.{role.module}") is not None

@@ -1,0 +1,102 @@
+"""The parts of one running master, put together once."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from prometheus_client import CollectorRegistry, Histogram
+
+from rolecall.master.blobs import Blobs
+from rolecall.master.catalogue import Catalogue
+from rolecall.master.presence import Presence
+from rolecall.master.progress import ProgressBook
+from rolecall.master.reconciler import Reconciler
+from rolecall.master.signals import Signal
+from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.streams import Streams
+from rolecall.settings import MasterSettings
+
+_WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """What the HTTP routes and the reconciler share."""
+
+    settings: MasterSettings
+    catalogue: Catalogue
+    database: Database
+    presence: Presence
+    streams: Streams
+    blobs: Blobs
+    progress: ProgressBook
+    reconciler: Reconciler
+    changed: Signal
+    """Notified when what a node should run may be different."""
+    news: Signal
+    """Notified when there may be more for those who follow a job: the echo of `changed`, and new lines of logs."""
+    registry: CollectorRegistry
+
+    def changed_by_hand(self) -> None:
+        """A call changed what is stored: let the reconciler and all who wait look again."""
+        self.changed.notify()
+        self.reconciler.wake()
+
+
+@asynccontextmanager
+async def open_master(
+    settings: MasterSettings, catalogue: Catalogue, changed: Signal, news: Signal
+) -> AsyncGenerator[Master]:
+    """A master on its migrated database; closes the database at the end."""
+    settings.data.mkdir(parents=True, exist_ok=True)
+    database = Database(_database_url(settings))
+    try:
+        await database.migrate()
+        yield _assemble(settings, catalogue, database, changed=changed, news=news)
+    finally:
+        await database.close()
+
+
+def _assemble(
+    settings: MasterSettings, catalogue: Catalogue, database: Database, *, changed: Signal, news: Signal
+) -> Master:
+    registry = CollectorRegistry()
+    presence = Presence(settings.node_timeout_s)
+    streams = Streams(settings.data / "streams")
+    blobs = Blobs(settings.data / "blobs", settings.blob_url)
+    progress = ProgressBook(streams)
+    reconciler = Reconciler(
+        database=database,
+        catalogue=catalogue,
+        presence=presence,
+        progress=progress,
+        blobs=blobs,
+        changed=changed,
+        placement_seconds=_placement_seconds(registry),
+        backfill_window=timedelta(seconds=settings.backfill_window_s),
+    )
+    return Master(
+        settings=settings,
+        catalogue=catalogue,
+        database=database,
+        presence=presence,
+        streams=streams,
+        blobs=blobs,
+        progress=progress,
+        reconciler=reconciler,
+        changed=changed,
+        news=news,
+        registry=registry,
+    )
+
+
+def _placement_seconds(registry: CollectorRegistry) -> Histogram:
+    about = "Seconds from a job's entering the queue to the plan for its gang."
+    return Histogram("rolecall_placement_seconds", about, registry=registry, buckets=_WAIT_BUCKETS_S)
+
+
+def _database_url(settings: MasterSettings) -> str:
+    if settings.database_url is not None:
+        return settings.database_url.get_secret_value()
+    return sqlite_url(settings.data / "rolecall.db")

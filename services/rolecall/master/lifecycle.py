@@ -1,0 +1,216 @@
+"""What follows from what was observed. Pure: a gang's records in, the next step out.
+
+The reconciler asks again after each step that it took, until there is none. Nothing is remembered between two
+questions, so that a master that was killed in between asks the same and gets the same.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import pairwise
+
+from rolecall.master.store.records import Gang, JobRecord, WorkerRecord
+from rolecall.spec.errors import IllegalTransition
+from rolecall.spec.report import Failure, StartTimes, WorkerReport, first_cause
+from rolecall.spec.role import Role
+from rolecall.spec.state import JobState, StopMode, WorkerState
+
+_ORDER = list(WorkerState)
+_FAILED = frozenset({WorkerState.FAILED, WorkerState.LOST})
+_BACKOFF_S, _MOST_BACKOFF_S = 0.2, 30.0
+_REASON_CHARS = 4000
+_AFTER = {
+    StopMode.CANCEL: JobState.CANCELLED,
+    StopMode.PAUSE: JobState.PAUSED,
+    StopMode.DEADLINE: JobState.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One transition of a job together with its attempt."""
+
+    after: JobState
+    reason: str | None = None
+    stop: StopMode | None = None
+    """Of a step to `stopping`: how the gang is stopped."""
+    attempt_state: JobState | None = None
+    """How the attempt ended, where that is not `after`."""
+    costs_restart: bool = False
+
+
+def observe(worker: WorkerRecord, report: WorkerReport) -> WorkerRecord:
+    """The record brought forward by a report. States only go forward; who has ended does not change any more."""
+    if worker.state.ended:
+        return worker
+    state = max(worker.state, report.state, key=_ORDER.index)
+    return replace(
+        worker,
+        state=state,
+        pid=report.pid or worker.pid,
+        exit_code=report.exit_code,
+        failure=report.failure,
+        spawned_at=report.spawned_at or worker.spawned_at,
+        joined_at=report.joined_at or worker.joined_at,
+    )
+
+
+def dropped(gang: Gang, expendable: Collection[Role]) -> list[WorkerRecord]:
+    """Expendable workers that failed: they count as lost, and the gang goes on without them."""
+    return [w for w in gang.workers if w.state is WorkerState.FAILED and w.role in expendable]
+
+
+def never_started(gang: Gang) -> list[WorkerRecord]:
+    """Workers of a gang that stops whose processes nobody has seen: no one needs to wait for them."""
+    stops = gang.job.state is JobState.STOPPING
+    return [worker for worker in gang.workers if stops and worker.state is WorkerState.ASSIGNED]
+
+
+def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> Step | None:
+    """What is to be done about a placed job now; None when there is nothing but to wait."""
+    if gang.job.state is JobState.STOPPING:
+        return _finish(gang, expendable) if all(worker.state.ended for worker in gang.workers) else None
+    if _is_blamed(gang, expendable):
+        return Step(JobState.STOPPING, cause_of(gang, expendable), stop=StopMode.ABORT)
+    if gang.job.state is JobState.PLACED and _has_joined(gang, expendable):
+        return Step(JobState.RUNNING)
+    if gang.job.state is JobState.RUNNING and _is_complete(gang, expendable):
+        ended = all(worker.state.ended for worker in gang.workers)
+        return Step(JobState.SUCCEEDED) if ended else Step(JobState.STOPPING, stop=StopMode.COMPLETE)
+    return _interruption(gang, draining, now)
+
+
+def overdue_step(job: JobRecord, now: datetime) -> Step | None:
+    """The end of a job that waited in the queue past its deadline."""
+    return Step(JobState.FAILED, _overdue(job)) if is_overdue(job, now) else None
+
+
+def is_overdue(job: JobRecord, now: datetime) -> bool:
+    """Whether the job's deadline has passed."""
+    return job.deadline_at is not None and now >= job.deadline_at
+
+
+def backoff_s(crashes: int) -> float:
+    """Seconds to wait after so many failed attempts in a row: doubling, with a bound."""
+    return min(_MOST_BACKOFF_S, _BACKOFF_S * 2 ** (min(crashes, 20) - 1))
+
+
+def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
+    """The failure to blame, in words: who, what, and the end of the traceback."""
+    blamed = _blamed(gang, expendable)
+    failure = first_cause([failure for _, failure in blamed])
+    worker = next((worker for worker, other in blamed if other is failure), None)
+    if worker is None or failure is None:
+        return None
+    text = f"{worker.name} on {worker.node}: {failure.message}\n{failure.traceback}".strip()
+    # PostgreSQL's text has no NUL.
+    return text[-_REASON_CHARS:].replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def start_times(gang: Gang) -> StartTimes | None:
+    """The attempt's way to the first optimizer step, in seconds; None while it is on its way.
+
+    Machines' clocks may differ a little, so that no part is allowed to be negative.
+    """
+    spawned = [worker.spawned_at for worker in gang.workers if worker.spawned_at]
+    joined = [worker.joined_at for worker in gang.workers if worker.joined_at]
+    if gang.attempt.first_step_at is None or not spawned or not joined:
+        return None
+    marks = [gang.attempt.queued_at, gang.attempt.started_at, max(spawned), max(joined), gang.attempt.first_step_at]
+    parts = [max(0.0, (end - begin).total_seconds()) for begin, end in pairwise(marks)]
+    names = ("queue", "spawn", "join", "first_step")
+    return StartTimes(**{n: round(p, 3) for n, p in zip(names, parts, strict=True)}, total=round(sum(parts), 3))
+
+
+def cancel(job: JobRecord) -> Step:
+    """The step that cancels `job` from where it stands."""
+    _refuse_ended(job, "cancelled")
+    if job.state.holds_slots:
+        return Step(JobState.STOPPING, "cancelled by its user", stop=StopMode.CANCEL)
+    return Step(JobState.CANCELLED, "cancelled by its user")
+
+
+def pause(job: JobRecord, stop: StopMode | None) -> Step:
+    """The step that pauses `job`; `stop` is how its gang is being stopped already."""
+    _refuse_ended(job, "paused")
+    if job.state is JobState.STOPPING and stop not in {StopMode.PAUSE, StopMode.DRAIN}:
+        raise IllegalTransition(f"job {job.id} is being stopped ({stop}) and can't be paused; look again in a moment")
+    if job.state.holds_slots:
+        return Step(JobState.STOPPING, "paused by its user", stop=StopMode.PAUSE)
+    return Step(JobState.PAUSED, "paused by its user")
+
+
+def check_resume(job: JobRecord) -> None:
+    """Raise `IllegalTransition` unless `job` is paused."""
+    if job.state is not JobState.PAUSED:
+        raise IllegalTransition(f"job {job.id} is {job.state}; only a paused job can be resumed")
+
+
+def check_retry(job: JobRecord) -> None:
+    """Raise `IllegalTransition` unless `job` failed or was cancelled."""
+    if job.state not in {JobState.FAILED, JobState.CANCELLED}:
+        raise IllegalTransition(f"job {job.id} is {job.state}; only a failed or cancelled job can be retried")
+
+
+def _refuse_ended(job: JobRecord, verb: str) -> None:
+    if job.state.ended:
+        raise IllegalTransition(f"job {job.id} has already ended ({job.state}); it can't be {verb}")
+
+
+def _interruption(gang: Gang, draining: Collection[str], now: datetime) -> Step | None:
+    if is_overdue(gang.job, now):
+        return Step(JobState.STOPPING, _overdue(gang.job), stop=StopMode.DEADLINE)
+    if any(not worker.state.ended and worker.node in draining for worker in gang.workers):
+        return Step(JobState.STOPPING, "a node of the gang is draining", stop=StopMode.DRAIN)
+    return None
+
+
+def _finish(gang: Gang, expendable: Collection[Role]) -> Step:
+    essential = [worker for worker in gang.workers if worker.role not in expendable]
+    done = all(worker.state is WorkerState.SUCCEEDED for worker in essential)
+    stop, reason = gang.attempt.stop, gang.job.reason
+    if stop is StopMode.COMPLETE or (done and stop in {StopMode.PAUSE, StopMode.DRAIN, StopMode.DEADLINE}):
+        return Step(JobState.SUCCEEDED)
+    if stop is StopMode.DRAIN:
+        return Step(JobState.QUEUED, reason, attempt_state=JobState.PAUSED)
+    return _try_again(gang, expendable) if stop is None or stop not in _AFTER else Step(_AFTER[stop], reason)
+
+
+def _try_again(gang: Gang, expendable: Collection[Role]) -> Step:
+    failure = first_cause([failure for _, failure in _blamed(gang, expendable)])
+    cause = cause_of(gang, expendable) or gang.job.reason
+    if failure is not None and not failure.retryable:
+        return Step(JobState.FAILED, cause)
+    if gang.job.restarts >= gang.job.max_restarts:
+        return Step(JobState.FAILED, cause)
+    return Step(JobState.QUEUED, cause, attempt_state=JobState.FAILED, costs_restart=True)
+
+
+def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:
+    failed = [w for w in gang.workers if w.state in _FAILED and w.role not in expendable]
+    unsaid = "the worker ended badly and left no word why"
+    return [(w, w.failure or Failure(message=unsaid, at=gang.attempt.started_at)) for w in failed]
+
+
+def _is_blamed(gang: Gang, expendable: Collection[Role]) -> bool:
+    """Whether a failure ends the attempt. Who merely misses rank 0 after its success does not."""
+    done = _is_complete(gang, expendable)
+    return any(not (done and failure.consequence) for _, failure in _blamed(gang, expendable))
+
+
+def _is_complete(gang: Gang, expendable: Collection[Role]) -> bool:
+    """Whether the gang's work is done: rank 0 lives longest, so that its success is the gang's."""
+    essential = [worker for worker in gang.workers if worker.role not in expendable]
+    done = WorkerState.SUCCEEDED
+    return gang.workers[0].state is done or (bool(essential) and all(worker.state is done for worker in essential))
+
+
+def _has_joined(gang: Gang, expendable: Collection[Role]) -> bool:
+    joined = {WorkerState.RUNNING, WorkerState.SUCCEEDED}
+    return all(w.state in joined or (w.role in expendable and w.state.ended) for w in gang.workers) or _is_complete(
+        gang, expendable
+    )
+
+
+def _overdue(job: JobRecord) -> str:
+    return f"its deadline of {job.deadline_s:g} s after the submission has passed"

@@ -1,0 +1,103 @@
+"""What Prometheus sees of the master. Names carry their units and start with `rolecall_`."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+from rolecall.master.core import Master
+from rolecall.master.placement import capacity
+from rolecall.master.reconciler import taken_places
+from rolecall.master.store import attempts, jobs, nodes
+from rolecall.master.store.records import JobRecord
+from rolecall.spec.job import Progress
+from rolecall.spec.node import NodeState
+from rolecall.spec.plan import WorkerPlan
+from rolecall.spec.role import Role
+from rolecall.spec.state import JobState
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scene:
+    """All that the metrics tell, at one moment."""
+
+    counts: dict[JobState, int]
+    live: list[tuple[JobRecord, Progress]]
+    """Jobs that have not ended, with their newest progress."""
+    nodes: list[NodeState]
+    taken: list[WorkerPlan]
+    now: datetime
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges, as prometheus_client's collectors give them."""
+        yield from _queue(self)
+        yield from _nodes(self)
+        yield from _running(self)
+
+
+async def exposition(master: Master) -> bytes:
+    """The text of `GET /metrics`."""
+    registry = CollectorRegistry()
+    registry.register(await _look(master))
+    return generate_latest(registry) + generate_latest(master.registry)
+
+
+async def _look(master: Master) -> Scene:
+    async with master.database.read() as connection:
+        live = await jobs.in_states(connection, jobs.LIVE)
+        placed = await attempts.gangs(connection, [job for job in live if job.state.holds_slots])
+        return Scene(
+            counts=await jobs.count_by_state(connection),
+            live=[(job, master.progress.of_job(job.id, job.attempt) or job.progress) for job in live],
+            nodes=master.presence.states(await nodes.everything(connection)),
+            taken=taken_places(placed),
+            now=datetime.now(UTC),
+        )
+
+
+def _queue(scene: Scene) -> Iterator[GaugeMetricFamily]:
+    queued = [job for job, _ in scene.live if job.state is JobState.QUEUED]
+    ages = [(scene.now - job.queued_at).total_seconds() for job in queued]
+    counts = (([state.value], float(count)) for state, count in scene.counts.items())
+    yield _gauge("rolecall_jobs", "Jobs by state.", ["state"], counts)
+    yield _gauge("rolecall_queue_depth", "Jobs that wait for slots.", [], [([], len(queued))])
+    about = "Seconds that the oldest queued job has waited; 0 when none waits."
+    yield _gauge("rolecall_queue_oldest_age_seconds", about, [], [([], max(ages, default=0.0))])
+
+
+def _nodes(scene: Scene) -> Iterator[GaugeMetricFamily]:
+    def per_role(values: Iterable[float]) -> Iterable[tuple[list[str], float]]:
+        return (([role.value], value) for role, value in zip(Role, values, strict=True))
+
+    alive = [sum(node.alive and node.spec.role is role for node in scene.nodes) for role in Role]
+    total = [capacity(role, scene.nodes) for role in Role]
+    free = [capacity(role, scene.nodes, scene.taken) for role in Role]
+    ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in scene.nodes)
+    yield _gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
+    yield _gauge("rolecall_slots", "Workers that the living nodes can take in all.", ["role"], per_role(total))
+    yield _gauge("rolecall_slots_free", "Workers that they can take now.", ["role"], per_role(free))
+    about = "Seconds since the node was last heard."
+    yield _gauge("rolecall_node_heartbeat_age_seconds", about, ["node", "role"], ages)
+
+
+def _running(scene: Scene) -> Iterator[GaugeMetricFamily]:
+    labels = ["job", "workload"]
+    running = [(job, progress) for job, progress in scene.live if job.state.holds_slots]
+    named = [([job.id, job.workload], job, progress) for job, progress in running]
+    states = (([*who, job.state.value], 1.0) for who, job, _ in named)
+    losses = ((who, progress.loss) for who, _, progress in named if progress.loss is not None)
+    speeds = ((who, p.samples_per_s) for who, _, p in named if p.samples_per_s is not None)
+    yield _gauge("rolecall_job_state", "1 for the state that the job is in.", [*labels, "state"], states)
+    yield _gauge("rolecall_job_attempt", "The running attempt's number.", labels, ((w, j.attempt) for w, j, _ in named))
+    yield _gauge("rolecall_job_step", "The newest optimizer step.", labels, ((w, p.step) for w, _, p in named))
+    yield _gauge("rolecall_job_loss", "The newest training loss.", labels, losses)
+    yield _gauge("rolecall_job_samples_per_second", "Samples trained per second.", labels, speeds)
+
+
+def _gauge(name: str, about: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family

@@ -1,0 +1,197 @@
+"""Where a gang goes: pure arithmetic over what nodes offer and what is taken.
+
+A machine has two ledgers, each as large as its CPU slots: one for roles that compute, one for roles that serve. A GPU
+is given out once per machine, whichever container asks. All of it is one small flow network, `role -> node -> ledger or
+GPU`, so that a gang is found whenever one exists (augmenting paths; Ford and Fulkerson 1956), and whole or not at all.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rolecall.spec.node import NodeSpec, NodeState
+from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.role import RANK_ORDER, Role
+
+Counts = Mapping[Role, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a gang has no place now."""
+
+    reason: str
+    feasible: bool
+    """Whether the cluster could hold it if nothing else ran."""
+
+
+class Pool(NamedTuple):
+    """What nodes of one machine share: one of its ledgers, or one GPU."""
+
+    machine: str
+    kind: str
+    """`compute`, `serve` or a GPU's UUID."""
+
+
+class Seat(NamedTuple):
+    """One worker's place: a node, and the pool that it draws on."""
+
+    node: str
+    pool: Pool
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU's UUID, if the pool is one."""
+        return None if self.pool.kind in {"compute", "serve"} else self.pool.kind
+
+
+def place(roles: Counts, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> GangPlan | Waiting:
+    """A place for every worker of a gang with these role counts, or the reason why there is none."""
+    offers = [node.spec for node in nodes if node.alive and not node.draining]
+    free = Flow(offers, taken)
+    short = free.fill(roles)
+    return _waiting(roles, offers, taken) if short else _plan(roles, offers, free)
+
+
+def capacity(role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = ()) -> int:
+    """How many more workers of `role` the nodes can take beside those of `taken`."""
+    return _room(role, [node.spec for node in nodes if node.alive and not node.draining], taken)
+
+
+class Flow:
+    """A growing assignment of workers to seats, within what the nodes offer."""
+
+    def __init__(self, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan]) -> None:
+        self._specs = {spec.name: spec for spec in sorted(offers, key=lambda spec: spec.name)}
+        self._pools = {spec.name: _pools(spec) for spec in offers}
+        self._seats_left = {spec.name: spec.slots for spec in offers}
+        self._pool_left = _pool_sizes(offers)
+        self.seated: Counter[Seat] = Counter()
+        for worker in taken:
+            self._take_away(worker)
+
+    def fill(self, roles: Counts) -> Counter[Role]:
+        """Seat as many as fit; return how many of each role do not."""
+        short: Counter[Role] = Counter()
+        for role in RANK_ORDER:
+            for _ in range(roles.get(role, 0)):
+                if not self._seat(role, set()):
+                    short[role] += 1
+        return short
+
+    def _take_away(self, worker: WorkerPlan) -> None:
+        # A worker of a node that left still ends on that node's machine, but nothing is offered there any more.
+        spec = self._specs.get(worker.node)
+        if spec is None:
+            return
+        kind = worker.gpu or ("compute" if worker.role.computes else "serve")
+        self._seats_left[spec.name] -= 1
+        self._pool_left[Pool(spec.machine.boot_id, kind)] -= 1
+
+    def _seat(self, role: Role, seen: set[Pool]) -> bool:
+        """Seat one more worker of `role`, moving others of the gang out of its way if need be."""
+        choices = [Seat(node, pool) for node in self._open_nodes(role) for pool in self._pools[node]]
+        for seat in sorted(choices, key=self._load):
+            if seat.pool not in seen and self._make_room(seat.pool, seen):
+                self._occupy(seat, 1)
+                return True
+        return False
+
+    def _make_room(self, pool: Pool, seen: set[Pool]) -> bool:
+        if self._pool_left[pool] > 0:
+            return True
+        seen.add(pool)
+        for seat in sorted(seat for seat, count in self.seated.items() if count and seat.pool == pool):
+            self._occupy(seat, -1)
+            if self._seat(self._specs[seat.node].role, seen):
+                return True
+            self._occupy(seat, 1)
+        return False
+
+    def _open_nodes(self, role: Role) -> list[str]:
+        return [name for name, spec in self._specs.items() if spec.role is role and self._seats_left[name] > 0]
+
+    def _load(self, seat: Seat) -> tuple[bool, int, int, Seat]:
+        """Free pools first, then the emptiest: gangs spread, and equal clusters give equal plans."""
+        left = self._pool_left[seat.pool]
+        room = sum(max(0, self._pool_left[pool]) for pool in self._pools[seat.node])
+        return left <= 0, -room, -self._seats_left[seat.node], seat
+
+    def _occupy(self, seat: Seat, count: int) -> None:
+        self.seated[seat] += count
+        self._seats_left[seat.node] -= count
+        self._pool_left[seat.pool] -= count
+
+
+def _pools(spec: NodeSpec) -> list[Pool]:
+    machine = spec.machine
+    if not spec.role.computes:
+        return [Pool(machine.boot_id, "serve")]
+    return [Pool(machine.boot_id, gpu.uuid) for gpu in machine.gpus] or [Pool(machine.boot_id, "compute")]
+
+
+def _pool_sizes(offers: Sequence[NodeSpec]) -> defaultdict[Pool, int]:
+    sizes: defaultdict[Pool, int] = defaultdict(int)
+    for spec in offers:
+        for pool in _pools(spec):
+            shares = int(spec.machine.cpu_slots / spec.role.weight)
+            sizes[pool] = max(sizes[pool], shares if pool.kind in {"compute", "serve"} else 1)
+    return sizes
+
+
+def _plan(roles: Counts, offers: Sequence[NodeSpec], flow: Flow) -> GangPlan:
+    specs = {spec.name: spec for spec in offers}
+    # Sorted, so that neighbouring ranks share a node: they talk most.
+    seats = {role: [s for s in sorted(flow.seated.elements()) if specs[s.node].role is role] for role in RANK_ORDER}
+    places = [(role, number, seats[role][number]) for role in RANK_ORDER for number in range(roles.get(role, 0))]
+    return GangPlan(
+        workers=tuple(
+            WorkerPlan(
+                rank=rank,
+                role=role,
+                role_rank=number,
+                node=seat.node,
+                threads=_threads(specs[seat.node]),
+                gpu=seat.gpu,
+            )
+            for rank, (role, number, seat) in enumerate(places)
+        )
+    )
+
+
+def _threads(spec: NodeSpec) -> int:
+    return max(1, spec.machine.cores // spec.machine.cpu_slots) if spec.role.computes else 1
+
+
+def _waiting(roles: Counts, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan]) -> Waiting:
+    feasible = not Flow(offers, ()).fill(roles)
+    reasons = [
+        _shortage(role, roles[role], _room(role, offers, taken), _room(role, offers, ()))
+        for role in RANK_ORDER
+        if roles.get(role, 0) > _room(role, offers, taken)
+    ]
+    return Waiting("; ".join(reasons) or _shared_shortage(roles, offers, taken, feasible), feasible)
+
+
+def _room(role: Role, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan]) -> int:
+    asked = sum(spec.slots for spec in offers if spec.role is role)
+    return asked - Flow(offers, taken).fill({role: asked})[role]
+
+
+def _shortage(role: Role, wanted: int, free: int, total: int) -> str:
+    slots = f"{wanted} {role} slot{'s' * (wanted != 1)}"
+    if wanted > total:
+        return f"waiting for {slots}: the cluster has {total} in all; add nodes or ask for fewer"
+    return f"waiting for {slots}: {free} of {total} {'is' if free == 1 else 'are'} free"
+
+
+def _shared_shortage(roles: Counts, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan], feasible: bool) -> str:
+    """Each role alone would fit, but they share machines."""
+    wanted = {role: roles[role] for role in RANK_ORDER if roles.get(role, 0)}
+    listed = " and ".join(f"{count} {role}" for role, count in wanted.items())
+    busy = () if not feasible else taken
+    fit = sum(wanted.values()) - Flow(offers, busy).fill(roles).total()
+    if not feasible:
+        return f"waiting for {listed} slots: they share machines that hold {fit} in all; add nodes or ask for fewer"
+    return f"waiting for {listed} slots: they share machines with room for {fit} now"

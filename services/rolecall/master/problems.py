@@ -1,0 +1,107 @@
+"""What is wrong with a request, in words: a list of fields, each with what was given and what is legal there. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, cast
+
+Schema = Mapping[str, Any]
+Problem = dict[str, str]
+_GIVEN_CHARS = 200
+
+
+def problem(field: str, message: str, given: Any, legal: str) -> Problem:
+    """One finding."""
+    return {"field": field, "message": message, "given": shown(given), "legal": legal}
+
+
+def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
+    """A name that there is not, with the nearest one that there is."""
+    legal = sorted(map(str, names))
+    near = get_close_matches(str(given), legal, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return problem(field, f"there is no {kind} '{given}'{hint}", given, ", ".join(legal) or "none")
+
+
+def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
+    """Pydantic's `errors` about a value that `schema` (JSON schema) describes; `prefix` leads the fields' names."""
+    return [_explain_one(error, schema, prefix) for error in errors]
+
+
+def shown(given: Any) -> str:
+    """What was given, as short JSON."""
+    text = json.dumps(given, default=str)
+    return text if len(text) <= _GIVEN_CHARS else f"{text[:_GIVEN_CHARS]}…"
+
+
+def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> Problem:
+    path = tuple(error["loc"])
+    field = ".".join(str(part) for part in (*prefix, *path)) or "body"
+    if error["type"] == "extra_forbidden":
+        owner = at(schema, path[:-1])
+        return unknown(field, "field", str(path[-1]), owner.get("properties", {}))
+    if path and path[-1] == "[key]":
+        names = _resolved(schema, at(schema, path[:-2]).get("propertyNames", {})).get("enum", ())
+        return unknown(field.removesuffix(".[key]"), "name", str(path[-2]), names)
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "missing":
+        return problem(field, "it is missing", None, legal(schema, at(schema, path)))
+    return problem(field, message, error.get("input"), legal(schema, at(schema, path)))
+
+
+def at(schema: Schema, path: Iterable[str | int]) -> Schema:
+    """The part of `schema` that describes the value at `path`; empty where it says nothing."""
+    here = _resolved(schema, schema)
+    for part in path:
+        here = _resolved(schema, _child(schema, here, part))
+    return here
+
+
+def legal(root: Schema, schema: Schema) -> str:
+    """What `schema` allows, in a few words; empty where it says nothing."""
+    schema = _resolved(root, schema)
+    if "const" in schema:
+        return shown(schema["const"])
+    if "enum" in schema:
+        return ", ".join(str(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(legal(root, choice) for choice in schema["anyOf"])
+    if "properties" in schema:
+        return "an object with " + ", ".join(schema["properties"])
+    return " ".join([_kind(schema), *_bounds(schema)]).strip()
+
+
+def _child(root: Schema, schema: Schema, part: str | int) -> Schema:
+    for choice in [schema, *(_resolved(root, c) for c in schema.get("anyOf", schema.get("oneOf", ())))]:
+        if part in choice.get("properties", {}):
+            return choice["properties"][part]
+        if isinstance(part, int) and "items" in choice:
+            return choice["items"]
+        if isinstance(choice.get("additionalProperties"), dict):
+            return choice["additionalProperties"]
+    return {}
+
+
+def _resolved(root: Schema, schema: Schema) -> Schema:
+    while "$ref" in schema:
+        schema = cast(Schema, root["$defs"][schema["$ref"].rpartition("/")[2]])
+    return schema
+
+
+def _kind(schema: Schema) -> str:
+    return {"object": "an object", "array": "a list", "null": "null"}.get(
+        str(schema.get("type")), str(schema.get("type", ""))
+    )
+
+
+def _bounds(schema: Schema) -> list[str]:
+    words = {
+        "minimum": "≥",
+        "exclusiveMinimum": ">",
+        "maximum": "≤",
+        "exclusiveMaximum": "<",
+        "minLength": "of length ≥",
+        "maxLength": "of length ≤",
+        "pattern": "like",
+    }
+    return [f"{word} {schema[key]}" for key, word in words.items() if key in schema]

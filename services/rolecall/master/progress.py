@@ -1,0 +1,138 @@
+"""From the lines of progress streams to a job's progress, result, events and step series."""
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store import attempts, events, jobs
+from rolecall.master.streams import StreamKey, Streams
+from rolecall.spec.job import Progress
+from rolecall.spec.report import ProgressLine
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """A job's newest progress and whose word it is."""
+
+    attempt: int
+    rank: int
+    progress: Progress
+
+
+class ProgressBook:
+    """The newest progress of every running job.
+
+    Steps come too often to store each: they are kept here, and `flush` stores what is new. The streams themselves are
+    the memory: a restarted master reads them again from the start, and what is stored by then does not change.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._parsed: dict[StreamKey, int] = {}
+        self._latest: dict[str, Latest] = {}
+        self._unstored: set[str] = set()
+
+    async def ingest(self, connection: AsyncConnection, key: StreamKey) -> None:
+        """Take in the lines of a stream of a job's current attempt that have not been read yet."""
+        start = self._parsed.get(key, 0)
+        while piece := self._streams.read(key, start):
+            for offset, line in parse(piece, start):
+                await self._take(connection, key, offset, line)
+            start += len(piece)
+        self._parsed[key] = start
+
+    def of_job(self, job: str, attempt: int) -> Progress | None:
+        """The newest progress, if this master has read any of that attempt."""
+        latest = self._latest.get(job)
+        return latest.progress if latest and latest.attempt == attempt else None
+
+    async def flush(self, connection: AsyncConnection) -> None:
+        """Store what is new."""
+        while self._unstored:
+            job = self._unstored.pop()
+            await jobs.set_progress(connection, job, self._latest[job].progress)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to `flush`."""
+        return bool(self._unstored)
+
+    def forget(self, job: str) -> None:
+        """Drop what is kept in memory of a job whose attempt ended."""
+        self._latest.pop(job, None)
+        self._unstored.discard(job)
+        self._parsed = {key: offset for key, offset in self._parsed.items() if key.job != job}
+
+    async def _take(self, connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
+        match line.kind:
+            case "step":
+                self._step(key, line)
+            case "first_step":
+                await attempts.set_first_step(connection, key.job, key.attempt, line.at)
+            case "event":
+                origin = f"{key.job}/{key.attempt}/{key.rank}/{offset}"
+                await events.add_once(
+                    connection, key.job, line.at, line.message or "", attempt=key.attempt, origin=origin
+                )
+            case "result":
+                await jobs.set_result(connection, key.job, key.attempt, finite(line.metrics))
+            case "forked" | "rendezvous" | "joined":
+                pass  # The node's report has these.
+
+    def _step(self, key: StreamKey, line: ProgressLine) -> None:
+        before = self._latest.get(key.job)
+        if before is None or before.attempt < key.attempt:
+            before = Latest(key.attempt, key.rank, Progress())
+        if is_newer(before, key, line):
+            self._latest[key.job] = Latest(key.attempt, key.rank, advance(before.progress, line))
+            self._unstored.add(key.job)
+
+
+def parse(piece: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
+    """The lines of `piece` with their offsets in the stream; what is no progress line is reported and skipped."""
+    for raw in piece.splitlines(keepends=True):
+        try:
+            yield start, ProgressLine.model_validate_json(raw)
+        except ValidationError as error:
+            _log.warning("a progress line is not legal and is skipped: %s", error)
+        start += len(raw)
+
+
+def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
+    """Whether a line tells more than what is known: a later step, or the same from a rank that goes first."""
+    step = before.progress.step if line.step is None else line.step
+    return key.attempt == before.attempt and (step, -key.rank) >= (before.progress.step, -before.rank)
+
+
+def advance(progress: Progress, line: ProgressLine) -> Progress:
+    """The progress after a step's line; what the line does not tell stays."""
+    told = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
+    loss = line.metrics.get("loss", progress.loss)
+    others = {name: value for name, value in line.metrics.items() if name != "loss" and math.isfinite(value)}
+    news = {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": progress.metrics | others}
+    return progress.model_copy(update=told | news)
+
+
+def finite(metrics: dict[str, float]) -> dict[str, Any]:
+    """`metrics` with None for what JSON has no number for."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def series(lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
+    """The steps of one worker's progress stream, thinned evenly to at most about `most` points; the last one stays."""
+    steps = [line for _, line in parse(b"\n".join(lines), 0) if line.kind == "step"]
+    stride = max(1, math.ceil(len(steps) / most))
+    return [_point(line) for line in steps[(len(steps) - 1) % stride :: stride]]
+
+
+def _point(line: ProgressLine) -> dict[str, Any]:
+    return {"at": line.at, "step": line.step, "epoch": line.epoch, "samples_per_s": line.samples_per_s} | finite(
+        line.metrics
+    )

@@ -1,0 +1,66 @@
+"""The queue: who goes next, and who has to step back for whom. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from rolecall.master.placement import Waiting, place
+from rolecall.spec.node import NodeState
+from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.role import Role
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """What the queue knows of a job."""
+
+    id: str
+    roles: Mapping[Role, int]
+    priority: int
+    created_at: datetime
+    queued_at: datetime
+    """When it last entered the queue."""
+
+
+def schedule(
+    queue: Iterable[QueuedJob],
+    nodes: Sequence[NodeState],
+    taken: Sequence[WorkerPlan],
+    now: datetime,
+    backfill_window: timedelta,
+) -> dict[str, GangPlan | Waiting]:
+    """A plan or a reason to wait for every queued job, in the queue's order.
+
+    Jobs that fit go ahead of one that does not. Once a job that the cluster could hold has waited longer than
+    `backfill_window`, those behind it leave alone the slots of its roles, and those drawn from the same machines: so
+    none starves. A job that could never fit holds nobody back.
+    """
+    taken = list(taken)
+    held: dict[Role, str] = {}
+    outcomes: dict[str, GangPlan | Waiting] = {}
+    for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
+        outcome = outcomes[job.id] = _held_back(job, held) or place(job.roles, nodes, taken)
+        if isinstance(outcome, GangPlan):
+            taken.extend(outcome.workers)
+        elif outcome.feasible and now - job.queued_at > backfill_window:
+            held = {role: job.id for role in contended(_asked(job), nodes)} | held
+    return outcomes
+
+
+def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
+    """`roles`, and those whose workers draw on the same ledgers of the same machines."""
+    wanted = set(roles)
+    ledgers = {(node.spec.machine.boot_id, node.spec.role.computes) for node in nodes if node.spec.role in wanted}
+    rivals = {n.spec.role for n in nodes if (n.spec.machine.boot_id, n.spec.role.computes) in ledgers}
+    return wanted | rivals
+
+
+def _held_back(job: QueuedJob, held: Mapping[Role, str]) -> Waiting | None:
+    for role in sorted(_asked(job)):
+        if role in held:
+            return Waiting(f"held back for job {held[role]}, which has waited longer for {role} slots", feasible=False)
+    return None
+
+
+def _asked(job: QueuedJob) -> set[Role]:
+    return {role for role, count in job.roles.items() if count}

@@ -1,0 +1,45 @@
+"""Events: what happened to a job, in order."""
+
+from datetime import datetime
+
+from sqlalchemy import exists, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store.records import EventRecord, read
+from rolecall.master.store.schema import events
+
+
+async def add(
+    connection: AsyncConnection, job: str, at: datetime, kind: str, message: str, *, attempt: int | None = None
+) -> None:
+    """Note that something happened."""
+    await connection.execute(
+        insert(events).values(job=job, at=at, attempt=attempt, kind=str(kind), message=_text(message))
+    )
+
+
+async def add_once(
+    connection: AsyncConnection, job: str, at: datetime, message: str, *, attempt: int, origin: str
+) -> None:
+    """Note what a worker told in its stream at `origin`, unless that was noted before."""
+    if not await connection.scalar(select(exists().where(events.c.origin == origin))):
+        values = {
+            "job": job,
+            "at": at,
+            "attempt": attempt,
+            "kind": "worker",
+            "message": _text(message),
+            "origin": origin,
+        }
+        await connection.execute(insert(events).values(values))
+
+
+async def of_job(connection: AsyncConnection, job: str, after: int = 0) -> list[EventRecord]:
+    """The events of `job` that were noted after the event with the id `after`, oldest first."""
+    columns = [column for column in events.c if column.name != "origin"]
+    query = select(*columns).where(events.c.job == job, events.c.id > after).order_by(events.c.id)
+    return [read(EventRecord, row) for row in await connection.execute(query)]
+
+
+def _text(message: str) -> str:
+    return message.replace("\0", "\N{REPLACEMENT CHARACTER}")  # PostgreSQL's text has no NUL

@@ -1,0 +1,27 @@
+"""Idempotency keys: the same `POST /jobs` twice is one job (draft-ietf-httpapi-idempotency-key-header)."""
+
+from datetime import datetime
+
+from sqlalchemy import insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store.schema import idempotency
+from rolecall.spec.errors import InvalidJob
+
+
+async def job_of(connection: AsyncConnection, key: str, digest: str) -> str | None:
+    """The job that an earlier request with `key` made; `InvalidJob` if that request was another one."""
+    query = select(idempotency.c.digest, idempotency.c.job).where(idempotency.c.key == key)
+    row = (await connection.execute(query)).one_or_none()
+    if row is None:
+        return None
+    if row.digest != digest:
+        message = f"this key was used for another request, which made job {row.job}"
+        legal = "a new key for a new request"
+        raise InvalidJob([{"field": "Idempotency-Key", "message": message, "given": key, "legal": legal}])
+    return row.job
+
+
+async def remember(connection: AsyncConnection, key: str, digest: str, job: str, now: datetime) -> None:
+    """Bind `key` to the job that its request made."""
+    await connection.execute(insert(idempotency).values(key=key, digest=digest, job=job, created_at=now))

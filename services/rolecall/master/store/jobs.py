@@ -1,0 +1,132 @@
+"""Jobs: the table's statements, and the one way a job changes its state."""
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store import events
+from rolecall.master.store.records import JobRecord, read
+from rolecall.master.store.schema import jobs
+from rolecall.spec.errors import NotFound, StaleAttempt
+from rolecall.spec.job import JobSpec, Progress
+from rolecall.spec.state import JobState, check_transition
+
+LIVE = tuple(state for state in JobState if not state.ended)
+
+
+async def add(connection: AsyncConnection, spec: JobSpec, now: datetime) -> JobRecord:
+    """Store a new job as queued."""
+    values = spec.model_dump() | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0}
+    times = {"created_at": now, "queued_at": now, "deadline_at": _deadline(spec.deadline_s, now)}
+    await connection.execute(insert(jobs).values(progress=Progress(), **values, **times))
+    await events.add(connection, spec.id, now, JobState.QUEUED, "submitted")
+    return await get(connection, spec.id)
+
+
+async def get(connection: AsyncConnection, job: str) -> JobRecord:
+    """The job, or `NotFound`."""
+    query = select(jobs).where(jobs.c.id == job)
+    # PostgreSQL refuses a NUL in a text, and no id has one.
+    row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
+    if row is None:
+        raise NotFound(f"there is no job {job!r}; GET /jobs lists them")
+    return _record(row)
+
+
+async def page(connection: AsyncConnection, state: JobState | None, limit: int, before: int | None) -> list[JobRecord]:
+    """Up to `limit` jobs, newest first, of those stored before the job with the sequence number `before`."""
+    query = select(jobs).order_by(jobs.c.sequence.desc()).limit(limit)
+    query = query if state is None else query.where(jobs.c.state == state)
+    query = query if before is None else query.where(jobs.c.sequence < before)
+    return [_record(row) for row in await connection.execute(query)]
+
+
+async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> list[JobRecord]:
+    """All jobs in one of `states`, oldest first."""
+    query = select(jobs).where(jobs.c.state.in_(tuple(states))).order_by(jobs.c.sequence)
+    return [_record(row) for row in await connection.execute(query)]
+
+
+async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
+    """How many jobs are in each state, also those that none is in."""
+    rows = await connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
+    return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows}
+
+
+async def move(
+    connection: AsyncConnection, job: JobRecord, after: JobState, now: datetime, message: str, **values: Any
+) -> None:
+    """Take `job` from the state and attempt of the record to `after`, and note it as an event.
+
+    Raises `IllegalTransition` where the states forbid it and `StaleAttempt` where the job has moved on meanwhile.
+    """
+    check_transition(job.state, after)
+    guard = (jobs.c.id == job.id, jobs.c.state == job.state, jobs.c.attempt == job.attempt)
+    ended = {"ended_at": now} if after.ended else {}
+    waits = {} if after is JobState.QUEUED else {"waiting_for": None, "not_before": None}
+    changed = await connection.execute(update(jobs).where(*guard).values({"state": after} | ended | waits | values))
+    if changed.rowcount != 1:
+        raise StaleAttempt(f"job {job.id} is no longer {job.state} in attempt {job.attempt}")
+    await events.add(connection, job.id, now, after, message, attempt=values.get("attempt", job.attempt) or None)
+
+
+async def requeue(
+    connection: AsyncConnection, job: JobRecord, now: datetime, reason: str | None, wait_s: float, **values: Any
+) -> None:
+    """Put `job` back into the queue, not to be placed within `wait_s` seconds."""
+    wait = f"a back-off of {wait_s:.1f} s after a failed attempt" if wait_s else None
+    times = {"queued_at": now, "not_before": now + timedelta(seconds=wait_s) if wait_s else None, "ended_at": None}
+    await move(
+        connection,
+        job,
+        JobState.QUEUED,
+        now,
+        reason or "queued again",
+        reason=reason,
+        waiting_for=wait,
+        **times,
+        **values,
+    )
+
+
+async def renew(connection: AsyncConnection, job: JobRecord, now: datetime) -> None:
+    """Queue an ended job again by its user's wish, with fresh restarts and a fresh deadline."""
+    deadline = _deadline(job.deadline_s, now)
+    await requeue(
+        connection, job, now, "retried by its user", 0.0, restarts=0, crashes=0, deadline_at=deadline, result=None
+    )
+
+
+async def set_waiting(connection: AsyncConnection, job: JobRecord, reason: str) -> None:
+    """Tell why `job` is still queued; nothing happens if it no longer is."""
+    guard = (jobs.c.id == job.id, jobs.c.state == JobState.QUEUED, jobs.c.attempt == job.attempt)
+    await connection.execute(update(jobs).where(*guard).values(waiting_for=reason))
+
+
+async def set_reason(connection: AsyncConnection, job: JobRecord, reason: str | None) -> None:
+    """Change why `job` is in the state that it is in; raises `StaleAttempt` when it no longer is."""
+    guard = (jobs.c.id == job.id, jobs.c.state == job.state, jobs.c.attempt == job.attempt)
+    changed = await connection.execute(update(jobs).where(*guard).values(reason=reason))
+    if changed.rowcount != 1:
+        raise StaleAttempt(f"job {job.id} is no longer {job.state} in attempt {job.attempt}")
+
+
+async def set_progress(connection: AsyncConnection, job: str, progress: Progress) -> None:
+    """Store the newest progress."""
+    await connection.execute(update(jobs).where(jobs.c.id == job).values(progress=progress))
+
+
+async def set_result(connection: AsyncConnection, job: str, attempt: int, result: dict[str, float]) -> None:
+    """Store the final metrics of `attempt`, if that is the current one."""
+    await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.attempt == attempt).values(result=result))
+
+
+def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
+    return None if deadline_s is None else now + timedelta(seconds=deadline_s)
+
+
+def _record(row: Row[Any]) -> JobRecord:
+    return read(JobRecord, row, state=JobState(row.state))

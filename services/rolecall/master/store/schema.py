@@ -1,0 +1,156 @@
+"""The tables as they are now; `migrations/` has the way there, and a test holds the two together."""
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+from rolecall.master.store.types import Document, Moment
+from rolecall.spec.job import Progress
+from rolecall.spec.node import NodeSpec
+from rolecall.spec.plan import CheckpointManifest, GangPlan
+from rolecall.spec.report import Failure
+from rolecall.spec.role import Role
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("sequence", Integer, primary_key=True, autoincrement=True),
+    Column("id", String(200), nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("workload", Text, nullable=False),
+    Column("params", Document(dict[str, Any]), nullable=False),
+    Column("roles", Document(dict[Role, int]), nullable=False),
+    Column("priority", Integer, nullable=False),
+    Column("max_restarts", Integer, nullable=False),
+    Column("deadline_s", Float),
+    Column("state", String(20), nullable=False),
+    Column("reason", Text),
+    Column("waiting_for", Text),
+    Column("attempt", Integer, nullable=False),
+    Column("restarts", Integer, nullable=False),
+    Column("crashes", Integer, nullable=False),
+    Column("progress", Document(Progress), nullable=False),
+    Column("result", Document(dict[str, Any])),
+    Column("created_at", Moment, nullable=False),
+    Column("queued_at", Moment, nullable=False),
+    Column("not_before", Moment),
+    Column("deadline_at", Moment),
+    Column("started_at", Moment),
+    Column("ended_at", Moment),
+    Index(None, "state"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("plan", Document(GangPlan), nullable=False),
+    Column("resume_from", Document(CheckpointManifest)),
+    Column("state", String(20), nullable=False),
+    Column("cause", Text),
+    Column("stop", String(20)),
+    Column("rendezvous_port", Integer),
+    Column("queued_at", Moment, nullable=False),
+    Column("started_at", Moment, nullable=False),
+    Column("first_step_at", Moment),
+    Column("ended_at", Moment),
+)
+
+workers = Table(
+    "workers",
+    metadata,
+    Column("job", String(200), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("role", String(40), nullable=False),
+    Column("role_rank", Integer, nullable=False),
+    Column("node", String(80), nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("pid", Integer),
+    Column("exit_code", Integer),
+    Column("failure", Document(Failure)),
+    Column("spawned_at", Moment),
+    Column("joined_at", Moment),
+    ForeignKeyConstraint(["job", "attempt"], ["attempts.job", "attempts.number"], ondelete="CASCADE"),
+    Index(None, "node", "state"),
+)
+
+# A worker outlives its node's row, so `workers.node` is a name and not a foreign key.
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("name", String(80), primary_key=True),
+    Column("spec", Document(NodeSpec), nullable=False),
+    Column("started", Text, nullable=False),
+    Column("draining", Boolean, nullable=False),
+    Column("registered_at", Moment, nullable=False),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("keep", Boolean, nullable=False),
+    Column("manifest", Document(CheckpointManifest), nullable=False),
+    Column("created_at", Moment, nullable=False),
+)
+
+artifacts = Table(
+    "artifacts",
+    metadata,
+    Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(128), primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("blob", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created_at", Moment, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("at", Moment, nullable=False),
+    Column("attempt", Integer),
+    Column("kind", String(40), nullable=False),
+    Column("message", Text, nullable=False),
+    # Where in a worker's stream the event was read, so that reading it again changes nothing.
+    Column("origin", String(300), unique=True),
+    Index(None, "job", "id"),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("key", String(255), primary_key=True),
+    Column("digest", String(64), nullable=False),
+    Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("created_at", Moment, nullable=False),
+)

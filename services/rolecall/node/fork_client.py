@@ -1,0 +1,158 @@
+"""The node's side of the fork server: starts it, and again when it dies; asks it for workers, hears of their ends."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rolecall.node.backoff import delays_s
+from rolecall.spec.errors import RolecallError
+from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkRequest, Ready, Refused
+
+_LOG = logging.getLogger(__name__)
+_COMMAND = (sys.executable, "-m", "rolecall.worker.fork_server")
+_SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
+# The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+
+
+class ForkRefused(RolecallError):  # noqa: N818 - named like the tree in `spec.errors`
+    """The fork server could not make the worker's process."""
+
+
+class ForkServerDied(RolecallError):  # noqa: N818 - named like the tree in `spec.errors`
+    """The fork server died, and its workers with it."""
+
+
+class ForkedWorker(NamedTuple):
+    """A worker's process, which leads a process group of its own."""
+
+    pid: int
+    ended: asyncio.Future[int]
+    """Its exit code, negative for a signal; or `ForkServerDied`."""
+
+
+class ForkClient:
+    """One fork server after the other. Belongs in the main thread: children die with the thread that made them."""
+
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
+        self._arguments = arguments
+        self._pending: dict[str, asyncio.Future[ForkedWorker]] = {}
+        self._workers: dict[str, ForkedWorker] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._ready = asyncio.Event()
+        self.restarts = 0
+        self.pid: int | None = None
+
+    async def run(self) -> None:
+        """Keep a fork server running until cancelled."""
+        delays = delays_s()
+        while True:
+            status = await self._serve_once()
+            delays = delays_s() if self._ready.is_set() else delays
+            self._bury(f"the fork server ended with {describe(status)}")
+            self.restarts += 1
+            await asyncio.sleep(next(delays))
+
+    async def wait_ready(self) -> None:
+        """Wait until workers can be forked."""
+        await self._ready.wait()
+
+    async def fork(self, request: ForkRequest) -> ForkedWorker:
+        """Fork a worker, once the server is ready; raises `ForkRefused` or `ForkServerDied`."""
+        await self._ready.wait()
+        assert self._writer is not None
+        answer = self._pending[request.key] = asyncio.get_running_loop().create_future()
+        self._writer.write(request.model_dump_json().encode() + b"\n")
+        return await answer
+
+    async def _serve_once(self) -> int:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = _spawn(theirs.fileno(), self._arguments)
+        self.pid = process.pid
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        try:
+            # A server that dies with a request unread resets the connection.
+            with contextlib.suppress(ConnectionError):
+                while line := await reader.readline():
+                    self._hear(FORK_REPLY.validate_json(line))
+        finally:
+            self._writer.close()
+            process.terminate()  # A server that still runs kills its workers and leaves.
+            status = _reap(process)
+        return status
+
+    def _hear(self, reply: ForkReply) -> None:
+        match reply:
+            case Ready():
+                _LOG.info("the fork server is ready (process %s)", self.pid)
+                self._ready.set()
+            case Forked(key=key, pid=pid):
+                worker = self._workers[key] = ForkedWorker(pid, asyncio.get_running_loop().create_future())
+                _settle(self._pending.pop(key), worker)
+            case Refused(key=key, message=message):
+                _settle(self._pending.pop(key), ForkRefused(f"the fork server could not start the worker: {message}"))
+            case Exited(key=key, status=status):
+                _settle(self._workers.pop(key).ended, status)
+
+    def _bury(self, reason: str) -> None:
+        """Tell everyone who waits for this server that it is gone."""
+        self._ready.clear()
+        _LOG.error("%s; it is started again", reason)
+        error = ForkServerDied(reason)
+        for waiting in self._pending.values():
+            _settle(waiting, error)
+        for worker in self._workers.values():
+            kill_group(worker.pid)
+            _settle(worker.ended, error)
+        self._pending.clear()
+        self._workers.clear()
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL a worker and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def describe(status: int) -> str:
+    """An exit status in words, e.g. `SIGKILL` or `exit code 1`."""
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+
+
+def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcome: object) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+        future.exception()  # Whoever waited may be gone; the error is logged where it arises.
+    else:
+        future.set_result(outcome)  # pyright: ignore[reportArgumentType]
+
+
+def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+    hidden = {name + end for name in _SECRETS for end in ("", "_FILE")}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden} | _ONE_THREAD
+    return subprocess.Popen(  # noqa: S603 - a constant command
+        [*_COMMAND, str(fd), *arguments],
+        env=environment,
+        pass_fds=(fd,),
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # A terminal's Ctrl-C is for the node alone.
+    )
+
+
+def _reap(process: subprocess.Popen[bytes], grace_s: float = 1.0) -> int:
+    """Wait for a server whose connection is closed; it has nothing left to do but to kill and leave."""
+    try:
+        return process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -1,0 +1,113 @@
+"""The node's own HTTP server: `/metrics` for Prometheus, which scrapes nodes and never workers, and `/healthz`."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Generator, Iterator
+
+import psutil
+import uvicorn
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rolecall.node.daemon import Daemon
+from rolecall.node.worker_process import WorkerProcess
+
+_LABELS = ("job", "attempt", "role", "rank")
+_PROGRESS = {
+    "step": "The newest step that the worker reported.",
+    "loss": "The newest loss that the worker reported.",
+    "samples_per_second": "The newest throughput that the worker reported.",
+}
+
+
+class NodeCollector(Collector):
+    """Reads the daemon's state at every scrape, so that a worker's series vanish with the worker."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterator[Metric]:
+        """All series of the node and of its present workers."""
+        yield from self._node()
+        yield from _progress(list(self._daemon.workers.values()))
+        yield from _processes(list(self._daemon.workers.values()))
+
+    def _node(self) -> Iterator[Metric]:
+        daemon, machine = self._daemon, self._daemon.spec.machine
+        yield GaugeMetricFamily("rolecall_node_cores", "Cores that this container may use.", machine.cores)
+        yield GaugeMetricFamily("rolecall_node_slots", "Workers that this node takes at once.", daemon.spec.slots)
+        states = Counter(worker.report.state.value for worker in daemon.workers.values())
+        yield _by_label(GaugeMetricFamily("rolecall_node_workers", "Workers by state.", labels=("state",)), states)
+        counts = {
+            "worker_starts": (daemon.counts["starts"], "Workers started."),
+            "worker_restarts": (daemon.counts["restarts"], "Workers started for a second or later attempt of a job."),
+            "fork_server_restarts": (daemon.forks.restarts, "Fork servers started after one died."),
+            "heartbeat_failures": (daemon.counts["heartbeat_failures"], "Calls that the master did not answer."),
+        }
+        for name, (value, meaning) in counts.items():
+            yield CounterMetricFamily(f"rolecall_node_{name}", meaning, value)
+        exits = CounterMetricFamily("rolecall_node_worker_exits", "Workers that ended, by how.", labels=("reason",))
+        yield _by_label(exits, daemon.exits)
+
+
+def _by_label(family: GaugeMetricFamily | CounterMetricFamily, values: Counter[str]) -> Metric:
+    for label, value in values.items():
+        family.add_metric((label,), value)
+    return family
+
+
+def _progress(workers: list[WorkerProcess]) -> Iterator[Metric]:
+    for name, meaning in _PROGRESS.items():
+        family = GaugeMetricFamily(f"rolecall_worker_{name}", meaning, labels=_LABELS)
+        for worker in workers:
+            if name in worker.newest:
+                family.add_metric(_labels(worker), worker.newest[name])
+        yield family
+
+
+def _processes(workers: list[WorkerProcess]) -> Iterator[Metric]:
+    cpu = CounterMetricFamily("rolecall_worker_cpu_seconds", "CPU time that the worker used.", labels=_LABELS)
+    memory = GaugeMetricFamily("rolecall_worker_resident_memory_bytes", "Memory that it holds.", labels=_LABELS)
+    for worker in workers:
+        if worker.pid is None:
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(worker.pid)
+            times = process.cpu_times()
+            cpu.add_metric(_labels(worker), times.user + times.system)
+            memory.add_metric(_labels(worker), process.memory_info().rss)
+    yield from (cpu, memory)
+
+
+def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
+    launch = worker.launch
+    return launch.job, str(launch.attempt), launch.worker.role.value, str(launch.worker.rank)
+
+
+def app(daemon: Daemon) -> Starlette:
+    """The application; both paths are open, because they carry no job's data but its numbers."""
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(daemon))
+
+    async def metrics(_: Request) -> Response:
+        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "node": daemon.spec.name, "role": daemon.spec.role})
+
+    return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])
+
+
+class Server(uvicorn.Server):
+    """A server that leaves signals to the daemon."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals mean draining here, which the daemon does."""
+        yield

@@ -1,0 +1,167 @@
+"""One worker on this node, from its folder's making to its end: what is known of it, and the ways to act on it."""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rolecall.node.devices import oom_kills
+from rolecall.node.endings import judge
+from rolecall.node.fork_client import kill_group
+from rolecall.node.logs import ProgressReader, Stream
+from rolecall.node.reconcile import Actual, Key
+from rolecall.node.vitals import Vitals, beat_of, process_state
+from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.report import Failure, ProgressLine, WorkerReport
+from rolecall.spec.state import StopMode, WorkerState
+from rolecall.spec.workdir import Workdir
+
+_LOG = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """The state of one worker; `changed` is called when there is news for the master."""
+
+    def __init__(self, launch: WorkerLaunch, data: Path, timeout_s: float, changed: Callable[[], None]) -> None:
+        self.launch = launch
+        self.key = Key.of(launch)
+        self.workdir = Workdir.of(data, *self.key)
+        self.streams = tuple(
+            Stream(self.key, name, path)
+            for name, path in (("log", self.workdir.log), ("progress", self.workdir.progress))
+        )
+        self.newest: dict[str, float] = {}
+        """The newest step, loss and samples per second."""
+        self._changed = changed
+        self._report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
+        self._progress = ProgressReader(self.workdir.progress)
+        self._vitals = Vitals(timeout_s)
+        self._asked_at: float | None = None
+        self._killed: str | None = None
+        self._has_port = launch.worker.rank == 0
+        self._oom_kills = oom_kills()
+        self._pid: int | None = None
+
+    @property
+    def report(self) -> WorkerReport:
+        """What the master is told."""
+        return self._report
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while it runs."""
+        return self._pid
+
+    @property
+    def actual(self) -> Actual:
+        """What reconciliation sees."""
+        return Actual(
+            ended=self._report.state.ended,
+            killed=self._killed is not None,
+            asked_s=None if self._asked_at is None else time.monotonic() - self._asked_at,
+            has_port=self._has_port,
+        )
+
+    def make_folder(self) -> None:
+        """Make an empty work folder that no other user can read."""
+        shutil.rmtree(self.workdir.path, ignore_errors=True)
+        self.workdir.path.mkdir(parents=True, mode=0o700)
+        if self.launch.rendezvous_port is not None and not self._has_port:
+            self.tell_port(self.launch.rendezvous_port)
+
+    def forked(self, pid: int) -> None:
+        """The process runs."""
+        self._pid = pid
+        self._tell(pid=pid, spawned_at=datetime.now(UTC))
+        if self._killed is not None:
+            kill_group(pid)
+
+    def tell_port(self, port: int) -> None:
+        """Let the worker join its gang."""
+        _write(self.workdir.rendezvous, str(port))
+        self._has_port = True
+
+    def ask(self, mode: StopMode) -> None:
+        """Ask the worker to leave between two steps."""
+        _LOG.info("worker %s is asked to leave: %s", self.key, mode)
+        self._asked_at = time.monotonic()
+        if self.workdir.path.exists():
+            _write(self.workdir.stop, mode)
+
+    def kill(self, reason: str = "") -> None:
+        """SIGKILL the process group; without a `reason` because its gang stops, which is no failure."""
+        _LOG.info("worker %s is killed%s", self.key, f": {reason}" if reason else "")
+        self._killed = reason
+        if self._pid is not None:
+            kill_group(self._pid)
+
+    def observe(self) -> None:
+        """Take in what the process wrote since the last time, and kill it when it hangs."""
+        for line in self._progress.read():
+            self._hear(line)
+        if self._pid is None or self._killed is not None:
+            return
+        if hung := self._vitals.observe(process_state(self._pid), beat_of(self.workdir.beat), time.monotonic()):
+            self.kill(hung)
+
+    def ended(self, status: int) -> tuple[WorkerState, Failure | None]:
+        """What its exit status means, with what it left behind."""
+        self._pid = None
+        now, before = oom_kills(), self._oom_kills
+        oom = None if now is None or before is None else now > before
+        return judge(status, self._read_failure(), killed=self._killed, oom=oom, now=datetime.now(UTC))
+
+    def lost(self, reason: str) -> tuple[WorkerState, Failure | None]:
+        """What it means that there is no process, or no more word of it: then it must not go on unseen."""
+        if self._pid is not None:
+            kill_group(self._pid)
+        self._pid = None
+        if self._killed == "":
+            return WorkerState.STOPPED, None
+        return WorkerState.FAILED, Failure(message=reason, at=datetime.now(UTC))
+
+    def finish(self, state: WorkerState, failure: Failure | None = None, exit_code: int | None = None) -> None:
+        """Report the end; everything the worker wrote must be with the master by now."""
+        _LOG.info("worker %s %s%s", self.key, state, f": {failure.message}" if failure else "")
+        self._tell(state=state, failure=failure, exit_code=exit_code)
+
+    def forget(self) -> None:
+        """Delete the folder, and its attempt's and job's where they are empty now."""
+        shutil.rmtree(self.workdir.path, ignore_errors=True)
+        for parent in self.workdir.path.parents[:2]:
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+    def _hear(self, line: ProgressLine) -> None:
+        values = {"step": line.step, "loss": line.metrics.get("loss"), "samples_per_second": line.samples_per_s}
+        self.newest |= {name: float(value) for name, value in values.items() if value is not None}
+        if line.kind == "rendezvous":
+            self._tell(rendezvous_port=line.port)
+        elif line.kind == "joined":
+            self._tell(state=WorkerState.RUNNING, joined_at=line.at)
+
+    def _read_failure(self) -> Failure | None:
+        try:
+            return Failure.model_validate_json(self.workdir.failure.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValidationError as error:
+            _LOG.warning("worker %s left a failure that can't be read: %s", self.key, error)
+            return None
+
+    def _tell(self, **news: object) -> None:
+        self._report = self._report.model_copy(update=news)
+        self._changed()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a small file so that whoever polls for it never sees a part."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text)
+    partial.rename(path)

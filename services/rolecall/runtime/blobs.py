@@ -1,0 +1,79 @@
+"""Where checkpoints and artifacts go: an operator's fsspec URL, or the master's own volume."""
+
+import hashlib
+import os
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+import fsspec
+
+from rolecall.runtime.master_client import MasterClient
+
+_PIECE = 1 << 20
+
+
+class Blobs(Protocol):
+    """Whole files, by name below one job's folder."""
+
+    def put(self, name: str, path: Path, sha256: str) -> None:
+        """Store the file at `path` under `<attempt>/<name>`; it is there whole or not at all."""
+        ...
+
+    def get(self, blob: str, path: Path) -> None:
+        """Fetch `<attempt>/<name>` of any attempt of this job to `path`."""
+        ...
+
+
+class MasterBlobs:
+    """Blobs on the master's volume."""
+
+    def __init__(self, client: MasterClient) -> None:
+        self._client = client
+
+    def put(self, name: str, path: Path, sha256: str) -> None:
+        """Upload to the master, which checks, syncs and renames."""
+        self._client.put_blob(name, path, sha256)
+
+    def get(self, blob: str, path: Path) -> None:
+        """Download from the master."""
+        self._client.get_blob(blob, path)
+
+
+class SharedBlobs:
+    """Blobs below an fsspec URL that every node reaches."""
+
+    def __init__(self, url: str, job: str, attempt: int) -> None:
+        self._files, root = fsspec.url_to_fs(url)
+        self._job = f"{root.rstrip('/')}/{job}"
+        self._attempt = attempt
+
+    def put(self, name: str, path: Path, sha256: str) -> None:
+        """Write beside the name and move into place. (The manifest's checksum is checked by whoever reads it back.)"""
+        final = f"{self._job}/{self._attempt}/{name}"
+        partial = f"{final}.{uuid.uuid4().hex}.partial"
+        self._files.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
+        self._files.put_file(str(path), partial)
+        self._files.mv(partial, final)
+
+    def get(self, blob: str, path: Path) -> None:
+        """Copy to a local file."""
+        self._files.get_file(f"{self._job}/{blob}", str(path))
+
+
+def sha256_of(path: Path) -> str:
+    """The checksum of a file, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Make a written file outlive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,118 @@
+"""Checkpoints: every role writes its part, a manifest closes them, and only then do they count.
+
+A part is one safetensors file (never pickle). `save_part` may run in all workers at once; one of them, who has
+gathered the
+parts, calls `commit`. The master records the manifest guarded by job and attempt, so that a worker of a stale attempt
+can't.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from rolecall.runtime.blobs import Blobs, sha256_of, sync
+from rolecall.runtime.master_client import MasterClient
+from rolecall.spec.errors import CheckpointError
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Checkpoints:
+    """One worker's way to write and read checkpoints."""
+
+    def __init__(
+        self, blobs: Blobs, client: MasterClient, attempt: int, resume_from: CheckpointManifest | None, scratch: Path
+    ) -> None:
+        self.resume_from = resume_from
+        self._blobs = blobs
+        self._client = client
+        self._attempt = attempt
+        self._scratch = scratch
+
+    def save_part(self, step: int, name: str, tensors: Tensors) -> CheckpointPart:
+        """Write and store this worker's part of the checkpoint after `step`; `name` is unique in the gang."""
+        file_name = f"step-{step:012d}-{name}.safetensors"
+        path = self._scratch / file_name
+        save_file({key: _plain(tensor) for key, tensor in tensors.items()}, path)
+        sync(path)
+        part = CheckpointPart(
+            name=name, blob=f"{self._attempt}/{file_name}", size=path.stat().st_size, sha256=sha256_of(path)
+        )
+        self._blobs.put(file_name, path, part.sha256)
+        path.unlink()
+        return part
+
+    def commit(
+        self, step: int, parts: Sequence[CheckpointPart], position: dict[str, Any], *, keep: bool = False
+    ) -> CheckpointManifest:
+        """Close the checkpoint: from now on the next attempt starts here."""
+        manifest = CheckpointManifest(
+            attempt=self._attempt, step=step, parts=tuple(parts), position=position, keep=keep
+        )
+        self._client.record_checkpoint(manifest)
+        return manifest
+
+    def load_part(self, manifest: CheckpointManifest, name: str) -> dict[str, torch.Tensor]:
+        """Fetch and check one part.
+
+        Raises `CheckpointError` if the part is not in the manifest or is not what was written.
+        """
+        part = next((part for part in manifest.parts if part.name == name), None)
+        if part is None:
+            there = ", ".join(part.name for part in manifest.parts)
+            raise CheckpointError(f"the checkpoint at step {manifest.step} has no part {name!r}; it has: {there}")
+        path = self._scratch / f"load-{name}.safetensors"
+        self._blobs.get(part.blob, path)
+        if path.stat().st_size != part.size or sha256_of(path) != part.sha256:
+            raise CheckpointError(f"part {name!r} of the checkpoint at step {manifest.step} is damaged")
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - not a mapping
+        path.unlink()
+        return tensors
+
+
+def flatten_optimizer(optimizer: torch.optim.Optimizer, prefix: str = "optimizer/") -> dict[str, torch.Tensor]:
+    """An optimizer's state as named tensors: `<prefix><parameter index>/<key>`; whole numbers keep their type."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{prefix}{index}/{key}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        for index, entries in state.items()
+        for key, value in entries.items()
+        if value is not None
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors, prefix: str = "optimizer/") -> None:
+    """Put back what `flatten_optimizer` took out. Learning rates come from the parameters, not from the checkpoint."""
+    state: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            index, key = name.removeprefix(prefix).split("/", 1)
+            # SparseAdam counts its steps in a Python integer, the dense optimizers in a float tensor.
+            value = tensor.item() if tensor.dtype == torch.int64 and tensor.ndim == 0 else tensor
+            state.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """The state of the random number generators that dropout draws from."""
+    state = {"random/cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["random/cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_random_state(tensors: Tensors, device: torch.device) -> None:
+    """Put back what `random_state` took out."""
+    torch.set_rng_state(tensors["random/cpu"])
+    if device.type == "cuda" and "random/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random/cuda"], device)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous()

@@ -1,0 +1,77 @@
+"""In which order a data set's rows are seen: the same global batches however many trainers share them.
+
+The order of an epoch is a permutation that is computed where it is asked for, never stored: a Feistel network over the
+row numbers' bits (Luby and Rackoff, 1988), walked again while it leads outside the rows (Black and Rogaway, 2002).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class DataOrder:
+    """`rows` rows in batches of `batch_size`; a position is one integer, the number of global batches before it.
+
+    The last batch of an epoch is short if the rows don't divide.
+    """
+
+    rows: int
+    batch_size: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in one pass."""
+        return -(-self.rows // self.batch_size)
+
+    def batch_rows(self, step: int) -> int:
+        """Rows in global batch `step` of an epoch, over all trainers."""
+        return min(self.batch_size, self.rows - step * self.batch_size)
+
+    def share(self, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
+        """The row numbers that trainer `rank` of `world` takes from global batch `step` of `epoch`; may be empty."""
+        start = step * self.batch_size
+        mine = share_of(self.batch_rows(step), rank, world)
+        return permuted(np.arange(start + mine.start, start + mine.stop), self.rows, self.seed, epoch)
+
+
+def share_of(rows: int, rank: int, world: int) -> slice:
+    """The contiguous part of `rows` rows that `rank` of `world` takes; parts differ by one row at most."""
+    return slice(rows * rank // world, rows * (rank + 1) // world)
+
+
+def permuted(places: NDArray[np.int64], rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The rows, each in [0, rows), at these places of the epoch's permutation."""
+    half = np.uint64(max(1, ((rows - 1).bit_length() + 1) // 2))
+    keys = mixed(np.arange(_ROUNDS, dtype=np.uint64), mixed_one(seed, epoch))
+    found = _feistel(places.astype(np.uint64), half, keys)
+    outside = np.flatnonzero(found >= rows)
+    while outside.size:
+        found[outside] = _feistel(found[outside], half, keys)
+        outside = outside[found[outside] >= rows]
+    return found.astype(np.int64)
+
+
+def mixed(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """64 well-mixed bits for each number: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(key)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def mixed_one(seed: int, purpose: int) -> int:
+    """A key of 64 bits from a seed and what it is for, e.g. the epoch."""
+    return int(mixed(mixed(np.array([seed], np.uint64), 0), purpose)[0])
+
+
+def _feistel(numbers: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = numbers >> half, numbers & mask
+    for key in keys:
+        left, right = right, left ^ (mixed(right, int(key)) & mask)
+    return left << half | right

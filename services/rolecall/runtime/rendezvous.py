@@ -1,0 +1,144 @@
+"""How the workers of one attempt find one another, and how they part.
+
+Rank 0 listens on an ephemeral port with one multi-tenant store; the others learn the port through the master and their
+nodes. RPC and the process group share that port. Every wait is finite and names who is missing.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+
+from rolecall.runtime.context import worker_name
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.errors import RendezvousTimeout, Stopped
+from rolecall.spec.plan import WorkerLaunch, WorkerPlan
+from rolecall.spec.workdir import Workdir
+from rolecall.spec.workload import Workload
+
+_JOIN_TIMEOUT_S = 120.0
+# Generous: a dead peer closes its connections and a stopped one is noticed by its node, so that this bounds only
+# what is slow (an evaluation, an upload) or a deadlock.
+_CALL_TIMEOUT_S = 600.0
+_LEAST_RPC_THREADS = 16
+_POLL_S = 0.01
+
+
+@contextmanager
+def joined(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Reporter) -> Iterator[None]:
+    """Be part of the gang: the store, the RPC group and the process group that the workload asks for.
+
+    The gang parts in order when the body ends well or raises `Stopped`. After any other error it leaves without a
+    word: a graceful shutdown would wait for ever for a peer that is dead.
+
+    Raises `RendezvousTimeout` if not all arrive within two minutes.
+    """
+    store = _meet(launch, workdir, report)
+    _export_environment(launch, store.port)
+    _await_all(store, launch)
+    if workload.rpc:
+        _join_rpc(launch, store.port)
+    if launch.worker.role in workload.process_group:
+        _join_process_group(launch, workload, store)
+    report.joined()
+    try:
+        yield
+    except Stopped:
+        _part(workload)
+        raise
+    _part(workload)
+
+
+def _meet(launch: WorkerLaunch, workdir: Workdir, report: Reporter) -> dist.TCPStore:
+    timeout = timedelta(seconds=_JOIN_TIMEOUT_S)
+    if launch.worker.rank == 0:
+        store = dist.TCPStore(
+            launch.master_addr, 0, None, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
+        )
+        report.rendezvous(store.port)
+        return store
+    port = launch.rendezvous_port or _await_port(workdir)
+    return dist.TCPStore(launch.master_addr, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def _await_port(workdir: Workdir) -> int:
+    """The node makes the file as soon as the master knows where rank 0 listens."""
+    give_up = time.monotonic() + _JOIN_TIMEOUT_S
+    while not workdir.rendezvous.exists():
+        if workdir.stop.exists():
+            raise Stopped("asked to stop before the gang met")
+        if time.monotonic() > give_up:
+            raise RendezvousTimeout(f"rank 0 did not say within {_JOIN_TIMEOUT_S:.0f} s where the gang meets")
+        time.sleep(_POLL_S)
+    return int(workdir.rendezvous.read_text())
+
+
+def _await_all(store: dist.TCPStore, launch: WorkerLaunch) -> None:
+    """Check in, and wait until everyone has: RPC's own start would hang without saying for whom."""
+    store.set(f"arrived/{launch.worker.rank}", "1")
+    keys = {f"arrived/{worker.rank}": worker for worker in launch.gang.workers}
+    try:
+        store.wait(list(keys), timedelta(seconds=_JOIN_TIMEOUT_S))
+    except dist.DistStoreError as error:
+        missing = [_describe(worker) for key, worker in keys.items() if not store.check([key])]
+        raise RendezvousTimeout(f"not arrived within {_JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}") from error
+
+
+def _describe(worker: WorkerPlan) -> str:
+    return f"{worker_name(worker.role, worker.role_rank)} on node {worker.node}"
+
+
+def _join_rpc(launch: WorkerLaunch, port: int) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=max(_LEAST_RPC_THREADS, 2 * launch.gang.world_size),
+        rpc_timeout=_CALL_TIMEOUT_S,
+        init_method=f"tcp://{launch.master_addr}:{port}",
+    )
+    rpc.init_rpc(
+        worker_name(launch.worker.role, launch.worker.role_rank),
+        backend=rpc.BackendType.TENSORPIPE,
+        rank=launch.worker.rank,
+        world_size=launch.gang.world_size,
+        rpc_backend_options=options,
+    )
+
+
+def _join_process_group(launch: WorkerLaunch, workload: Workload, store: dist.TCPStore) -> None:
+    members = [worker.rank for worker in launch.gang.workers if worker.role in workload.process_group]
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo",
+        store=dist.PrefixStore("process-group", store),
+        rank=members.index(launch.worker.rank),
+        world_size=len(members),
+        timeout=timedelta(seconds=_CALL_TIMEOUT_S),
+    )
+
+
+def _export_environment(launch: WorkerLaunch, port: int) -> None:
+    """Torch's own contract, for workload code and libraries that read it."""
+    me = launch.worker
+    neighbours = [worker.rank for worker in launch.gang.workers if worker.node == me.node]
+    os.environ.update(
+        ROLE=me.role.value,
+        ROLE_NAME=me.role.value,
+        RANK=str(me.rank),
+        WORLD_SIZE=str(launch.gang.world_size),
+        LOCAL_RANK=str(neighbours.index(me.rank)),
+        ROLE_RANK=str(me.role_rank),
+        ROLE_WORLD_SIZE=str(launch.gang.role_world_size(me.role)),
+        MASTER_ADDR=launch.master_addr,
+        MASTER_PORT=str(port),
+    )
+
+
+def _part(workload: Workload) -> None:
+    """Nobody leaves before all are done, or the last calls of the others would fail."""
+    if workload.rpc:
+        rpc.shutdown(graceful=True, timeout=0)
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,175 @@
+"""Runs programs side by side: what the master's container and `rolecall local` have in common.
+
+One thread, which waits for signals and nothing else. Children live in sessions of their own (a terminal's Ctrl-C
+reaches the supervisor alone) and die with it, even when it is killed.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+_LOG = logging.getLogger(__name__)
+_TOLD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_SIGNALS = _TOLD | {signal.SIGCHLD}
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_STEADY_S = 60.0
+_LONGEST_DELAY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run. Later ones may lean on earlier ones, so they are stopped first."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path | None = None
+    """Where its output goes; by default to where the supervisor's goes."""
+
+
+@dataclass(slots=True)
+class _Child:
+    program: Program
+    process: subprocess.Popen[bytes]
+    started: float = field(default_factory=time.monotonic)
+    failures: int = 0
+    restart_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A program that ended without being told to; `code` is as `subprocess` has it."""
+
+    program: Program
+    code: int
+
+
+def restart_delay_s(failures: int) -> float:
+    """Seconds to wait before restarting a program that has failed `failures` times in a row."""
+    return min(_LONGEST_DELAY_S, 0.25 * 2**failures)
+
+
+class Supervisor:
+    """Starts its programs when entered and stops them when left. Must live in the main thread.
+
+    `told` becomes true when a signal asks the supervisor itself to end. `grace_s` bounds how long programs may take to
+    end when they are asked; without it, whoever told us decides.
+    """
+
+    def __init__(self, programs: Sequence[Program], *, grace_s: float | None = None) -> None:
+        self._programs = programs
+        self._grace_s = grace_s
+        self._children: list[_Child] = []
+        self._undo = ExitStack()
+        self.told = False
+
+    def __enter__(self) -> "Supervisor":
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        self._undo.callback(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        self._undo.callback(self._stop_all)
+        try:
+            for program in self._programs:
+                self._children.append(_Child(program, _spawn(program)))
+        except OSError:
+            self._undo.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._undo.close()
+
+    def wait(self, timeout_s: float | None = None) -> list[Ended]:
+        """Return when a signal came, a restart is due or the time is over, with the programs that ended meanwhile."""
+        self._await_signal(self._soonest(timeout_s))
+        ended = [self._bury(child) for child in self._children if _has_ended(child)]
+        for child in self._children:
+            if child.restart_at is not None and child.restart_at <= time.monotonic() and not self.told:
+                self._restart(child)
+        return ended
+
+    def _await_signal(self, timeout_s: float | None) -> None:
+        got = signal.sigwaitinfo(_SIGNALS) if timeout_s is None else signal.sigtimedwait(_SIGNALS, timeout_s)
+        if got and got.si_signo in _TOLD:
+            self.told = True
+
+    def _soonest(self, timeout_s: float | None) -> float | None:
+        now = time.monotonic()
+        waits = [max(0.0, child.restart_at - now) for child in self._children if child.restart_at is not None]
+        return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
+
+    def _bury(self, child: _Child) -> Ended:
+        steady = time.monotonic() - child.started > _STEADY_S
+        child.failures = 0 if steady else child.failures + 1
+        delay_s = restart_delay_s(child.failures)
+        child.restart_at = time.monotonic() + delay_s
+        code = child.process.returncode
+        _LOG.warning("%s ended with %s; restart in %.1f s", child.program.name, describe(code), delay_s)
+        return Ended(child.program, code)
+
+    def _restart(self, child: _Child) -> None:
+        child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
+        _LOG.warning("%s restarted as process %d", child.program.name, child.process.pid)
+
+    def _stop_all(self) -> None:
+        deadline = None if self._grace_s is None else time.monotonic() + self._grace_s
+        first, *later = self._children or [None]
+        self._stop(later, deadline)
+        self._stop([first] if first else [], deadline)
+
+    def _stop(self, children: Sequence[_Child | None], deadline: float | None) -> None:
+        processes = [child.process for child in children if child]
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        while any(process.poll() is None for process in processes):
+            left_s = None if deadline is None else deadline - time.monotonic()
+            self.told = False
+            if left_s is None or left_s > 0:
+                self._await_signal(left_s)
+            if self.told or (left_s is not None and left_s <= 0):
+                _kill(processes)
+
+
+def describe(code: int) -> str:
+    """A return code in words, e.g. `SIGKILL` or `exit code 1`."""
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _has_ended(child: _Child) -> bool:
+    return child.restart_at is None and child.process.poll() is not None
+
+
+def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def _spawn(program: Program) -> subprocess.Popen[bytes]:
+    supervisor = os.getpid()
+
+    def prepare() -> None:  # runs in the child, before the program
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if os.getppid() != supervisor:
+            os._exit(1)
+
+    with ExitStack() as stack:
+        output = stack.enter_context(program.log.open("ab")) if program.log else None
+        return subprocess.Popen(  # noqa: S603 - the command is our own
+            program.command,
+            env=program.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+            preexec_fn=prepare,  # noqa: PLW1509 - this process has one thread
+        )

@@ -1,0 +1,237 @@
+"""Imports torch once and forks a worker from it on demand: `python -m rolecall.worker.fork_server FD`.
+
+`FD` is one end of a socket pair, over which requests and replies (`spec.fork`) go as JSON lines. The server has one
+thread, because a fork copies only the thread that calls it, and a lock that another holds would stay locked. It never
+touches CUDA, which does not survive a fork. It ends when its node does, and takes its workers' groups with it.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
+from rolecall.spec.workdir import Workdir
+
+Play = Callable[[ForkRequest], int]
+
+# What workers need and what takes long to import. `torch._dynamo` is loaded by the first optimizer object.
+PRELOADED = (
+    "numpy",
+    "pyarrow.csv",
+    "pyarrow.ipc",
+    "pyarrow.parquet",
+    "safetensors.torch",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.pipelining",
+    "torch.distributed.rpc",
+    "torchmetrics.classification",
+)
+DEFAULT_PLAY = "rolecall.worker.main:play"
+
+_LOG = logging.getLogger(__name__)
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 16
+
+
+class ForkServer:
+    """One thread that waits for requests, for the ends of its children and for the end of its node."""
+
+    def __init__(self, channel: socket.socket, play: Play) -> None:
+        self._channel = channel
+        self._play = play
+        self._workers: dict[int, str] = {}
+        self._received = b""
+        self._told = False
+        self._selector = selectors.DefaultSelector()
+        self._wakeup, self._wakeup_write = socket.socketpair()
+
+    def serve(self) -> None:
+        """Answer requests until the node closes its end or a SIGTERM comes; then kill every worker."""
+        self._listen_for_signals()
+        self._selector.register(self._channel, selectors.EVENT_READ, self._on_request)
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
+        try:
+            self._reply(Ready())
+            while not self._told:
+                for key, _ in self._selector.select():
+                    key.data()
+        except (BrokenPipeError, ConnectionResetError):
+            _LOG.info("the node is gone")
+        finally:
+            for pid in self._workers:
+                _kill_group(pid)
+
+    def _listen_for_signals(self) -> None:
+        self._wakeup.setblocking(False)
+        self._wakeup_write.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_write.fileno())
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGTERM, _ignore)
+
+    def _on_request(self) -> None:
+        piece = self._channel.recv(_READ_BYTES)
+        self._told = self._told or not piece
+        *lines, self._received = (self._received + piece).split(b"\n")
+        for line in lines:
+            self._answer(line)
+
+    def _on_signal(self) -> None:
+        self._told = self._told or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
+        while (ended := _first_ended()) is not None:
+            # The zombie still holds its process group's number, so that the kill can't hit a stranger.
+            _kill_group(ended)
+            _, status = os.waitpid(ended, 0)
+            key = self._workers.pop(ended)
+            self._reply(Exited(key=key, pid=ended, status=os.waitstatus_to_exitcode(status)))
+
+    def _answer(self, line: bytes) -> None:
+        try:
+            request = ForkRequest.model_validate_json(line)
+            pid = self._fork(request)
+        except (OSError, ValidationError) as error:
+            self._reply(Refused(key=_key(line), message=f"{type(error).__name__}: {error}"))
+            return
+        self._workers[pid] = request.key
+        self._reply(Forked(key=request.key, pid=pid))
+
+    def _fork(self, request: ForkRequest) -> int:
+        """Fork one worker; the log is opened on this side, so that a failure to do so is answered."""
+        server = os.getpid()
+        log = os.open(Workdir(request.workdir).log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            if (pid := os.fork()) == 0:
+                self._become_worker(request, server, log)
+            return pid
+        finally:
+            os.close(log)
+
+    def _become_worker(self, request: ForkRequest, server: int, log: int) -> NoReturn:
+        """The forked child's whole life. It must never return into the server's loop."""
+        code = 1
+        try:
+            os.setsid()
+            die_with_parent(server, signal.SIGKILL)
+            self._leave_server()
+            _redirect(log)
+            os.environ.update(request.env)
+            code = self._play(request)
+        except BaseException:  # noqa: BLE001 - nothing above this frame may run in the child
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _leave_server(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        self._selector.close()
+        for end in (self._channel, self._wakeup, self._wakeup_write):
+            end.close()
+
+    def _reply(self, reply: ForkReply) -> None:
+        self._channel.sendall(reply.model_dump_json().encode() + b"\n")
+
+
+def die_with_parent(parent: int, with_signal: signal.Signals) -> None:
+    """Have the kernel send `with_signal` when the parent ends; exit at once if it already has."""
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def threads() -> list[str]:
+    """The names of this process's threads, as the kernel has them."""
+    return sorted((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+
+
+def main(arguments: list[str]) -> int:
+    """Import everything, then serve. `--play` names another function than the worker's main to run in the children."""
+    parser = argparse.ArgumentParser(prog="python -m rolecall.worker.fork_server", description=__doc__)
+    parser.add_argument("fd", type=int, help="the socket to the node")
+    parser.add_argument("--play", default=DEFAULT_PLAY, metavar="MODULE:FUNCTION", help="what a worker runs")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # SIGTERM and not SIGKILL: the server still has its workers' own children to kill.
+    die_with_parent(os.getppid(), signal.SIGTERM)
+    with socket.socket(fileno=options.fd) as channel:
+        channel.set_inheritable(False)
+        ForkServer(channel, _preload(options.play)).serve()
+    return 0
+
+
+def _preload(play: str) -> Play:
+    for name in PRELOADED:
+        importlib.import_module(name)
+    module, _, function = play.partition(":")
+    found: Play = getattr(importlib.import_module(module), function)
+    if len(names := threads()) > 1:
+        _LOG.error("the fork server must have one thread and has %d (%s): forks may hang", len(names), ", ".join(names))
+    # Moves all objects out of the collector's reach: a collection in a child would else copy the pages they lie on.
+    gc.collect()
+    gc.freeze()
+    return found
+
+
+def _first_ended() -> int | None:
+    """The process id of a child that has ended and is not reaped yet."""
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended.si_pid if ended else None
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _redirect(log: int) -> None:
+    """Standard input from nowhere, both outputs to the log, line by line."""
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nowhere, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(nowhere)
+    os.close(log)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)
+
+
+def _key(line: bytes) -> str:
+    """The worker that a request names, as far as it can be read."""
+    try:
+        request: Any = json.loads(line)
+        return str(request["key"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Nothing to do: the number arrives through the wakeup socket."""
+
+
+if __name__ == "__main__":
+    # Taking apart a process that holds torch costs a second and changes nothing; its node waits for the end.
+    os._exit(main(sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""A worker's main: plan in, check, join the gang, play the role, report out.
+
+Runs in a process that the fork server has just forked. Exit codes: 0 the role is done, 75 it left because it was asked
+to, 1 it failed and `failure.json` says why.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from datetime import UTC, datetime
+
+import torch
+
+from rolecall.runtime.artifacts import Artifacts
+from rolecall.runtime.beat import start_beating
+from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
+from rolecall.runtime.checkpoint import Checkpoints
+from rolecall.runtime.context import WorkerContext, enter
+from rolecall.runtime.master_client import MasterClient
+from rolecall.runtime.rendezvous import joined
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.errors import PeerLost, RolecallError, Stopped
+from rolecall.spec.fork import ForkRequest
+from rolecall.spec.report import Failure
+from rolecall.spec.workdir import Workdir
+from rolecall.spec.workload import Params
+from rolecall.workloads import catalogue
+
+DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
+
+_TRACEBACK_LINES = 30
+# What torch says, in RPC, Gloo and the store, when the other end of a connection is gone.
+_PEER_LOST = (
+    "eof",
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "pipe closed",
+    "pipe is closed",
+    "connection was likely closed",
+    "failed to recv",
+    "rpc agent is not running",
+)
+
+
+def play(request: ForkRequest) -> int:
+    """Run one worker to its end and return the process's exit code."""
+    workdir = Workdir(request.workdir)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    try:
+        start_beating(workdir.beat)
+        _play(request, workdir)
+    except Stopped as reason:
+        logging.info("stopped: %s", reason)
+        return STOPPED
+    except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
+        traceback.print_exc()
+        _write_failure(workdir, error)
+        return FAILED
+    return DONE
+
+
+def _play(request: ForkRequest, workdir: Workdir) -> None:
+    launch = request.launch
+    torch.set_num_threads(launch.worker.threads)
+    workload = catalogue.load(launch.workload)
+    params = workload.params.model_validate(launch.params)
+    if workload.check_node is not None:
+        workload.check_node(params, launch.worker.role)
+    context = _context(request, workdir, params)
+    enter(context)
+    role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
+    with joined(launch, workload, workdir, context.report):
+        role.run(context)
+
+
+def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerContext:
+    launch = request.launch
+    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt)
+    blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
+    workdir.scratch.mkdir(exist_ok=True)
+    return WorkerContext(
+        launch=launch,
+        params=params,
+        device=_device(launch.worker.gpu),
+        workdir=workdir,
+        cache=request.cache,
+        report=Reporter(workdir.progress),
+        checkpoints=Checkpoints(blobs, client, launch.attempt, launch.resume_from, workdir.scratch),
+        artifacts=Artifacts(blobs, client, launch.attempt),
+    )
+
+
+def _device(gpu: str | None) -> torch.device:
+    """The node has hidden every other GPU, so that the worker's own is the first."""
+    if gpu is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def _write_failure(workdir: Workdir, error: BaseException) -> None:
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    failure = Failure(
+        message=_headline(error),
+        traceback="\n".join(lines[-_TRACEBACK_LINES:]),
+        retryable=error.retryable if isinstance(error, RolecallError) else True,
+        consequence=_is_consequence(error),
+        at=datetime.now(UTC),
+    )
+    partial = workdir.failure.with_suffix(".partial")
+    partial.write_text(failure.model_dump_json())
+    partial.rename(workdir.failure)
+
+
+def _headline(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _is_consequence(error: BaseException) -> bool:
+    """Whether the error only says that another worker of the gang is gone."""
+    if isinstance(error, PeerLost):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _PEER_LOST)

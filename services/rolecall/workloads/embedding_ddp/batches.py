@@ -1,0 +1,135 @@
+"""A job's rows as batches of tensors: the same global batches for any number of trainers, each with its share."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rolecall.runtime.data_order import DataOrder, share_of
+from rolecall.workloads.embedding_ddp.cache import Cache, Source, open_cache, open_source
+from rolecall.workloads.embedding_ddp.columns import PADDING, Columns
+from rolecall.workloads.embedding_ddp.model import Lookup
+from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.embedding_ddp.rows import BadRows
+from rolecall.workloads.embedding_ddp.stream import batched, shuffled
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Lookup):
+    """One trainer's share of a global batch: `rows` rows, perhaps none."""
+
+    numeric: torch.Tensor
+    """[rows, N] normalised numbers."""
+    labels: torch.Tensor
+    """[rows] 0 or 1."""
+    global_rows: int
+    """Rows of the whole global batch, over all trainers."""
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """[rows · width + 1] int64: where each input vector's ids begin in `ids`, and the end."""
+        return torch.searchsorted(self.slots, torch.arange(self.rows * self.width + 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A job's rows, encoded and ready to train on."""
+
+    params: Params
+    source: Source
+    cache: Cache
+    dtype: torch.dtype
+
+    @property
+    def columns(self) -> Columns:
+        """What the training rows taught about the columns."""
+        return self.cache.columns
+
+    @property
+    def num_ids(self) -> int:
+        """Rows of the embedding table."""
+        return self.columns.num_ids
+
+    @property
+    def bad_rows(self) -> int:
+        """Rows that could not be parsed and were left out."""
+        return self.cache.bad_rows
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in one pass over the training rows."""
+        return self._order("train").steps_per_epoch
+
+    @property
+    def width(self) -> int:
+        """Input vectors per row."""
+        return self.columns.width if self.params.pooling == "none" else len(self.columns.ids)
+
+    def rows(self, split: Split) -> int:
+        """How many rows a split has."""
+        return self.cache.rows[split]
+
+    def dense_shape(self, params: Params) -> dict[str, Any]:
+        """The arguments of `DenseNet`."""
+        inputs = self.width * params.embedding_dim + len(self.columns.numbers)
+        return {"inputs": inputs, "hidden": params.hidden, "dropout": params.dropout}
+
+    def train_batches(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
+        """This trainer's shares of the epoch's global batches, from `start_step` (counted within the epoch) on."""
+        if self.params.data.stream:
+            yield from self._streamed(epoch, start_step, rank, world)
+            return
+        records, order = self.cache.records("train"), self._order("train")
+        for step in range(start_step, order.steps_per_epoch):
+            yield self._batch(records[order.share(epoch, step, rank, world)], order.batch_rows(step))
+
+    def eval_batches(self, split: Split, rank: int, world: int) -> Iterator[Batch]:
+        """This trainer's shares of a held-out split, in the order of its rows."""
+        records, size = self.cache.records(split), self.params.batch_size
+        for start in range(0, len(records), size):
+            whole = records[start : start + size]
+            yield self._batch(whole[share_of(len(whole), rank, world)], len(whole))
+
+    def _order(self, split: Split) -> DataOrder:
+        return DataOrder(self.rows(split), self.params.batch_size, self.params.seed)
+
+    def _streamed(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
+        data = self.params.data
+        pieces = (self.columns.encode(rows, data) for rows in self.source.pieces("train", BadRows(data.max_bad_rows)))
+        mixed = shuffled(pieces, data.shuffle_buffer, self.params.seed, epoch)
+        for whole in islice(batched(mixed, self.params.batch_size), start_step, None):
+            yield self._batch(whole[share_of(len(whole), rank, world)], len(whole))
+
+    def _batch(self, records: NDArray[np.void], global_rows: int) -> Batch:
+        ids = records["ids"]
+        present = ids != PADDING
+        return Batch(
+            ids=torch.from_numpy(ids[present]),
+            slots=torch.from_numpy(self._slots(present)),
+            rows=len(records),
+            width=self.width,
+            mean=self.params.pooling == "mean",
+            numeric=torch.from_numpy(np.ascontiguousarray(records["numbers"])).to(self.dtype),
+            labels=torch.from_numpy(np.ascontiguousarray(records["label"])).to(self.dtype),
+            global_rows=global_rows,
+        )
+
+    def _slots(self, present: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rows, positions = np.nonzero(present)
+        if self.params.pooling == "none":
+            return rows * self.width + positions
+        field_of_position = np.repeat(np.arange(len(self.columns.ids)), [column.width for column in self.columns.ids])
+        return rows * self.width + field_of_position[positions]
+
+
+def open_dataset(params: Params, cache: Path, *, dtype: torch.dtype) -> Dataset:
+    """Finds, parses and encodes the job's rows, unless this machine has them from before; numbers come as `dtype`."""
+    source = open_source(params)
+    return Dataset(params, source, open_cache(source, cache), dtype)

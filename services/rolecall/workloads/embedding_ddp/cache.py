@@ -1,0 +1,166 @@
+"""Encoded rows on this machine's disk: fixed-size records, memory-mapped, so that any row is one look away.
+
+A cache is named by the hash of everything that its content depends on, built once per machine under a lock, and put in
+place whole by a rename. Nothing in it changes afterwards.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rolecall.runtime.data_order import mixed, mixed_one
+from rolecall.spec.errors import InputError
+from rolecall.workloads.embedding_ddp.columns import Columns
+from rolecall.workloads.embedding_ddp.files import File, find
+from rolecall.workloads.embedding_ddp.fit import Fit
+from rolecall.workloads.embedding_ddp.model import IdColumn, NumberColumn
+from rolecall.workloads.embedding_ddp.params import Data, Params
+from rolecall.workloads.embedding_ddp.rows import BadRows, Rows, read
+
+_log = logging.getLogger(__name__)
+_LAYOUT = 1
+_SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What one pass over the input learnt and where its encoded rows lie."""
+
+    folder: Path
+    columns: Columns
+    rows: dict[str, int]
+    """Rows per split; `train` counts streamed rows too."""
+    bad_rows: int
+    """Rows that could not be parsed and were left out."""
+
+    def records(self, split: str) -> NDArray[np.void]:
+        """[rows] the split's records, memory-mapped."""
+        kind, rows = self.columns.record, self.rows[split]
+        return np.memmap(self.folder / split, kind, "r", shape=(rows,)) if rows else np.empty(0, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A job's input files and how they are split."""
+
+    params: Params
+    files: dict[str, list[File]]
+
+    @property
+    def data(self) -> Data:
+        """The parameters that say what the files mean."""
+        return self.params.data
+
+    def pieces(self, split: str, bad: BadRows) -> Iterator[Rows]:
+        """The good rows of a split, piece by piece, in the files' order."""
+        share = self.data.validation
+        if isinstance(share, list) or split == "test":
+            yield from read(self.files.get(split, []), self.data, bad)
+            return
+        for rows in read(self.files["train"], self.data, bad):
+            held_out = held_out_rows(rows.numbers, share, self.params.seed)
+            yield rows.take(np.flatnonzero(held_out == (split == "validation")))
+
+    @property
+    def key(self) -> str:
+        """The name of the cache: a hash of all that decides its content."""
+        identities = {split: [file.identity for file in files] for split, files in self.files.items()}
+        content = [_LAYOUT, self.data.model_dump(mode="json"), self.params.seed, identities]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def open_source(params: Params) -> Source:
+    """Finds the input files; raises `InputError` for one that is not there."""
+    return Source(params, {split: find(paths, params.data) for split, paths in params.data.sources.items()})
+
+
+def held_out_rows(numbers: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+    """[b] whether each row number belongs to the validation rows; a hash of it and the seed decides."""
+    return mixed(numbers.astype(np.uint64), mixed_one(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
+
+
+def open_cache(source: Source, folder: Path) -> Cache:
+    """This machine's cache of `source` below `folder`, built if it isn't there; others who want it wait."""
+    target = folder / "embedding-ddp" / source.key
+    with _locked(target.with_suffix(".lock")):
+        if not target.exists():
+            _build_in_place(target, lambda draft: _build(source, draft))
+    return _load(target)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it if this process dies
+        yield
+
+
+def _build_in_place(target: Path, build: Callable[[Path], None]) -> None:
+    draft = target.with_suffix(".draft")
+    shutil.rmtree(draft, ignore_errors=True)  # left by a builder that died
+    draft.mkdir()
+    build(draft)
+    os.rename(draft, target)
+
+
+def _build(source: Source, folder: Path) -> None:
+    bad = BadRows(source.data.max_bad_rows)
+    columns, train_rows = _fit(source, bad)
+    cached = _SPLITS[1:] if source.data.stream else _SPLITS
+    rows = {"train": train_rows}
+    for split in cached:
+        # Training rows were counted while they were fitted, and validation rows drawn from them with those.
+        counted = bad if split in source.files and split != "train" else BadRows(source.data.max_bad_rows)
+        rows[split] = _write(folder / split, columns, source, split, counted)
+    for report in bad.first:
+        _log.warning("left out: %s", report)
+    about = {"columns": asdict(columns), "rows": rows, "bad_rows": bad.count}
+    (folder / "about.json").write_text(json.dumps(about))
+
+
+def _fit(source: Source, bad: BadRows) -> tuple[Columns, int]:
+    fit, count, positive = Fit(source.data, source.params.seed), 0, 0.0
+    for rows in source.pieces("train", bad):
+        fit.add(rows)
+        count += len(rows.labels)
+        positive += float(rows.labels.sum())
+    if positive in (0, count):
+        raise InputError(_one_class(source.data, count, positive))
+    return fit.columns(), count
+
+
+def _one_class(data: Data, count: int, positive: float) -> str:
+    if not count:
+        return "there are no training rows"
+    which = "positive" if positive else "negative"
+    return (
+        f"all {count} training rows are {which}; check data.label: column {data.label.column!r} and its positive value"
+    )
+
+
+def _write(path: Path, columns: Columns, source: Source, split: str, bad: BadRows) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for rows in source.pieces(split, bad):
+            columns.encode(rows, source.data).tofile(file)
+            count += len(rows.labels)
+    return count
+
+
+def _load(folder: Path) -> Cache:
+    about: dict[str, Any] = json.loads((folder / "about.json").read_text())
+    ids = tuple(IdColumn(**column) for column in about["columns"]["ids"])
+    numbers = tuple(NumberColumn(**column) for column in about["columns"]["numbers"])
+    return Cache(folder, Columns(ids, numbers), about["rows"], about["bad_rows"])

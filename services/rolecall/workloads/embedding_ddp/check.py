@@ -1,0 +1,28 @@
+"""What can be decided about an `embedding-ddp` job before its gang meets. Torch-free."""
+
+from rolecall.spec import workload
+from rolecall.spec.role import Role
+from rolecall.workloads.embedding_ddp.files import find
+from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.embedding_ddp.rows import require_columns
+
+
+def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
+    """Raises `ValueError` if a trainer would have no row of a global batch."""
+    assert isinstance(params, Params)
+    trainers = counts[Role.TRAINER]
+    if params.batch_size < trainers:
+        raise ValueError(
+            f"batch_size {params.batch_size} is shared by {trainers} trainers; set it to {trainers} or more, "
+            f"or take at most {params.batch_size} trainers"
+        )
+
+
+def check_node(params: workload.Params, role: Role) -> None:
+    """On a trainer's node, raises `InputError` unless every file is readable and has the columns."""
+    assert isinstance(params, Params)
+    if role is not Role.TRAINER:
+        return
+    for paths in params.data.sources.values():
+        for file in find(paths, params.data):
+            require_columns(file, params.data)

@@ -1,0 +1,105 @@
+"""What the training rows taught about each column, and how rows become records of numbers with it.
+
+All id columns share one space of ids, the rows of the embedding table. Each column owns [offset, offset + size): first
+the id for a missing value, then the id for an unknown one, then its values, hash buckets or quantile buckets.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rolecall.workloads.embedding_ddp.model import FIRST, MISSING, UNKNOWN, IdColumn, NumberColumn, stable_hash
+from rolecall.workloads.embedding_ddp.params import Data
+from rolecall.workloads.embedding_ddp.rows import Rows, Values
+
+PADDING = -1
+"""Stands where a row has fewer values than its column's width; never looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The inputs of the model, as learnt from the training rows."""
+
+    ids: tuple[IdColumn, ...]
+    """Categorical columns, then bucketed numeric ones, each in the parameters' order."""
+    numbers: tuple[NumberColumn, ...]
+    """Normalised columns, in the parameters' order."""
+
+    @property
+    def num_ids(self) -> int:
+        """The rows of the embedding table."""
+        return self.ids[-1].offset + self.ids[-1].size
+
+    @property
+    def width(self) -> int:
+        """The positions that one row's ids take."""
+        return sum(column.width for column in self.ids)
+
+    @property
+    def record(self) -> np.dtype[np.void]:
+        """How one encoded row lies in memory and on disk; always a multiple of 8 bytes."""
+        labels_at = 8 * self.width + 4 * len(self.numbers)
+        return np.dtype(
+            {
+                "names": ["ids", "numbers", "label"],
+                "formats": [("<i8", (self.width,)), ("<f4", (len(self.numbers),)), "<f4"],
+                "offsets": [0, 8 * self.width, labels_at],
+                "itemsize": -(-(labels_at + 4) // 8) * 8,
+            }
+        )
+
+    def encode(self, rows: Rows, data: Data) -> NDArray[np.void]:
+        """[b] records of these rows."""
+        records = np.zeros(len(rows.labels), self.record)
+        records["label"] = rows.labels
+        self._encode_ids(rows, data, records["ids"])
+        scaled = [
+            values for values, given in zip(rows.numeric, data.numeric, strict=True) if given.transform == "normalize"
+        ]
+        for place, (column, values) in enumerate(zip(self.numbers, scaled, strict=True)):
+            records["numbers"][:, place] = normalized(column, values)
+        return records
+
+    def _encode_ids(self, rows: Rows, data: Data, out: NDArray[np.int64]) -> None:
+        out[:] = PADDING
+        bucketed = [
+            values for values, given in zip(rows.numeric, data.numeric, strict=True) if given.transform == "buckets"
+        ]
+        start = 0
+        for column, given in zip(self.ids, (*rows.categorical, *bucketed), strict=True):
+            out[:, start] = column.offset + MISSING
+            if isinstance(given, Values):
+                out[given.rows, start + given.positions] = column.offset + text_ids(column, given.texts)
+            else:
+                out[:, start] = column.offset + bucket_ids(column, given)
+            start += column.width
+
+
+def text_ids(column: IdColumn, texts: pa.Array) -> NDArray[np.int64]:
+    """[n] ids of values within their column."""
+    if column.kind == "dictionary":
+        found = pc.fill_null(pc.index_in(texts, pa.array(column.values, pa.string())), UNKNOWN - FIRST)
+        return found.to_numpy(zero_copy_only=False).astype(np.int64) + FIRST
+    distinct = texts.dictionary_encode()
+    hashes = np.fromiter(map(stable_hash, distinct.dictionary.to_pylist()), np.uint64, len(distinct.dictionary))
+    buckets = (hashes % np.uint64(column.size - FIRST)).astype(np.int64) + FIRST
+    return buckets[distinct.indices.to_numpy()]
+
+
+def bucket_ids(column: IdColumn, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
+    """[b] ids of numbers within their column."""
+    ids = np.searchsorted(np.array(column.bounds), numbers, side="right") + FIRST
+    return np.where(np.isnan(numbers), MISSING, ids)
+
+
+def normalized(column: NumberColumn, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[b] numbers with the training rows' mean 0 and deviation 1; a missing one is the mean."""
+    return np.nan_to_num((scaled(numbers, log=column.log) - column.mean) / column.deviation, nan=0.0)
+
+
+def scaled(numbers: NDArray[np.float64], *, log: bool) -> NDArray[np.float64]:
+    """The numbers, or sign(x) · log(1 + |x|)."""
+    return np.sign(numbers) * np.log1p(np.abs(numbers)) if log else numbers

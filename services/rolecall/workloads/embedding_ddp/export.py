@@ -1,0 +1,108 @@
+"""Writes the trained model as one file that needs no cluster: plain PyTorch code, safetensors and JSON in a zip."""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import nn
+
+from rolecall.workloads.embedding_ddp import model
+from rolecall.workloads.embedding_ddp.batches import Dataset
+from rolecall.workloads.embedding_ddp.params import Params
+
+_DTYPES = {torch.float32: "F32", torch.float64: "F64"}
+_README = """# An exported embedding-ddp model
+
+It needs Python 3.10 or later with `torch`, `numpy` and `safetensors`. In this folder:
+
+```python
+from model import load
+load(".").predict([{example}])  # the probability that each row's `{label}` is positive
+```
+"""
+
+
+def write_export(
+    folder: Path, dataset: Dataset, params: Params, blocks: Iterable[torch.Tensor], dense: nn.Module
+) -> Path:
+    """Writes `model.zip` into `folder` and gives its path.
+
+    `blocks` are the table's rows in order, [b, dim] each, so that the whole table is never in memory.
+    """
+    files = folder / "model"
+    files.mkdir(parents=True)
+    shutil.copyfile(model.__file__, files / "model.py")
+    (files / "model.json").write_text(json.dumps(_description(dataset, params), indent=1, ensure_ascii=False))
+    (files / "README.md").write_text(_readme(dataset, params))
+    weights = {f"dense.{name}": value for name, value in dense.state_dict().items()}
+    write_weights(files / "model.safetensors", (dataset.num_ids, params.embedding_dim), blocks, weights)
+    path = _zipped(files)
+    shutil.rmtree(files)
+    return path
+
+
+def _zipped(files: Path) -> Path:
+    path = files.with_suffix(".zip")
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(files.iterdir()):
+            archive.write(file, file.name)
+    return path
+
+
+def _description(dataset: Dataset, params: Params) -> dict[str, object]:
+    return {
+        "workload": "embedding-ddp",
+        "label": params.data.label.model_dump(mode="json"),
+        "pooling": params.pooling,
+        "hidden": params.hidden,
+        "dropout": params.dropout,
+        "missing": params.data.missing,
+        **asdict(dataset.columns),
+    }
+
+
+def _readme(dataset: Dataset, params: Params) -> str:
+    names = dict.fromkeys(column.name for column in (*dataset.columns.ids, *dataset.columns.numbers))
+    example = "{" + ", ".join(f'"{name}": None' for name in names) + "}"
+    return _README.replace("{example}", example).replace("{label}", params.data.label.column)
+
+
+def write_weights(
+    path: Path, table: tuple[int, int], blocks: Iterable[torch.Tensor], weights: dict[str, torch.Tensor]
+) -> None:
+    """Writes a safetensors file of `weights` and, block by block, a tensor `table`; all share one type.
+
+    The format: https://huggingface.co/docs/safetensors (header length, JSON header, the tensors' bytes).
+    """
+    kind = next(iter(weights.values())).dtype
+    shapes = {**{name: tuple(value.shape) for name, value in weights.items()}, "table": table}
+    header = _header(shapes, kind)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for value in weights.values():
+            _write_tensor(file, value)
+        written = 0
+        for block in blocks:
+            assert block.dtype == kind, f"the table is {block.dtype}, the other weights {kind}"
+            _write_tensor(file, block)
+            written += len(block)
+    assert written == table[0], f"the table has {table[0]} rows, its blocks {written}"
+
+
+def _header(shapes: dict[str, tuple[int, ...]], kind: torch.dtype) -> bytes:
+    entries: dict[str, object] = {}
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + torch.Size(shape).numel() * kind.itemsize
+        entries[name] = {"dtype": _DTYPES[kind], "shape": shape, "data_offsets": [start, end]}
+    header = json.dumps(entries).encode()
+    return header + b" " * (-len(header) % 8)
+
+
+def _write_tensor(file: BinaryIO, value: torch.Tensor) -> None:
+    file.write(value.detach().cpu().contiguous().numpy().data)

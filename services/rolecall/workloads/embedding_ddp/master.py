@@ -1,0 +1,37 @@
+"""The master makes the table on the parameter servers and starts the training loop on the trainers."""
+
+import torch
+from torch.distributed import rpc
+
+from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.role import Role
+from rolecall.workloads.embedding_ddp import trainer
+from rolecall.workloads.embedding_ddp.embedding import EmbeddingShard
+
+
+def run(context: WorkerContext) -> None:
+    """Drive one attempt from the making of the table to the job's result."""
+    trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
+    servers = [worker_name(Role.PARAMETER_SERVER, rank) for rank in range(context.count(Role.PARAMETER_SERVER))]
+    rows = _agreed_rows(trainers)
+    context.report.event(f"the table has {rows} rows over {len(servers)} parameter server(s)")
+    shards = [
+        rpc.remote(server, EmbeddingShard, args=(context.params, index, len(servers), rows, len(trainers)))
+        for index, server in enumerate(servers)
+    ]
+    # No timeout: training takes as long as it takes, and a trainer that dies closes its connection.
+    trainings = [rpc.rpc_async(name, trainer.train, args=(shards,), timeout=0) for name in trainers]
+    result = torch.futures.wait_all(trainings)[0]
+    if result is None:
+        raise Stopped("the trainers left between two steps, as asked")
+    context.report.result(**result)
+
+
+def _agreed_rows(trainers: list[str]) -> int:
+    """How many rows the table needs; every trainer has read the input by itself, so they could differ."""
+    answers = torch.futures.wait_all([rpc.rpc_async(name, trainer.table_rows, timeout=0) for name in trainers])
+    if len(set(answers)) > 1:
+        seen = ", ".join(f"{name} {rows}" for name, rows in zip(trainers, answers, strict=True))
+        raise InputError(f"the trainers see different data: they count different embedding rows ({seen})")
+    return answers[0]

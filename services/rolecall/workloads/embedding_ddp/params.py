@@ -1,0 +1,311 @@
+"""What a user may say about an `embedding-ddp` job. Torch-free; docstrings are the API's descriptions."""
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from rolecall.spec import workload
+
+Value = str | int | float | bool
+Lr = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _named(given: Any) -> Any:
+    return {"column": given} if isinstance(given, str) else given
+
+
+def _listed(given: Any) -> Any:
+    return [given] if isinstance(given, Value) else given
+
+
+Paths = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(min_length=1),
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+]
+
+
+class Label(workload.Params):
+    """The column to predict."""
+
+    column: str
+    """Its name."""
+    positive: Annotated[
+        list[Value] | None, BeforeValidator(_listed, json_schema_input_type=Value | list[Value] | None)
+    ] = None
+    """The value or values that mean yes; every other value means no. Without it the column must hold 0 and 1, or true
+    and false."""
+
+
+class Categorical(workload.Params):
+    """A column whose values are looked up in the embedding table."""
+
+    column: str
+    """Its name."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """What parts the values of a multi-valued column, e.g. `|`; a Parquet list column needs none."""
+    max_values: Annotated[int, Field(ge=1, le=1024)] = 1
+    """How many values of one row are kept, from the left. Above 1 the column is multi-valued."""
+    ids: Literal["dictionary", "hash"] = "dictionary"
+    """`dictionary`: one id per value seen in the training rows; `hash`: a stable hash, modulo `buckets`."""
+    buckets: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    """The number of hash buckets; needed with `ids: hash`, and only there."""
+    min_count: Annotated[int, Field(ge=1)] = 1
+    """Values seen fewer times than this in the training rows share the id for unknown values."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.ids == "hash") != (self.buckets is not None):
+            raise ValueError("buckets goes with ids: hash, and only there; give both or neither")
+        if self.ids == "hash" and self.min_count > 1:
+            raise ValueError("min_count needs ids: dictionary; a hash counts nothing")
+        if self.separator is not None and self.max_values == 1:
+            raise ValueError("a column with a separator is multi-valued; set max_values to 2 or more")
+        return self
+
+
+class Numeric(workload.Params):
+    """A column of numbers."""
+
+    column: str
+    """Its name."""
+    transform: Literal["normalize", "buckets"] = "normalize"
+    """`normalize`: mean 0 and deviation 1, an input of the dense layers; `buckets`: an id per quantile, looked up in
+    the table. A column may be listed once with each."""
+    buckets: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    """How many quantile buckets, with `transform: buckets`; 32 by default; equal quantiles collapse into one."""
+    log: bool = False
+    """Take sign(x) · log(1 + |x|) before normalising."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.log and self.transform == "buckets":
+            raise ValueError("log needs transform: normalize; it does not change quantile buckets")
+        if self.buckets is not None and self.transform == "normalize":
+            raise ValueError("buckets needs transform: buckets")
+        return self
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets to aim for."""
+        return self.buckets or 32
+
+
+class Csv(workload.Params):
+    """How CSV and TSV files are written."""
+
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """What parts the columns; by default a comma, in `.tsv` files a tab."""
+    column_names: list[str] | None = None
+    """The names, for files without a header line; by default the first line of each file has them."""
+
+
+class Data(workload.Params):
+    """Where the rows are and what their columns mean."""
+
+    train: Paths
+    """The training rows: a path, glob or fsspec URL, or a list of them; CSV or TSV (also as `.gz`), or Parquet."""
+    test: Paths | None = None
+    """Rows for the final score, as `train`."""
+    validation: Annotated[Fraction | Paths, Field(union_mode="left_to_right")] = 0.1
+    """The rows for the score of each epoch: a share of the training rows, drawn by a seeded hash of the row's number,
+    or paths as `train`."""
+    format: Literal["csv", "tsv", "parquet"] | None = None
+    """The format of all files; by default each file's suffix says it."""
+    label: Annotated[Label, BeforeValidator(_named, json_schema_input_type=str | Label)]
+    """The column to predict: its name, or an object that also says which value means yes."""
+    categorical: tuple[
+        Annotated[Categorical, BeforeValidator(_named, json_schema_input_type=str | Categorical)], ...
+    ] = ()
+    """The categorical columns: names, or objects."""
+    numeric: tuple[Annotated[Numeric, BeforeValidator(_named, json_schema_input_type=str | Numeric)], ...] = ()
+    """The numeric columns: names, or objects."""
+    missing: tuple[str, ...] = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
+    """Texts that mean: no value; spaces around them don't count."""
+    max_bad_rows: Annotated[int, Field(ge=0)] = 0
+    """How many rows that can't be parsed are left out before the job fails; counted over all files together."""
+    csv: Csv = Csv()
+    """How CSV and TSV files are written."""
+    stream: bool = False
+    """Read the training rows in order in every epoch, through a shuffle buffer, instead of from a local cache: for data
+    too large for the disk. Validation and test rows are cached all the same."""
+    shuffle_buffer: Annotated[int, Field(ge=1, le=10_000_000)] = 65_536
+    """With `stream`, how many rows are mixed at a time."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not self.categorical and not any(column.transform == "buckets" for column in self.numeric):
+            raise ValueError("no column feeds the embedding; list a categorical column or a numeric one with buckets")
+        _refuse_doubles("categorical", [column.column for column in self.categorical])
+        _refuse_doubles("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
+        if self.label.column in {column.column for column in (*self.categorical, *self.numeric)}:
+            raise ValueError(f"the label {self.label.column!r} can't be an input too; list it once")
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns that are read, each once."""
+        return list(dict.fromkeys(c.column for c in (self.label, *self.categorical, *self.numeric)))
+
+    @property
+    def sources(self) -> dict[str, list[str]]:
+        """The paths of each split that has its own."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {split: paths for split, paths in given.items() if isinstance(paths, list)}
+
+
+def _refuse_doubles(field: str, names: list[str]) -> None:
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise ValueError(f"{field} lists {', '.join(doubles)} more than once; list each once")
+
+
+class SparseSgd(workload.Params):
+    """Plain stochastic gradient descent on the rows that a batch touched."""
+
+    name: Literal["sgd"]
+    lr: Lr = 0.1
+    """The learning rate."""
+
+
+class SparseAdagrad(workload.Params):
+    """Adagrad on the rows that a batch touched."""
+
+    name: Literal["adagrad"]
+    lr: Lr = 0.05
+    """The learning rate."""
+    initial_accumulator: Annotated[float, Field(ge=0)] = 0.0
+    """What the sum of squared gradients starts with."""
+    eps: Annotated[float, Field(gt=0)] = 1e-10
+    """Added to the denominator."""
+
+
+class SparseAdam(workload.Params):
+    """Adam whose moments move only for the rows that a batch touched."""
+
+    name: Literal["sparse-adam"]
+    lr: Lr = 0.001
+    """The learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """How slowly the two moments change."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator."""
+
+
+class Sgd(workload.Params):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"]
+    lr: Lr = 0.1
+    """The learning rate."""
+    momentum: Fraction = 0.0
+    """The share of the last update that is kept."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """The weight of the L2 penalty."""
+
+
+class Adam(workload.Params):
+    """Adam, its weight decay an L2 penalty."""
+
+    name: Literal["adam"]
+    lr: Lr = 0.001
+    """The learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """How slowly the two moments change."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """The weight of the L2 penalty."""
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["adamw"]  # pyright: ignore[reportIncompatibleVariableOverride] - the tag is what tells them apart
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """The share by which weights shrink, times the learning rate."""
+
+
+class LrSchedule(workload.Params):
+    """How both learning rates move over the job's steps."""
+
+    shape: Literal["constant", "cosine"] = "constant"
+    """`cosine` falls to zero at the job's last step."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rates first rise in a line."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the learning rates are multiplied by at `step` (from 0) of `steps`."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.shape == "constant":
+            return 1.0
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+class EarlyStopping(workload.Params):
+    """Ends the job when the validation score no longer improves, and keeps the best epoch's weights."""
+
+    patience: Annotated[int, Field(ge=1)] = 3
+    """Epochs without improvement before the job ends."""
+    metric: Literal["auc", "loss"] = "auc"
+    """What must improve: `auc` up, or `loss` down."""
+
+
+class Params(workload.Params):
+    """The parameters of an `embedding-ddp` job."""
+
+    data: Data
+    """Where the rows are and what their columns mean."""
+    embedding_dim: Annotated[int, Field(ge=1, le=4096)] = 16
+    """The length of one row of the table."""
+    embedding_std: Annotated[float, Field(ge=0)] = 0.05
+    """The standard deviation of the table's first values."""
+    pooling: Literal["sum", "mean", "none"] = "mean"
+    """How the values of one column in one row become inputs of the dense layers: `sum` and `mean` make one vector of
+    them; `none` keeps `max_values` vectors, with zeros where there are fewer values."""
+    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = (128, 64)
+    """The widths of the hidden layers; an empty list is a logistic regression on the embeddings."""
+    dropout: Fraction = 0.0
+    """The share of each hidden layer's outputs that is dropped in training."""
+    batch_size: Annotated[int, Field(ge=1)] = 1024
+    """Rows per step over all trainers together; each takes its equal share."""
+    epochs: Annotated[int, Field(ge=1)] = 10
+    """Passes over the training rows."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """End after this many steps even if epochs are left."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides first weights, the order of rows, the validation rows and dropout."""
+    protocol: Literal["sync", "async", "seed"] = "sync"
+    """`sync`: a server applies the mean gradient of all trainers once per step, as one process would with the global
+    batch; `async`: each trainer's gradient is applied when it comes, faster and not reproducible; `seed`: as `async`,
+    through torch's own DistributedOptimizer, whose state lives per trainer."""
+    sparse_optimizer: Annotated[SparseSgd | SparseAdagrad | SparseAdam, Field(discriminator="name")] = SparseAdagrad(
+        name="adagrad"
+    )
+    """The optimizer of the embedding table: `sgd`, `adagrad` or `sparse-adam`."""
+    dense_optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Adam(name="adam")
+    """The optimizer of the dense layers: `sgd`, `adam` or `adamw`."""
+    lr_schedule: LrSchedule = LrSchedule()
+    """How both learning rates move over the job's steps."""
+    precision: Literal["float32", "float64"] = "float32"
+    """The type of all weights; `float64` is for proofs of parity."""
+    early_stopping: EarlyStopping | None = None
+    """When to end before the last epoch; without it, never."""
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checkpoints."""
+    checkpoint_every_s: Annotated[float, Field(gt=0)] | None = 60.0
+    """Seconds between checkpoints; with both, whichever comes first."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.protocol == "seed" and self.lr_schedule != LrSchedule():
+            raise ValueError("protocol: seed keeps its learning rates constant; leave lr_schedule out")
+        if self.early_stopping and self.data.validation == 0.0:
+            raise ValueError(
+                "early_stopping needs validation rows; set data.validation to a share above 0, or to paths"
+            )
+        return self

@@ -1,0 +1,37 @@
+"""A trainer reads its share of the rows, looks vectors up on the parameter servers and trains the dense layers in
+DDP.
+"""
+
+import torch
+from torch.distributed import rpc
+from torch.futures import Future
+
+from rolecall.runtime.context import WorkerContext
+from rolecall.runtime.remote import Mailbox
+from rolecall.spec.errors import Stopped
+from rolecall.workloads.embedding_ddp.batches import open_dataset
+from rolecall.workloads.embedding_ddp.embedding import Shards
+from rolecall.workloads.embedding_ddp.training import Training
+
+_questions: Mailbox[None, int] = Mailbox()
+_orders: Mailbox[Shards, dict[str, float] | None] = Mailbox()
+
+
+def run(context: WorkerContext) -> None:
+    """Read the input, tell the master how large the table is, then train as it says."""
+    dataset = open_dataset(context.params, context.cache, dtype=getattr(torch, context.params.precision))
+    _questions.serve(lambda _: dataset.num_ids)
+    if _orders.serve(lambda shards: Training(context, dataset, shards).run()) is None:
+        raise Stopped("left between two steps, as asked")
+
+
+@rpc.functions.async_execution
+def table_rows() -> Future[int]:
+    """Called by the master: how many embedding rows the input needs, once it is read."""
+    return _questions.post(None)
+
+
+@rpc.functions.async_execution
+def train(shards: Shards) -> Future[dict[str, float] | None]:
+    """Called by the master: train on this table; the result, or none if the training was stopped."""
+    return _orders.post(shards)

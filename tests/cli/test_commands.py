@@ -1,0 +1,101 @@
+"""The commands against a real cluster: what they print, and the exit codes that scripts rely on."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.conftest import ROLECALL, Cluster
+
+
+def run(cluster: Cluster, *arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*ROLECALL, *arguments],
+        input=given,
+        env=cluster.environment | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["jobs", "nodes", "workloads"])
+def test_lists_speak_json(cluster: Cluster, command: str) -> None:
+    done = run(cluster, command, "--json")
+    assert done.returncode == 0, done.stderr
+    assert command in json.loads(done.stdout)
+
+
+def test_nodes_shows_every_node(cluster: Cluster) -> None:
+    done = run(cluster, "nodes")
+    assert {line.split()[0] for line in done.stdout.splitlines()[1:]} == set(cluster.pids) - {"master"}
+
+
+def test_a_workload_is_explained(cluster: Cluster) -> None:
+    done = run(cluster, "workloads", "embedding-ddp")
+    assert "parameter-server" in done.stdout
+
+
+def test_an_unknown_job_is_not_found(cluster: Cluster) -> None:
+    assert run(cluster, "show", "nothing").returncode == 4
+
+
+def test_a_misspelt_workload_is_refused_with_the_nearest(cluster: Cluster) -> None:
+    done = run(cluster, "submit", "-", given='{"workload": "embeding-ddp"}')
+    assert done.returncode == 5
+    assert "did you mean 'embedding-ddp'" in done.stderr
+
+
+def test_a_missing_file_is_wrong_usage(cluster: Cluster) -> None:
+    assert run(cluster, "submit", "no-such-file.json").returncode == 2
+
+
+def test_a_silent_master_is_unreachable(cluster: Cluster) -> None:
+    assert run(cluster, "jobs", ROLECALL_URL="http://127.0.0.1:9").returncode == 6
+
+
+def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
+    done = run(cluster, "jobs", ROLECALL_TOKEN="a-wrong-token-for-sure")
+    assert done.returncode == 7
+    assert "ROLECALL_TOKEN" in done.stderr
+
+
+def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [*ROLECALL, "local", "--port", str(port), "--data", str(tmp_path)]
+        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=10, check=False)
+    assert done.returncode == 1
+    assert f"port {port}" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: int) -> None:
+    cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
+    family = psutil.Process(cluster.process.pid).children(recursive=True)
+    cluster.process.send_signal(number)
+    cluster.process.wait(timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=3)
+    assert not alive
+
+
+def test_a_killed_node_comes_back(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
+    before = cluster.pids["trainer-0"]
+    psutil.Process(before).kill()
+    psutil.wait_procs([psutil.Process(before)] if psutil.pid_exists(before) else [], timeout=5)
+    _await(lambda: cluster.pids.get("trainer-0", before) != before)
+
+
+def _await(condition: Callable[[], bool], timeout: float = 10) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

@@ -1,0 +1,62 @@
+"""Bodies of `POST /jobs` for the cluster's tests, and how to wait for what becomes of them."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.conftest import Cluster
+from tests.rows import COLUMNS
+
+
+def short_job(rows: Path, *, trainers: int = 2, **params: Any) -> dict[str, Any]:
+    """A few hundred steps: about a second of training."""
+    return {
+        "workload": "embedding-ddp",
+        "roles": {"parameter-server": 1, "trainer": trainers},
+        "params": {
+            "data": {"train": str(rows), **COLUMNS},
+            "embedding_dim": 8,
+            "hidden": [16],
+            "batch_size": 64,
+            "epochs": 4,
+            "sparse_optimizer": {"name": "adagrad", "lr": 0.05},
+            "dense_optimizer": {"name": "adam", "lr": 0.002},
+            **params,
+        },
+    }
+
+
+def long_job(rows: Path, *, trainers: int = 2, max_steps: int = 1_000_000, **params: Any) -> dict[str, Any]:
+    """Runs until it is stopped, or to `max_steps`."""
+    return short_job(rows, trainers=trainers, epochs=100_000, max_steps=max_steps, **params)
+
+
+def until(
+    cluster: Cluster, job: str, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 60
+) -> dict[str, Any]:
+    """Poll until the job's document meets `condition`, through restarts of the master; fail with the logs if never."""
+    deadline = time.monotonic() + timeout_s
+    document = None
+    while time.monotonic() < deadline:
+        try:
+            document = cluster.job(job)
+        except httpx.TransportError:
+            pass
+        else:
+            if condition(document):
+                return document
+        time.sleep(0.05)
+    pytest.fail(f"job {job} did not get there in {timeout_s} s: {document}\n{cluster.logs()}")
+
+
+def past_step(step: int) -> Callable[[dict[str, Any]], bool]:
+    """Whether a job runs and has done more than `step` steps."""
+    return lambda document: document["state"] == "running" and document["progress"]["step"] > step
+
+
+def workers(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The current attempt's workers by name, e.g. `trainer-0`."""
+    return {f"{worker['role']}-{worker['role_rank']}": worker for worker in document["attempts"][-1]["workers"]}

@@ -1,0 +1,137 @@
+"""Jobs on a real cluster: master, nodes and workers as they are shipped, on free ports."""
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.jobs import long_job, past_step, short_job, until
+from tests.conftest import Cluster
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_a_job_trains_a_model_and_hands_it_over(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    job = cluster.submit(short_job(rows))
+    document = cluster.wait_for(job, "succeeded", 60)
+    result = document["result"]
+    assert 0.6 < result["validation_auc"] < 1
+    assert result["samples_per_s"] > 0
+    assert [worker["role"] for worker in document["attempts"][0]["workers"]] == [
+        "master",
+        "parameter-server",
+        "trainer",
+        "trainer",
+    ]
+    assert {worker["state"] for worker in document["attempts"][0]["workers"]} == {"succeeded"}
+    archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").content
+    with zipfile.ZipFile(io.BytesIO(archive)) as model:
+        model.extractall(tmp_path)
+    asked = "from model import load; print(load('.').predict([{'city': 'c1', 'tags': 't1|t2', 'age': 1, 'pay': 2}]))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answered = subprocess.check_output([sys.executable, "-c", asked], cwd=tmp_path, env=environment, text=True)
+    assert answered.startswith("tensor([0.")
+
+
+def test_the_first_step_comes_within_three_seconds_of_the_post(cluster: Cluster, rows: Path) -> None:
+    """With warm nodes; the input is read within the time, too."""
+    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)
+    start = cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)["progress"]["start_s"]
+    assert start["total"] <= 3.0
+    assert start["total"] == pytest.approx(
+        sum(start[part] for part in ("queue", "spawn", "join", "first_step")), abs=0.01
+    )
+
+
+def test_logs_events_metrics_and_series_can_be_read(cluster: Cluster, rows: Path) -> None:
+    job = cluster.submit(short_job(rows))
+    cluster.wait_for(job, "succeeded", 60)
+    events = cluster.client.get(f"/jobs/{job}/events").text
+    assert "the table has" in events
+    series = cluster.client.get(f"/jobs/{job}/metrics").json()
+    assert series
+    metrics = cluster.client.get("/metrics").text
+    assert 'rolecall_jobs{state="succeeded"}' in metrics
+    assert 'role="trainer"' in metrics
+
+
+def test_two_jobs_share_the_nodes_and_a_third_waits_for_its_turn(cluster: Cluster, rows: Path) -> None:
+    first, second = (cluster.submit(long_job(rows, trainers=1)) for _ in range(2))
+    cluster.wait_for(first, "running", 30)
+    cluster.wait_for(second, "running", 30)
+    third = cluster.submit(short_job(rows, trainers=1))
+    waiting = until(cluster, third, lambda document: document["waiting_for"], 10)
+    assert waiting["state"] == "queued"
+    assert "waiting for 1 trainer slot: 0 of 2 are free" in waiting["waiting_for"]
+    cluster.client.post(f"/jobs/{first}/cancel")
+    cluster.wait_for(third, "succeeded", 60)
+    cluster.client.post(f"/jobs/{second}/cancel")
+    cluster.wait_for(second, "cancelled", 30)
+
+
+def test_more_workers_than_the_cluster_has_wait_and_say_so(cluster: Cluster, rows: Path) -> None:
+    job = cluster.submit(short_job(rows, trainers=9))
+    waiting = until(cluster, job, lambda document: document["waiting_for"], 10)["waiting_for"]
+    assert "9 trainer slots" in waiting
+    assert "the cluster has 2 in all" in waiting
+    other = cluster.submit(short_job(rows))
+    cluster.wait_for(other, "succeeded", 60)
+    assert cluster.client.post(f"/jobs/{job}/cancel").is_success
+    cluster.wait_for(job, "cancelled", 5)
+
+
+def changed(rows: Path, **data: Any) -> dict[str, Any]:
+    job = short_job(rows)
+    job["params"]["data"] |= data
+    return job
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"train": "/nowhere/rows.csv"}, "/nowhere/rows.csv"),
+        ({"numeric": ["aeg"]}, "age"),
+        ({"numeric": ["city"], "categorical": ["tags"]}, "max_bad_rows"),
+    ],
+    ids=["no such file", "no such column", "rows that can't be parsed"],
+)
+def test_bad_input_fails_at_once_and_for_good(cluster: Cluster, rows: Path, data: dict[str, Any], said: str) -> None:
+    document = cluster.wait_for(cluster.submit(changed(rows, **data)), "failed", 15)
+    assert said in document["reason"]
+    assert len(document["attempts"]) == 1
+
+
+def test_a_loss_that_is_no_number_fails_the_job(cluster: Cluster, rows: Path) -> None:
+    job = long_job(rows)
+    job["params"]["dense_optimizer"] = {"name": "sgd", "lr": 1e30}
+    document = cluster.wait_for(cluster.submit(job), "failed", 30)
+    assert "NonFiniteLoss" in document["reason"]
+    assert len(document["attempts"]) == 1
+
+
+def test_a_running_job_can_be_cancelled_and_leaves_its_slots(cluster: Cluster, rows: Path) -> None:
+    job = cluster.submit(long_job(rows))
+    until(cluster, job, past_step(10), 30)
+    assert cluster.client.post(f"/jobs/{job}/cancel").is_success
+    document = cluster.wait_for(job, "cancelled", 10)
+    assert document["attempts"][0]["cause"] == "cancelled by its user"
+    assert cluster.client.post(f"/jobs/{job}/cancel").status_code == 409
+    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)
+
+
+def test_a_paused_job_goes_on_where_it_was(cluster: Cluster, rows: Path) -> None:
+    job = cluster.submit(long_job(rows, max_steps=1500))
+    until(cluster, job, past_step(100), 30)
+    cluster.client.post(f"/jobs/{job}/pause")
+    cluster.wait_for(job, "paused", 15)
+    steps = [checkpoint["step"] for checkpoint in cluster.client.get(f"/jobs/{job}/checkpoints").json()]
+    assert steps[0] >= 100
+    cluster.client.post(f"/jobs/{job}/resume")
+    document = cluster.wait_for(job, "succeeded", 60)
+    assert document["result"]["steps"] == 1500
+    assert f"resumed from the checkpoint at step {steps[0]}" in cluster.client.get(f"/jobs/{job}/events").text
+    assert len(document["attempts"]) == 2

@@ -1,0 +1,145 @@
+"""A real cluster: `rolecall local` on a free port with a data folder of its own."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+TOKEN = "a-token-for-the-tests-only"
+ROLECALL = (sys.executable, "-m", "rolecall.cli")
+START_S = 90
+ENDED = ("succeeded", "failed", "cancelled")
+
+
+@dataclass
+class Cluster:
+    """A running `rolecall local`."""
+
+    process: subprocess.Popen[str]
+    url: str
+    data: Path
+    client: httpx.Client
+    token: str = TOKEN
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a shell needs to reach it."""
+        return os.environ | {"ROLECALL_URL": self.url, "ROLECALL_TOKEN": self.token}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process of each program, by name; restarted ones have new ids."""
+        return {_name_of(child): child.pid for child in psutil.Process(self.process.pid).children()}
+
+    def submit(self, request: dict[str, Any]) -> str:
+        """Submit a job; return its id."""
+        answer = self.client.post("/jobs", json=request)
+        assert answer.status_code == 201, answer.text
+        return answer.json()["id"]
+
+    def job(self, job: str) -> dict[str, Any]:
+        """The job's document."""
+        return self.client.get(f"/jobs/{job}").raise_for_status().json()
+
+    def pid(self, name: str) -> int:
+        """The process of one program, e.g. `master` or `trainer-0`."""
+        return self.pids[name]
+
+    def wait_for(self, job: str, state: str, timeout: float = 60) -> dict[str, Any]:
+        """Wait until the job is in `state`; fail with the logs when it ends otherwise or the time is over."""
+        document = self.until(job, lambda one: one["state"] == state or one["state"] in ENDED, timeout)
+        if document["state"] != state:
+            pytest.fail(f"job {job} is not {state} but {document['state']}: {document['reason']}\n{self.logs()}")
+        return document
+
+    def until(self, job: str, holds: Callable[[dict[str, Any]], Any], timeout: float = 60) -> dict[str, Any]:
+        """Poll until `holds(document)`; fail with the logs when the time is over."""
+        deadline = time.monotonic() + timeout
+        document = None
+        while time.monotonic() < deadline:
+            document = self._job_if_up(job)
+            if document and holds(document):
+                return document
+            time.sleep(0.05)
+        pytest.fail(f"job {job}: it did not happen within {timeout} s: {document}\n{self.logs()}")
+
+    def await_up(self, timeout: float = 20) -> None:
+        """Wait until the master answers."""
+        deadline = time.monotonic() + timeout
+        while not self._is_up():
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
+    def _is_up(self) -> bool:
+        try:
+            return self.client.get("/healthz").is_success
+        except httpx.TransportError:
+            return False
+
+    def logs(self) -> str:
+        """The end of every program's log."""
+        return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in (self.data / "logs").iterdir())
+
+    def _job_if_up(self, job: str) -> dict[str, Any] | None:
+        try:
+            return self.job(job)
+        except httpx.TransportError:
+            return None  # the master is being restarted
+
+
+@contextmanager
+def running_cluster(data: Path, *options: str) -> Iterator[Cluster]:
+    """Start a cluster; when left, end it and assert that nothing of it still runs."""
+    environment = os.environ | {"ROLECALL_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(data / "config")}
+    command = [*ROLECALL, "local", "--port", "0", "--data", str(data), *options]
+    with (data / "local.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+    family: list[psutil.Process] = []
+    try:
+        url = _await_ready(process, data / "local.log")
+        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=30) as client:
+            yield Cluster(process, url, data, client)
+    finally:
+        if process.poll() is None:
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        _, alive = psutil.wait_procs(family, timeout=5)
+        assert not alive, f"still running: {alive}"
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that tests share and leave as they found it."""
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+
+
+@pytest.fixture
+def start_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """Starts a cluster for one test that harms it; takes the options of `rolecall local`."""
+    with ExitStack() as stack:
+        yield lambda *options: stack.enter_context(running_cluster(tmp_path, *options))
+
+
+def _await_ready(process: subprocess.Popen[str], log: Path) -> str:
+    assert process.stdout
+    readable, _, _ = select.select([process.stdout], [], [], START_S)
+    line = process.stdout.readline() if readable else ""
+    assert line.startswith("ready "), f"the cluster did not start: {log.read_text()}"
+    return line.split()[1]
+
+
+def _name_of(process: psutil.Process) -> str:
+    return "master" if process.cmdline()[-1] == "master" else process.environ()["ROLECALL_NODE_NAME"]

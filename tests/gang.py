@@ -1,0 +1,201 @@
+"""Runs one attempt's workers as real processes that meet over real sockets, without a master and nodes.
+
+For tests about what a gang computes. It records every step's loss in full, which the service's throttled progress
+doesn't.
+"""
+
+import importlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rolecall.runtime import context as runtime_context
+from rolecall.runtime.artifacts import Artifacts
+from rolecall.runtime.blobs import SharedBlobs
+from rolecall.runtime.checkpoint import Checkpoints
+from rolecall.runtime.context import WorkerContext
+from rolecall.runtime.rendezvous import joined
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
+from rolecall.spec.role import RANK_ORDER, Role
+from rolecall.spec.wire import ArtifactNotice
+from rolecall.spec.workdir import Workdir
+from rolecall.workloads import catalogue
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.gang", "torch._dynamo", "torchmetrics.classification"])
+
+
+@dataclass(frozen=True)
+class GangResult:
+    """What a gang left behind."""
+
+    folder: Path
+    losses: dict[str, list[float]]
+    """Every step's loss, by worker."""
+    result: dict[str, float]
+
+    def artifact(self, name: str) -> Path:
+        return self.folder / "blobs" / "job" / "1" / name
+
+
+class FolderRecords:
+    """Takes a worker's notices in place of the master: one file for each checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def record_checkpoint(self, manifest: CheckpointManifest) -> None:
+        (self._folder / f"checkpoint-{manifest.step:06d}.json").write_text(manifest.model_dump_json())
+
+    def record_artifact(self, notice: ArtifactNotice) -> None:
+        pass
+
+
+class RecordingReporter(Reporter):
+    """Also writes down every step's loss, exactly."""
+
+    def __init__(self, path: Path, losses: Path) -> None:
+        super().__init__(path)
+        self._losses = losses.open("a")
+
+    def __call__(self, step: int, *, loss: float | torch.Tensor, **rest: Any) -> None:
+        self._losses.write(json.dumps(float(loss)) + "\n")
+        self._losses.flush()
+        super().__call__(step, loss=loss, **rest)
+
+
+def run_gang(
+    workload: str,
+    params: dict[str, Any],
+    roles: dict[Role, int],
+    folder: Path,
+    *,
+    resume_from: CheckpointManifest | None = None,
+    timeout_s: float = 120.0,
+) -> GangResult:
+    """Run one attempt to its end; fails the test with the first worker's traceback if one fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    gang = _plan(roles)
+    launches = [_launch(workload, params, worker, gang, resume_from) for worker in gang.workers]
+    workers = [_processes.Process(target=_work, args=(launch, folder), daemon=True) for launch in launches]
+    for worker in workers:
+        worker.start()
+    try:
+        _tell_port(folder, gang, time.monotonic() + timeout_s)
+        _await(workers, folder, time.monotonic() + timeout_s)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+    return _collect(folder, gang)
+
+
+def _plan(roles: dict[Role, int]) -> GangPlan:
+    ordered = [(role, role_rank) for role in RANK_ORDER for role_rank in range(roles.get(role, 0))]
+    return GangPlan(
+        workers=tuple(
+            WorkerPlan(rank=rank, role=role, role_rank=role_rank, node="here", threads=1)
+            for rank, (role, role_rank) in enumerate(ordered)
+        )
+    )
+
+
+def _launch(
+    workload: str, params: dict[str, Any], worker: WorkerPlan, gang: GangPlan, resume_from: CheckpointManifest | None
+) -> WorkerLaunch:
+    return WorkerLaunch(
+        job="job",
+        attempt=1,
+        workload=workload,
+        params=params,
+        worker=worker,
+        gang=gang,
+        master_addr="127.0.0.1",
+        resume_from=resume_from,
+    )
+
+
+def _work(launch: WorkerLaunch, folder: Path) -> None:
+    torch.set_num_threads(1)
+    workdir = Workdir.of(folder, launch.job, launch.attempt, launch.worker.rank)
+    workdir.scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        workload = catalogue.load(launch.workload)
+        params = workload.params.model_validate(launch.params)
+        name = runtime_context.worker_name(launch.worker.role, launch.worker.role_rank)
+        blobs, records = SharedBlobs((folder / "blobs").as_uri(), launch.job, launch.attempt), FolderRecords(folder)
+        context = WorkerContext(
+            launch=launch,
+            params=params,
+            device=torch.device("cpu"),
+            workdir=workdir,
+            cache=folder / "cache",
+            report=RecordingReporter(workdir.progress, folder / f"losses-{name}"),
+            checkpoints=Checkpoints(blobs, records, launch.attempt, launch.resume_from, workdir.scratch),
+            artifacts=Artifacts(blobs, records, launch.attempt),
+        )
+        runtime_context.enter(context)
+        role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
+        with joined(launch, workload, workdir, context.report):
+            role.run(context)
+    except BaseException:
+        (folder / f"failure-{launch.worker.rank}").write_text(traceback.format_exc())
+        raise
+
+
+def _tell_port(folder: Path, gang: GangPlan, give_up: float) -> None:
+    """What nodes and master do in the service: rank 0's word reaches the others as a file."""
+    first = Workdir.of(folder, "job", 1, 0).progress
+    while not (line := _rendezvous(first)):
+        if time.monotonic() > give_up:
+            raise TimeoutError("rank 0 did not say where the gang meets")
+        time.sleep(0.005)
+    for worker in gang.workers[1:]:
+        target = Workdir.of(folder, "job", 1, worker.rank)
+        target.path.mkdir(parents=True, exist_ok=True)
+        partial = target.path / "rendezvous.partial"
+        partial.write_text(str(line["port"]))
+        partial.rename(target.rendezvous)
+
+
+def _rendezvous(progress: Path) -> dict[str, Any] | None:
+    text = progress.read_text() if progress.exists() else ""
+    lines = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
+    return next((line for line in lines if line["kind"] == "rendezvous"), None)
+
+
+def _await(workers: list[Any], folder: Path, give_up: float) -> None:
+    while any(worker.is_alive() for worker in workers):
+        multiprocessing.connection.wait([worker.sentinel for worker in workers if worker.is_alive()], 0.2)
+        if any(worker.exitcode for worker in workers):
+            raise AssertionError(_first_failure(folder))
+        if time.monotonic() > give_up:
+            raise TimeoutError("the gang did not end in time")
+
+
+def _first_failure(folder: Path) -> str:
+    failures = sorted(folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
+    return failures[0].read_text() if failures else "a worker died without a word"
+
+
+def _collect(folder: Path, gang: GangPlan) -> GangResult:
+    names = [runtime_context.worker_name(worker.role, worker.role_rank) for worker in gang.workers]
+    losses = {
+        name: [json.loads(line) for line in path.read_text().splitlines()]
+        for name in names
+        if (path := folder / f"losses-{name}").stat().st_size
+    }
+    result: dict[str, float] = {}
+    for path in folder.glob("work/job/1/*/progress.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if line["kind"] == "result":
+                result = line["metrics"]
+    return GangResult(folder=folder, losses=losses, result=result)

@@ -1,0 +1,246 @@
+"""A real master on a real socket, and nodes that a test plays itself."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import Field
+
+from rolecall.master.app import create_app
+from rolecall.master.catalogue import Catalogue
+from rolecall.master.server import Server, listen
+from rolecall.settings import MasterSettings
+from rolecall.spec.node import Gpu, Machine, NodeSpec, NodeState
+from rolecall.spec.report import Failure, ProgressLine, WorkerReport
+from rolecall.spec.role import Role
+from rolecall.spec.state import StopMode, WorkerState
+from rolecall.spec.token import attempt_token
+from rolecall.spec.wire import Desired, DesiredWorker
+from rolecall.spec.workload import Params, RoleCount, Workload
+
+TOKEN, NODE_TOKEN = "user-token-of-the-tests", "node-token-of-the-tests"
+
+
+class ToyParams(Params):
+    """Parameters with bounds."""
+
+    steps: int = Field(default=10, ge=1)
+    learning_rate: float = Field(default=0.1, gt=0)
+
+
+def _even(params: Params, counts: dict[Role, int]) -> None:
+    if counts[Role.TRAINER] == 13:
+        raise ValueError("13 trainers bring bad luck; take another number")
+
+
+TOY = Workload(
+    name="toy",
+    summary="A workload of the tests.",
+    package="toy",
+    params=ToyParams,
+    roles={
+        Role.PARAMETER_SERVER: RoleCount(default=1, least=0),
+        Role.TRAINER: RoleCount(default=2),
+        Role.OBSERVER: RoleCount(default=0, least=0),
+    },
+    expendable=frozenset({Role.OBSERVER}),
+    check_counts=_even,
+)
+CATALOGUE = Catalogue({"toy": TOY}, {"sad": "ImportError: no module named sad"})
+
+
+def make_node(name: str, role: Role, slots: int = 2, *, boot: str = "m0", gpus: int = 0, cores: int = 4) -> NodeSpec:
+    """A node on machine `boot`, which has one CPU slot per core."""
+    cards = tuple(Gpu(uuid=f"GPU-{boot}-{i}", name="card", memory_bytes=1) for i in range(gpus))
+    machine = Machine(boot_id=boot, hostname=boot, cores=cores, cpu_slots=cores, memory_bytes=1, gpus=cards)
+    return NodeSpec(
+        name=name,
+        role=role,
+        slots=slots,
+        address=f"10.0.0.{len(name)}",
+        interface="eth0",
+        metrics_port=0,
+        machine=machine,
+        version="0",
+        started=f"{name}-first",
+    )
+
+
+def alive(spec: NodeSpec, **values: Any) -> NodeState:
+    """The node as a placement sees it."""
+    return NodeState(**({"spec": spec, "alive": True, "heartbeat_age_s": 0.0} | values))
+
+
+def make_settings(data: Path, **values: Any) -> MasterSettings:
+    """Settings of a master that is quick to notice."""
+    quick = {"heartbeat_s": 5.0, "node_timeout_s": 30.0, "host": "127.0.0.1", "port": 0}
+    return MasterSettings(data=data, token=TOKEN, node_token=NODE_TOKEN, **(quick | values))
+
+
+@asynccontextmanager
+async def serving(settings: MasterSettings) -> AsyncIterator["Client"]:
+    """A master that serves until the block ends; its whole state is in `settings.data`."""
+    with listen("127.0.0.1", 0) as listener:
+        server = Server(create_app(settings, CATALOGUE))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+            try:
+                while not (await http.get("/healthz")).is_success:
+                    assert not task.done()
+                yield Client(http, server)
+            finally:
+                server.should_exit = True
+                await task
+
+
+@dataclass
+class Client:
+    """The users', nodes' and workers' calls."""
+
+    http: httpx.AsyncClient
+    server: Server
+
+    async def user(self, method: str, path: str, **values: Any) -> httpx.Response:
+        """A call with the user's token."""
+        return await self.http.request(method, path, headers=bearer(TOKEN) | values.pop("headers", {}), **values)
+
+    async def internal(self, method: str, path: str, **values: Any) -> httpx.Response:
+        """A call with the nodes' token."""
+        return await self.http.request(method, f"/internal{path}", headers=bearer(NODE_TOKEN), **values)
+
+    async def worker(self, method: str, job: str, attempt: int, path: str, **values: Any) -> httpx.Response:
+        """A call with the token of an attempt."""
+        headers = bearer(attempt_token(NODE_TOKEN, job, attempt)) | values.pop("headers", {})
+        return await self.http.request(method, f"/internal/jobs/{job}{path}", headers=headers, **values)
+
+    async def submit(self, **values: Any) -> dict[str, Any]:
+        """Submit a toy job and return its document."""
+        response = await self.user("POST", "/jobs", json={"workload": "toy"} | values)
+        assert response.status_code == 201, response.text
+        return response.json()
+
+    async def job(self, job: str) -> dict[str, Any]:
+        """The job's document."""
+        return (await self.user("GET", f"/jobs/{job}")).json()
+
+    async def until(
+        self, job: str, *states: str, also: Callable[[dict[str, Any]], Any] = lambda _: True
+    ) -> dict[str, Any]:
+        """The job's document once it is in one of `states`."""
+        async with asyncio.timeout(20):
+            while True:
+                document = await self.job(job)
+                if document["state"] in states and also(document):
+                    return document
+                await asyncio.sleep(0.02)
+
+    async def checkpoint(self, job: str, attempt: int, step: int, *, keep: bool = False) -> httpx.Response:
+        """Upload and record a checkpoint of one part."""
+        body = f"weights at {step}".encode()
+        digest = hashlib.sha256(body).hexdigest()
+        sent = await self.worker(
+            "PUT",
+            job,
+            attempt,
+            f"/attempts/{attempt}/blobs/step-{step}/part",
+            content=body,
+            headers={"X-Content-SHA256": digest},
+        )
+        assert sent.status_code == 201, sent.text
+        part = {"name": "part", **sent.json()}
+        manifest = {"attempt": attempt, "step": step, "parts": [part], "position": {"step": step}, "keep": keep}
+        return await self.worker("POST", job, attempt, f"/attempts/{attempt}/checkpoints", json=manifest)
+
+
+@dataclass
+class Node:
+    """A node that does what the test says."""
+
+    client: Client
+    spec: NodeSpec
+    reports: dict[tuple[str, int, int], WorkerReport] = field(default_factory=dict)
+    desired: Desired | None = None
+    draining: bool = False
+
+    async def register(self) -> httpx.Response:
+        """Enter the cluster."""
+        return await self.client.internal("POST", "/nodes", json=self.spec.model_dump(mode="json"))
+
+    async def beat(self, wait_s: float = 0.0) -> list[DesiredWorker]:
+        """Send a heartbeat; return the workers that the node should run."""
+        seen = self.desired.version if self.desired else -1
+        body = {
+            "started": self.spec.started,
+            "seen": seen,
+            "wait_s": wait_s,
+            "workers": [report.model_dump(mode="json") for report in self.reports.values()],
+            "draining": self.draining,
+        }
+        response = await self.client.internal("POST", f"/nodes/{self.spec.name}/heartbeat", json=body)
+        assert response.status_code == 200, response.text
+        self.desired = Desired.model_validate(response.json())
+        return list(self.desired.workers)
+
+    async def workers(self, count: int = 1, stop: StopMode | None = None) -> list[DesiredWorker]:
+        """Beat until the node should run `count` workers that are stopped like this."""
+        async with asyncio.timeout(20):
+            while True:
+                found = await self.beat(5.0)
+                if len(found) == count and all(worker.stop is stop for worker in found):
+                    return found
+
+    async def say(self, worker: DesiredWorker, state: WorkerState, **values: Any) -> list[DesiredWorker]:
+        """Report a worker's state."""
+        launch = worker.launch
+        now = datetime.now(UTC)
+        times = {"spawned_at": now} | ({"joined_at": now} if state is WorkerState.RUNNING else {})
+        key = (launch.job, launch.attempt, launch.worker.rank)
+        report = {"job": key[0], "attempt": key[1], "rank": key[2], "state": state, "pid": 100 + key[2]}
+        self.reports[key] = WorkerReport(**(report | times | values))
+        return await self.beat()
+
+    async def progress(self, worker: DesiredWorker, *lines: ProgressLine, offset: int = 0) -> int:
+        """Ship lines of a worker's progress; return the stream's size."""
+        body = "".join(line.model_dump_json() + "\n" for line in lines).encode()
+        return await self.ship(worker, "progress", body, offset)
+
+    async def ship(self, worker: DesiredWorker, kind: str, body: bytes, offset: int = 0) -> int:
+        """Ship a piece of a worker's stream; return the stream's size."""
+        launch = worker.launch
+        path = f"/jobs/{launch.job}/attempts/{launch.attempt}/ranks/{launch.worker.rank}/streams/{kind}"
+        response = await self.client.internal("PUT", path, params={"offset": offset}, content=body)
+        assert response.status_code == 200, response.text
+        return response.json()["size"]
+
+
+async def one_trainer(client: Client, name: str = "trainer-0", **values: Any) -> Node:
+    """A registered node for trainers."""
+    node = Node(client, make_node(name, Role.TRAINER, **values))
+    assert (await node.register()).status_code == 200
+    await node.beat()
+    return node
+
+
+ONE_TRAINER = {"parameter-server": 0, "trainer": 1}
+
+
+def line(kind: str, **values: Any) -> ProgressLine:
+    """A line of a worker's progress."""
+    return ProgressLine(**({"kind": kind, "at": datetime.now(UTC)} | values))
+
+
+def failure(message: str = "ValueError: broken", **values: Any) -> Failure:
+    """Why a worker ended badly."""
+    return Failure(**({"message": message, "at": datetime.now(UTC)} | values))
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header with a token."""
+    return {"Authorization": f"Bearer {token}"}

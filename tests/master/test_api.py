@@ -1,0 +1,258 @@
+"""The HTTP surface: who may call, and what is said to those who call wrongly."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rolecall.spec.state import WorkerState
+
+from .harness import NODE_TOKEN, ONE_TRAINER, TOKEN, Client, bearer, make_settings, one_trainer, serving
+
+REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"workload": "tpy"}, "workload", "did you mean 'toy'", "toy"),
+    ({"workload": "sad"}, "workload", "no module named sad", "toy"),
+    ({"params": {"lerning_rate": 1}}, "params.lerning_rate", "did you mean 'learning_rate'", "learning_rate, steps"),
+    ({"params": {"steps": "many"}}, "params.steps", "valid integer", "integer ≥ 1"),
+    ({"params": {"steps": 0}}, "params.steps", "greater than or equal to 1", "integer ≥ 1"),
+    ({"roles": {"trainr": 2}}, "roles.trainr", "did you mean 'trainer'", "trainer"),
+    ({"roles": {"stage": 2}}, "roles.stage", "there is no role 'stage'", "observer, parameter-server, trainer"),
+    ({"roles": {"trainer": -1}}, "roles.trainer", "can't run with -1", "1 to 256"),
+    ({"roles": {"trainer": 13}}, "roles", "bad luck", "counts that fit"),
+    ({"priority": 1000}, "priority", "less than or equal to 100", "integer ≥ -100 ≤ 100"),
+    ({"prioritty": 1}, "prioritty", "did you mean 'priority'", "deadline_s"),
+    ({"deadline_s": -1}, "deadline_s", "greater than 0", "number > 0"),
+    ({"name": "a\0b"}, "name", "can't be printed", "printable"),
+]
+
+
+def on_master(tmp_path: Path, flow: Any, **values: Any) -> None:
+    """Run `flow(client)` against a fresh master."""
+
+    async def run() -> None:
+        async with serving(make_settings(tmp_path, **values)) as client:
+            await flow(client)
+
+    asyncio.run(run())
+
+
+def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The problem document of an error."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
+    assert document["status"] == status
+    assert document["detail"]
+    return document
+
+
+def test_a_wrong_request_is_told_field_value_and_what_is_legal(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        for body, field, message, legal in REFUSED:
+            response = await client.user("POST", "/jobs", json={"workload": "toy"} | body)
+            (error,) = check_problem(response, 422)["errors"]
+            assert error["field"] == field
+            assert message in error["message"]
+            assert legal in error["legal"], error
+            assert error["given"]
+        assert (await client.user("GET", "/jobs")).json() == {"jobs": [], "next_cursor": None}
+
+    on_master(tmp_path, flow)
+
+
+def test_broken_and_oversized_bodies(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        broken = check_problem(await client.user("POST", "/jobs", content=b'{"workload": '), 400)
+        assert "no JSON" in broken["detail"]
+
+        async def endless() -> Any:
+            for _ in range(1000):
+                yield b"x" * 10_000
+
+        try:
+            large = await client.user("POST", "/jobs", content=endless())
+        except (httpx.WriteError, httpx.ReadError):
+            pass  # The server hung up in the middle of the body, which is as good an answer.
+        else:
+            check_problem(large, 413)
+        check_problem(await client.user("POST", "/jobs", content=b"x" * (1 << 21)), 413)
+
+    on_master(tmp_path, flow)
+
+
+def test_every_route_but_health_wants_its_own_token(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        for path in ("/jobs", "/jobs/x", "/nodes", "/workloads", "/metrics", "/readyz"):
+            for headers in ({}, bearer(NODE_TOKEN), {"Authorization": f"Basic {TOKEN}"}):
+                response = await client.http.get(path, headers=headers)
+                check_problem(response, 401)
+                assert response.headers["www-authenticate"].startswith("Bearer")
+        for path in ("/internal/nodes", "/internal/nodes/a/heartbeat"):
+            check_problem(await client.http.post(path, headers=bearer(TOKEN), json={}), 401)
+        upload = "/internal/jobs/x/attempts/1/blobs/b"
+        check_problem(await client.http.put(upload, headers=bearer(NODE_TOKEN), content=b""), 401)
+        assert (await client.http.get("/healthz")).json() == {"status": "ok"}
+        assert (await client.http.get("/")).headers["location"] == "/docs"
+
+    on_master(tmp_path, flow)
+
+
+def test_the_frameworks_own_errors_are_problems_too(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        check_problem(await client.user("GET", "/nowhere"), 404)
+        check_problem(await client.user("DELETE", "/jobs"), 405)
+        check_problem(await client.user("GET", "/jobs/none"), 404)
+        check_problem(await client.user("GET", "/jobs/%00"), 404)
+        check_problem(await client.user("GET", "/jobs", params={"state": "odd"}), 422)
+        check_problem(await client.user("GET", "/jobs", params={"cursor": 10**30}), 422)
+        check_problem(await client.user("GET", "/workloads/tpy"), 404)
+
+    on_master(tmp_path, flow)
+
+
+def test_the_same_key_makes_one_job(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        key = {"Idempotency-Key": "k1"}
+        sent = [client.user("POST", "/jobs", json={"workload": "toy"}, headers=key) for _ in range(4)]
+        responses = await asyncio.gather(*sent)
+        assert {response.status_code for response in responses} == {201}
+        assert len({response.headers["location"] for response in responses}) == 1
+        other = await client.user("POST", "/jobs", json={"workload": "toy", "priority": 1}, headers=key)
+        assert check_problem(other, 422)["errors"][0]["field"] == "Idempotency-Key"
+
+    on_master(tmp_path, flow)
+
+
+def test_jobs_are_listed_page_by_page(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        made = [(await client.submit(name=f"job {i}"))["id"] for i in range(5)]
+        seen: list[str] = []
+        params: dict[str, Any] = {"limit": 2, "state": "queued"}
+        while True:
+            page = (await client.user("GET", "/jobs", params=params)).json()
+            seen += [job["id"] for job in page["jobs"]]
+            if page["next_cursor"] is None:
+                break
+            params["cursor"] = page["next_cursor"]
+        assert seen == made[::-1]
+
+    on_master(tmp_path, flow)
+
+
+def test_steering_in_every_state_without_a_gang(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        job = (await client.submit())["id"]
+        for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+            assert (await client.user("POST", f"/jobs/{job}/{verb}")).json()["state"] == state
+        for verb in ("cancel", "pause", "resume"):
+            problem = check_problem(await client.user("POST", f"/jobs/{job}/{verb}"), 409)
+            assert "cancelled" in problem["detail"]
+        again = (await client.user("POST", f"/jobs/{job}/retry")).json()
+        assert (again["state"], again["ended_at"]) == ("queued", None)
+        check_problem(await client.user("POST", f"/jobs/{job}/retry"), 409)
+        check_problem(await client.user("POST", "/jobs/none/cancel"), 404)
+
+    on_master(tmp_path, flow)
+
+
+def test_what_can_be_read_of_the_cluster(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        await one_trainer(client)
+        await client.submit(roles={"trainer": 9})
+        workloads = (await client.user("GET", "/workloads")).json()
+        assert workloads["workloads"][0]["params"]["properties"]["steps"]["minimum"] == 1
+        assert "sad" in workloads["broken"]
+        (node,) = (await client.user("GET", "/nodes")).json()["nodes"]
+        assert node["alive"]
+        assert (await client.user("GET", "/readyz")).json() == {"status": "ready"}
+        text = (await client.user("GET", "/metrics")).text
+        for line in (
+            'rolecall_jobs{state="queued"} 1.0',
+            "rolecall_queue_depth 1.0",
+            'rolecall_slots{role="trainer"} 2.0',
+            'rolecall_slots_free{role="trainer"} 2.0',
+            'rolecall_nodes{role="trainer"} 1.0',
+            "rolecall_placement_seconds_count 0.0",
+        ):
+            assert line in text.splitlines()
+        schema = (await client.http.get("/openapi.json")).json()
+        assert schema["components"]["securitySchemes"]
+
+    on_master(tmp_path, flow)
+
+
+def test_logs_are_read_and_followed(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        assert await node.ship(worker, "log", b"one\ntw") == 6
+        assert await node.ship(worker, "log", b"lost", offset=100) == 6
+        assert await node.ship(worker, "log", b"two\nthree", offset=4) == 13
+        assert (await client.user("GET", f"/jobs/{job}/logs")).text == (
+            "[trainer-0] one\n[trainer-0] two\n[trainer-0] three\n"
+        )
+        assert (await client.user("GET", f"/jobs/{job}/logs", params={"rank": 7})).text == ""
+        check_problem(await client.user("GET", f"/jobs/{job}/logs", params={"attempt": 7}), 404)
+        followed: list[str] = []
+        url = f"/jobs/{job}/logs?follow=true&role=trainer"
+        async with client.http.stream("GET", url, headers=bearer(TOKEN)) as stream:
+            async for text in stream.aiter_lines():
+                followed.append(text)
+                if text == "data: [trainer-0] two":
+                    await node.ship(worker, "log", b"!\nend", offset=13)
+                    await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+        data = [text.removeprefix("data: ") for text in followed if text.startswith("data")]
+        assert data == [f"[trainer-0] {word}" for word in ("one", "two", "three!", "end")] + ["succeeded"]
+
+    on_master(tmp_path, flow)
+
+
+def test_blobs_are_checked_and_served(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        await node.workers()
+        wrong = {"X-Content-SHA256": "0" * 64}
+        path = "/attempts/1/blobs/model.bin"
+        check_problem(await client.worker("PUT", job, 1, path, content=b"abc", headers=wrong), 400)
+        check_problem(await client.worker("PUT", job, 1, "/attempts/1/blobs/%2e%2e/x", content=b"abc"), 400)
+        check_problem(await client.worker("PUT", job, 2, "/attempts/2/blobs/x", content=b"abc"), 409)
+        stored = (await client.worker("PUT", job, 1, path, content=b"abc")).json()
+        assert (stored["blob"], stored["size"]) == ("1/model.bin", 3)
+        assert (await client.worker("GET", job, 1, "/blobs/1/model.bin")).content == b"abc"
+        check_problem(await client.worker("GET", job, 1, "/blobs/1/none"), 404)
+        check_problem(await client.worker("GET", job, 2, "/blobs/1/model.bin"), 401)
+        notice = {"name": "model.bin", **stored}
+        assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 201
+        check_problem(await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice | {"size": 4}), 409)
+        got = await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
+        assert (got.content, got.headers["x-content-sha256"]) == (b"abc", stored["sha256"])
+        assert "model.bin" in check_problem(await client.user("GET", f"/jobs/{job}/artifacts/x"), 404)["detail"]
+
+    on_master(tmp_path, flow)
+    assert not list(tmp_path.rglob(".upload-*"))
+
+
+@pytest.mark.parametrize("count", [5])
+def test_old_checkpoints_go_and_kept_ones_stay(tmp_path: Path, count: int) -> None:
+    async def flow(client: Client) -> None:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        await node.workers()
+        for step in range(1, count + 1):
+            assert (await client.checkpoint(job, 1, step, keep=step == 1)).status_code == 201
+        assert (await client.checkpoint(job, 1, count)).json() == {"recorded": False}
+        async with asyncio.timeout(10):
+            while True:
+                found = (await client.user("GET", f"/jobs/{job}/checkpoints")).json()["checkpoints"]
+                if len(found) == 3:
+                    break
+                await asyncio.sleep(0.05)
+        assert [checkpoint["manifest"]["step"] for checkpoint in found] == [5, 4, 1]
+
+    on_master(tmp_path, flow)
+    assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-1", "step-4", "step-5"}

@@ -1,0 +1,74 @@
+"""Plug-ins, good and broken, and the parts of a request's check that the API tests leave out."""
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from rolecall.master.catalogue import load
+from rolecall.spec.errors import InvalidJob, NotFound
+from rolecall.spec.job import JobRequest
+from rolecall.spec.role import Role
+from rolecall.workloads.catalogue import GROUP
+
+from .harness import CATALOGUE
+
+PLUGIN = """
+from rolecall.spec.role import Role
+from rolecall.spec.workload import Params, RoleCount, Workload
+def make(*roles):
+    return Workload("mine", "", "{name}", Params, {{role: RoleCount(1) for role in roles}})
+GOOD = make(Role.TRAINER)
+ROLELESS = make(Role.TRAINER, Role.OBSERVER)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An import package with a trainer and no observer."""
+    name = f"plugin_{tmp_path.name}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(PLUGIN.format(name=name))
+    (tmp_path / name / "trainer.py").write_text("raise RuntimeError('the master never imports a role')\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    return name
+
+
+def test_a_broken_plugin_is_told_and_leaves_the_others_alone(package: str) -> None:
+    values = {
+        "mine": f"{package}:GOOD",
+        "roleless": f"{package}:ROLELESS",
+        "gone": "no_such_package:X",
+        "odd": "sys:path",
+    }
+    catalogue = load([EntryPoint(name, value, GROUP) for name, value in values.items()])
+    assert list(catalogue.workloads) == ["mine"]
+    assert catalogue.get("mine").name == "mine"
+    assert "no module observer" in catalogue.broken["roleless"]
+    assert "no_such_package" in catalogue.broken["gone"]
+    assert "no Workload but a list" in catalogue.broken["odd"]
+    with pytest.raises(NotFound, match="could not be loaded"):
+        catalogue.get("gone")
+
+
+def test_the_installed_workloads_are_whole() -> None:
+    catalogue = load()
+    assert catalogue.broken == {}
+    assert "embedding-ddp" in catalogue.workloads
+
+
+def test_defaults_are_filled_in_and_absent_roles_left_out() -> None:
+    fields = CATALOGUE.check_request(JobRequest(workload="toy"))
+    assert fields["roles"] == {Role.PARAMETER_SERVER: 1, Role.TRAINER: 2}
+    assert fields["params"] == {"steps": 10, "learning_rate": 0.1}
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(InvalidJob) as caught:
+        CATALOGUE.check_request(JobRequest(workload="toy", params={"steps": 0, "stepz": 1}, roles={Role.STAGE: 1}))
+    assert [problem["field"] for problem in caught.value.problems] == ["roles.stage", "params.steps", "params.stepz"]
+
+
+def test_a_workload_that_is_no_longer_installed_has_no_expendable_roles() -> None:
+    assert CATALOGUE.expendable("gone") == frozenset()

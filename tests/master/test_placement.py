@@ -1,0 +1,163 @@
+"""Placement by table, and against a brute-force search."""
+
+from collections import Counter
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rolecall.master.placement import Waiting, capacity, place
+from rolecall.spec.node import NodeState
+from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.role import RANK_ORDER, Role
+
+from .harness import alive, make_node
+
+TRAINER, STAGE, OBSERVER, SERVER = Role.TRAINER, Role.STAGE, Role.OBSERVER, Role.PARAMETER_SERVER
+TWO_MACHINES = [
+    alive(make_node("server-0", SERVER, 8, boot="m0")),
+    alive(make_node("trainer-0", TRAINER, 2, boot="m0", cores=2)),
+    alive(make_node("trainer-1", TRAINER, 2, boot="m1", cores=2)),
+]
+
+
+def nodes_of(plan: GangPlan | Waiting) -> list[str]:
+    """Each rank's node."""
+    assert isinstance(plan, GangPlan), plan
+    return [worker.node for worker in plan.workers]
+
+
+def reason(outcome: GangPlan | Waiting) -> str:
+    """Why there is no plan."""
+    assert isinstance(outcome, Waiting), outcome
+    return outcome.reason
+
+
+def test_a_gang_spreads_over_machines_in_rank_order() -> None:
+    plan = place({TRAINER: 2, SERVER: 1}, TWO_MACHINES, [])
+    assert nodes_of(plan) == ["server-0", "trainer-0", "trainer-1"]
+    assert isinstance(plan, GangPlan)
+    assert [worker.role_rank for worker in plan.workers] == [0, 0, 1]
+    assert plan == place({TRAINER: 2, SERVER: 1}, TWO_MACHINES[::-1], [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "busy", "expected"),
+    [
+        ({TRAINER: 2}, 3, "waiting for 2 trainer slots: 1 of 4 is free"),
+        ({TRAINER: 1}, 4, "waiting for 1 trainer slot: 0 of 4 are free"),
+        ({TRAINER: 8}, 0, "waiting for 8 trainer slots: the cluster has 4 in all; add nodes or ask for fewer"),
+        ({STAGE: 1}, 0, "waiting for 1 stage slot: the cluster has 0 in all; add nodes or ask for fewer"),
+    ],
+)
+def test_the_reason_names_roles_and_counts(wanted: dict[Role, int], busy: int, expected: str) -> None:
+    first = place({TRAINER: busy}, TWO_MACHINES, [])
+    assert isinstance(first, GangPlan)
+    outcome = place(wanted, TWO_MACHINES, first.workers)
+    assert reason(outcome) == expected
+    assert isinstance(outcome, Waiting)
+    assert outcome.feasible == ("in all" not in expected)
+
+
+def test_roles_that_share_a_machine_share_its_cores() -> None:
+    nodes = [alive(make_node(f"{role}-0", role, 4, cores=4)) for role in (TRAINER, OBSERVER, SERVER)]
+    assert isinstance(place({TRAINER: 2, OBSERVER: 2, SERVER: 4}, nodes, []), GangPlan)
+    outcome = place({TRAINER: 3, OBSERVER: 2}, nodes, [])
+    assert reason(outcome) == (
+        "waiting for 3 trainer and 2 observer slots: they share machines that hold 4 in all; add nodes or ask for fewer"
+    )
+
+
+def test_a_gpu_is_given_once_per_machine() -> None:
+    nodes = [alive(make_node(name, TRAINER, 2, gpus=2)) for name in ("a", "b")]
+    plan = place({TRAINER: 2}, nodes, [])
+    assert isinstance(plan, GangPlan)
+    assert {worker.gpu for worker in plan.workers} == {"GPU-m0-0", "GPU-m0-1"}
+    assert reason(place({TRAINER: 1}, nodes, plan.workers)) == "waiting for 1 trainer slot: 0 of 2 are free"
+
+
+@pytest.mark.parametrize("values", [{"alive": False}, {"draining": True}])
+def test_dead_and_draining_nodes_offer_nothing(values: dict[str, bool]) -> None:
+    nodes = [alive(make_node("trainer-0", TRAINER), **values)]
+    assert capacity(TRAINER, nodes) == 0
+    assert "0 in all" in reason(place({TRAINER: 1}, nodes, []))
+
+
+def test_an_earlier_role_makes_room_for_a_later_one() -> None:
+    """Stages fit on both machines, the observer on the first one only."""
+    nodes = [
+        alive(make_node("stage-0", STAGE, 1, boot="m0", cores=1)),
+        alive(make_node("stage-1", STAGE, 1, boot="m1", cores=1)),
+        alive(make_node("observer-0", OBSERVER, 1, boot="m0", cores=1)),
+    ]
+    assert nodes_of(place({STAGE: 1, OBSERVER: 1}, nodes, [])) == ["stage-1", "observer-0"]
+
+
+def test_threads_are_a_fair_share() -> None:
+    spec = make_node("trainer-0", TRAINER, 2, cores=8)
+    spec = spec.model_copy(update={"machine": spec.machine.model_copy(update={"cpu_slots": 2})})
+    plan = place({TRAINER: 2}, [alive(spec)], [])
+    assert isinstance(plan, GangPlan)
+    assert [worker.threads for worker in plan.workers] == [4, 4]
+
+
+clusters = st.lists(
+    st.tuples(st.sampled_from([TRAINER, OBSERVER, SERVER]), st.integers(1, 3), st.sampled_from(["m0", "m1"])),
+    min_size=1,
+    max_size=4,
+)
+wants = st.fixed_dictionaries({TRAINER: st.integers(0, 3), OBSERVER: st.integers(0, 2), SERVER: st.integers(0, 2)})
+gpus = st.fixed_dictionaries({"m0": st.integers(0, 2), "m1": st.just(0)})
+
+
+def build(cluster: list[tuple[Role, int, str]], cards: dict[str, int]) -> list[NodeState]:
+    """Nodes of machines with two cores each."""
+    return [
+        alive(make_node(f"n{i}", role, slots, boot=boot, cores=2, gpus=cards[boot]))
+        for i, (role, slots, boot) in enumerate(cluster)
+    ]
+
+
+def check_ledgers(nodes: list[NodeState], workers: list[WorkerPlan]) -> None:
+    """No node, machine or GPU bears more than it offers."""
+    specs = {node.spec.name: node.spec for node in nodes}
+    assert all(count <= specs[name].slots for name, count in Counter(w.node for w in workers).items())
+    cards = Counter((specs[w.node].machine.boot_id, w.gpu) for w in workers if w.gpu)
+    assert all(count == 1 for count in cards.values())
+    for boot in ("m0", "m1"):
+        mine = [w for w in workers if specs[w.node].machine.boot_id == boot and not w.gpu]
+        assert sum(w.role.weight for w in mine if w.role.computes) <= 2
+        assert sum(w.role.weight for w in mine if not w.role.computes) <= 2
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters, wants, wants, gpus)
+def test_never_over_a_ledger_and_whole_or_nothing(
+    cluster: list[tuple[Role, int, str]], first: dict[Role, int], second: dict[Role, int], cards: dict[str, int]
+) -> None:
+    nodes = build(cluster, cards)
+    taken: list[WorkerPlan] = []
+    for wanted in (first, second):
+        plan = place(wanted, nodes, taken)
+        if isinstance(plan, GangPlan):
+            assert Counter(w.role for w in plan.workers) == Counter(wanted)
+            assert [w.rank for w in plan.workers] == list(range(plan.world_size))
+            assert [w.role for w in plan.workers] == sorted((w.role for w in plan.workers), key=RANK_ORDER.index)
+            taken += plan.workers
+        check_ledgers(nodes, taken)
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters, st.fixed_dictionaries({TRAINER: st.integers(0, 3), OBSERVER: st.integers(0, 2)}))
+def test_a_gang_is_found_whenever_there_is_one(cluster: list[tuple[Role, int, str]], wanted: dict[Role, int]) -> None:
+    nodes = build(cluster, {"m0": 0, "m1": 0})
+    ranges = [range(min(n.spec.slots, 2) + 1) if n.spec.role.computes else range(1) for n in nodes]
+    exists = any(
+        all(sum(k for k, n in zip(ks, nodes, strict=True) if n.spec.role is r) == c for r, c in wanted.items())
+        and all(
+            sum(k for k, n in zip(ks, nodes, strict=True) if n.spec.machine.boot_id == b) <= 2 for b in ("m0", "m1")
+        )
+        for ks in product(*ranges)
+    )
+    assert isinstance(place(wanted, nodes, []), GangPlan) == exists

@@ -1,0 +1,92 @@
+"""The queue's order, backfill, and that nobody starves."""
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rolecall.master.placement import Waiting
+from rolecall.master.scheduler import QueuedJob, schedule
+from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.role import Role
+
+from .harness import alive, make_node
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+WINDOW = timedelta(seconds=60)
+NODES = [
+    alive(make_node("trainer-0", Role.TRAINER, 4, cores=4)),
+    alive(make_node("server-0", Role.PARAMETER_SERVER, 4, cores=4)),
+]
+
+
+def job(name: str, trainers: int, *, age_s: float = 0, priority: int = 0, servers: int = 0) -> QueuedJob:
+    """A job that has waited `age_s` seconds."""
+    at = NOW - timedelta(seconds=age_s)
+    roles = {Role.TRAINER: trainers, Role.PARAMETER_SERVER: servers}
+    return QueuedJob(id=name, roles=roles, priority=priority, created_at=at, queued_at=at)
+
+
+def placed(queue: list[QueuedJob], taken: list[WorkerPlan] | None = None) -> list[str]:
+    """Who gets a place."""
+    outcomes = schedule(queue, NODES, taken or [], NOW, WINDOW)
+    return [name for name, outcome in outcomes.items() if isinstance(outcome, GangPlan)]
+
+
+def busy(trainers: int) -> list[WorkerPlan]:
+    """Trainers that run already."""
+    outcome = schedule([job("x", trainers)], NODES, [], NOW, WINDOW)["x"]
+    assert isinstance(outcome, GangPlan)
+    return list(outcome.workers)
+
+
+def test_priority_goes_first_then_age() -> None:
+    queue = [job("young", 2), job("old", 2, age_s=5), job("urgent", 2, priority=1)]
+    assert placed(queue) == ["urgent", "old"]
+
+
+def test_who_fits_goes_ahead_of_who_waits() -> None:
+    assert placed([job("large", 4, age_s=59), job("small", 1)], busy(1)) == ["small"]
+
+
+def test_who_waited_long_holds_the_others_back_from_its_roles() -> None:
+    queue = [job("large", 4, age_s=61), job("small", 1), job("server", 0, servers=1)]
+    outcomes = schedule(queue, NODES, busy(1), NOW, WINDOW)
+    assert placed(queue, busy(1)) == ["server"]
+    held = outcomes["small"]
+    assert isinstance(held, Waiting)
+    assert held.reason.startswith("held back for job large")
+
+
+def test_who_can_never_fit_holds_nobody_back() -> None:
+    assert placed([job("huge", 5, age_s=1000), job("small", 1)]) == ["small"]
+
+
+def test_rivals_for_the_same_cores_are_held_back_too() -> None:
+    nodes = [alive(make_node(f"{role}-0", role, 2, cores=2)) for role in (Role.TRAINER, Role.OBSERVER)]
+    watcher = QueuedJob(id="watcher", roles={Role.OBSERVER: 1}, priority=0, created_at=NOW, queued_at=NOW)
+    one = schedule([watcher], nodes, [], NOW, WINDOW)["watcher"]
+    assert isinstance(one, GangPlan)
+    outcomes = schedule([job("large", 2, age_s=61), watcher], nodes, one.workers, NOW, WINDOW)
+    assert not any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.integers(1, 4))
+def test_nobody_starves(stream: list[int], wanted: int) -> None:
+    """However many small jobs come, each a minute long, a large one runs within the window and one job's length."""
+    running: list[tuple[datetime, list[WorkerPlan]]] = []
+    waiting = [job("large", wanted)]
+    for minute in range(len(stream) + 4):
+        now = NOW + timedelta(minutes=minute)
+        running = [(end, plans) for end, plans in running if end > now]
+        if minute < len(stream):
+            arrived = job(f"small-{minute}", stream[minute], priority=0)
+            waiting.append(QueuedJob(arrived.id, arrived.roles, 0, created_at=now, queued_at=now))
+        taken = [worker for _, plans in running for worker in plans]
+        outcomes = schedule(waiting, NODES, taken, now, WINDOW)
+        for name, outcome in outcomes.items():
+            if isinstance(outcome, GangPlan):
+                running.append((now + timedelta(minutes=1), list(outcome.workers)))
+                waiting = [one for one in waiting if one.id != name]
+    assert "large" not in {one.id for one in waiting}

@@ -1,0 +1,97 @@
+"""The control program as a process: signals, a kill in the middle, a port that is taken."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+
+from rolecall.spec.role import Role
+
+from .harness import NODE_TOKEN, TOKEN, bearer, make_node
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from master.harness import CATALOGUE
+from rolecall.master.server import run
+from rolecall.settings import read_master
+run(read_master(), CATALOGUE)
+"""
+
+
+@contextmanager
+def program(data: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running master and its URL."""
+    tests, services = Path(__file__).parents[1], Path(__file__).parents[2] / "services"
+    settings = {
+        "ROLECALL_DATA": data,
+        "ROLECALL_TOKEN": TOKEN,
+        "ROLECALL_NODE_TOKEN": NODE_TOKEN,
+        "ROLECALL_PORT": port,
+    }
+    paths = {"PYTHONPATH": f"{services}:{tests}", "ROLECALL_HOST": "127.0.0.1", "ROLECALL_HEARTBEAT_S": "20"}
+    environment = os.environ | {name: str(value) for name, value in (settings | paths).items()}
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, listening(process)
+        finally:
+            process.kill()
+
+
+def listening(process: subprocess.Popen[str]) -> str:
+    """The URL from the line that tells it."""
+    assert process.stderr
+    log: list[str] = []
+    for text in process.stderr:
+        log.append(text)
+        if "master listening on " in text:
+            return text.split("master listening on ")[1].strip()
+    raise AssertionError("".join(log))
+
+
+def test_a_signal_ends_it_at_once_and_cleanly_though_a_heartbeat_waits(tmp_path: Path) -> None:
+    with program(tmp_path) as (process, url):
+        spec = make_node("trainer-0", Role.TRAINER)
+        headers = bearer(NODE_TOKEN)
+        httpx.post(f"{url}/internal/nodes", headers=headers, json=spec.model_dump(mode="json")).raise_for_status()
+        beat = {"started": spec.started}
+        seen = httpx.post(f"{url}/internal/nodes/trainer-0/heartbeat", headers=headers, json=beat).json()["version"]
+        answers: list[int] = []
+
+        def wait() -> None:
+            waits = beat | {"seen": seen, "wait_s": 20}
+            response = httpx.post(f"{url}/internal/nodes/trainer-0/heartbeat", headers=headers, json=waits, timeout=30)
+            answers.append(response.status_code)
+
+        waiting = Thread(target=wait)
+        waiting.start()
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        waiting.join()
+        assert answers == [200]
+
+
+def test_a_killed_master_loses_nothing(tmp_path: Path) -> None:
+    with program(tmp_path) as (process, url):
+        job = httpx.post(f"{url}/jobs", headers=bearer(TOKEN), content='{"workload": "toy"}').json()["id"]
+        process.kill()
+        process.wait()
+    with program(tmp_path) as (process, url):
+        document = httpx.get(f"{url}/jobs/{job}", headers=bearer(TOKEN)).json()
+        assert document["state"] == "queued"
+
+
+def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AssertionError, match="already in use"):
+        program(tmp_path, taken.getsockname()[1]).__enter__()

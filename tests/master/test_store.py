@@ -1,0 +1,181 @@
+"""The store on SQLite and on PostgreSQL: its guards, and that its migrations make its tables."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store import attempts, checkpoints, jobs, nodes, workers
+from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.store.schema import metadata
+from rolecall.spec.errors import Conflict, IllegalTransition, NotFound, StaleAttempt
+from rolecall.spec.job import JobSpec
+from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerPlan
+from rolecall.spec.role import Role
+from rolecall.spec.state import JobState, WorkerState
+
+from .harness import make_node
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+PLAN = GangPlan(workers=(WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node="trainer-0", threads=1),))
+Use = Callable[[Callable[[Database], Awaitable[None]]], None]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def use(request: pytest.FixtureRequest, tmp_path: Path) -> Use:
+    """Runs a coroutine function with an empty, migrated database."""
+    sqlite = request.param == "sqlite"
+    url = sqlite_url(tmp_path / "test.db") if sqlite else request.getfixturevalue("postgres_url")
+
+    async def run(flow: Callable[[Database], Awaitable[None]]) -> None:
+        database = Database(url)
+        try:
+            await database.migrate()
+            await flow(database)
+            async with database.write() as connection:
+                for table in reversed(metadata.sorted_tables):
+                    await connection.execute(table.delete())
+        finally:
+            await database.close()
+
+    return lambda flow: asyncio.run(run(flow))
+
+
+def spec(name: str = "toy-1") -> JobSpec:
+    """A job for one trainer."""
+    return JobSpec(id=name, workload="toy", roles={Role.TRAINER: 1}, params={"a": [1, "ü\0"]}, deadline_s=5)
+
+
+async def place_and_fail(database: Database) -> None:
+    """A transaction that ends badly."""
+    async with database.write() as connection:
+        await _placed(connection)
+        raise RuntimeError
+
+
+async def _placed(connection: AsyncConnection) -> None:
+    job = await jobs.add(connection, spec(), NOW)
+    await attempts.begin(connection, job, PLAN, None, NOW)
+
+
+def test_migrations_make_the_tables_of_the_schema(use: Use) -> None:
+    def differences(connection: object) -> list[object]:
+        return compare_metadata(MigrationContext.configure(connection), metadata)  # type: ignore[arg-type]
+
+    async def flow(database: Database) -> None:
+        await database.migrate()
+        async with database.read() as connection:
+            assert await connection.run_sync(differences) == []
+
+    use(flow)
+
+
+def test_a_job_comes_back_as_it_went_in(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        async with database.write() as connection:
+            stored = await jobs.add(connection, spec(), NOW)
+        async with database.read() as connection:
+            assert await jobs.get(connection, "toy-1") == stored
+            assert stored.params == {"a": [1, "ü\0"]}
+            assert stored.created_at == NOW
+            assert stored.deadline_at is not None
+            assert (stored.deadline_at - NOW).total_seconds() == 5
+            with pytest.raises(NotFound, match="toy-2"):
+                await jobs.get(connection, "toy-2")
+
+    use(flow)
+
+
+def test_a_transition_from_a_state_that_was_left_is_an_error(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        async with database.write() as connection:
+            job = await jobs.add(connection, spec(), NOW)
+        async with database.write() as connection:
+            await attempts.begin(connection, job, PLAN, None, NOW)
+        for change in (
+            lambda c: attempts.begin(c, job, PLAN, None, NOW),
+            lambda c: jobs.move(c, job, JobState.CANCELLED, NOW, "too late"),
+        ):
+            with pytest.raises(StaleAttempt):
+                async with database.write() as connection:
+                    await change(connection)
+        with pytest.raises(IllegalTransition):
+            async with database.write() as connection:
+                await jobs.move(connection, job, JobState.SUCCEEDED, NOW, "not possible")
+        async with database.read() as connection:
+            assert (await jobs.get(connection, job.id)).state is JobState.PLACED
+
+    use(flow)
+
+
+def test_what_fails_in_a_transaction_leaves_no_trace(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        with pytest.raises(RuntimeError):
+            await place_and_fail(database)
+        async with database.read() as connection:
+            assert await jobs.in_states(connection, JobState) == []
+
+    use(flow)
+
+
+def test_workers_and_ports_are_guarded(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        async with database.write() as connection:
+            await _placed(connection)
+            assert await attempts.set_port(connection, "toy-1", 1, 4711)
+            assert not await attempts.set_port(connection, "toy-1", 1, 4712)
+            (worker,) = await workers.on_node(connection, "trainer-0")
+            await workers.end_all(connection, [worker], WorkerState.LOST)
+            assert await workers.on_node(connection, "trainer-0") == []
+            with pytest.raises(StaleAttempt):
+                await workers.end_all(connection, [worker], WorkerState.STOPPED)
+
+    use(flow)
+
+
+def test_checkpoints_count_once_and_the_newest_comes_first(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        async with database.write() as connection:
+            await _placed(connection)
+            for attempt, step in ((1, 10), (1, 20), (2, 15)):
+                manifest = CheckpointManifest(attempt=attempt, step=step, parts=(), position={"step": step})
+                assert await checkpoints.add(connection, "toy-1", manifest, NOW)
+                assert not await checkpoints.add(connection, "toy-1", manifest, NOW)
+            assert await checkpoints.newest(connection, "toy-1") == manifest
+            assert await checkpoints.crowded_jobs(connection, 2) == ["toy-1"]
+            with pytest.raises(Conflict, match="another checkpoint"):
+                await checkpoints.add(connection, "toy-1", manifest.model_copy(update={"keep": True}), NOW)
+
+    use(flow)
+
+
+def test_a_node_registers_over_its_earlier_life(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        node = make_node("trainer-0", Role.TRAINER)
+        async with database.write() as connection:
+            await nodes.put(connection, node, NOW)
+            await nodes.put(connection, node.model_copy(update={"started": "second"}), NOW)
+            assert [one.started for one in await nodes.everything(connection)] == ["second"]
+
+    use(flow)
+
+
+def test_writers_wait_for_one_another(use: Use) -> None:
+    """A reader that turns into a writer would fail on SQLite; ours take the lock first."""
+
+    async def flow(database: Database) -> None:
+        async def add(number: int) -> None:
+            async with database.write() as connection:
+                await jobs.count_by_state(connection)
+                await jobs.add(connection, spec(f"toy-{number}"), NOW)
+
+        await asyncio.gather(*(add(number) for number in range(12)))
+        async with database.read() as connection:
+            assert (await jobs.count_by_state(connection))[JobState.QUEUED] == 12
+
+    use(flow)

@@ -1,0 +1,207 @@
+"""A scripted master that speaks the internal protocol over a real socket, and a node's daemon as a real process."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from rolecall.node.reconcile import Key
+from rolecall.node.vitals import process_state
+from rolecall.spec.node import NodeSpec
+from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
+from rolecall.spec.report import WorkerReport
+from rolecall.spec.role import Role
+from rolecall.spec.state import StopMode
+from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a-token-for-nodes"
+_T = TypeVar("_T")
+
+
+def launch(job: str, act: str, rank: int = 0, attempt: int = 1) -> WorkerLaunch:
+    """A plan for one worker that does `act` (see `plays`)."""
+    plan = WorkerPlan(rank=rank, role=Role.TRAINER, role_rank=rank, node="n", threads=1)
+    return WorkerLaunch(
+        job=job, attempt=attempt, workload="none", params={"act": act}, worker=plan,
+        gang=GangPlan(workers=(plan,)), master_addr="127.0.0.1",
+    )  # fmt: skip
+
+
+class ScriptedMaster:
+    """Answers with what the test desires and remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.desired: dict[Key, DesiredWorker] = {}
+        self.version = 0
+        self.specs: list[NodeSpec] = []
+        self.beats: list[Heartbeat] = []
+        self.reports: dict[Key, WorkerReport] = {}
+        self.streams: dict[tuple[Key, str], bytes] = {}
+        self.left: list[str] = []
+        self.at_end: dict[Key, bytes] = {}
+        self.repeat_pieces = False
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+
+    def want(self, wanted: WorkerLaunch, stop: StopMode | None = None) -> Key:
+        with self.changed:
+            self.desired[Key.of(wanted)] = DesiredWorker(launch=wanted, stop=stop)
+            self.version += 1
+        return Key.of(wanted)
+
+    def drop(self, key: Key) -> None:
+        with self.changed:
+            del self.desired[key]
+            self.version += 1
+
+    def wait(self, what: Callable[[], _T], timeout_s: float = 20.0) -> _T:
+        """Wait until `what` is true of what was told, and return it."""
+        with self.changed:
+            assert self.changed.wait_for(what, timeout_s), f"not within {timeout_s} s; last told: {self.reports}"
+            return what()
+
+    def ended(self, key: Key, timeout_s: float = 20.0) -> WorkerReport:
+        self.wait(lambda: key in self.reports and self.reports[key].state.ended, timeout_s)
+        return self.reports[key]
+
+    def joined(self, key: Key) -> WorkerReport:
+        self.wait(lambda: key in self.reports and self.reports[key].joined_at)
+        return self.reports[key]
+
+    def text(self, key: Key) -> str:
+        return self.streams.get((key, "log"), b"").decode()
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        config = uvicorn.Config(self._app(), host="127.0.0.1", port=self.port, log_config=None, lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()
+
+    def _app(self) -> Starlette:
+        stream = "/internal/jobs/{job}/attempts/{attempt:int}/ranks/{rank:int}/streams/{stream}"
+        routes = [
+            Route("/internal/nodes", self._register, methods=["POST"]),
+            Route("/internal/nodes/{name}", self._leave, methods=["DELETE"]),
+            Route("/internal/nodes/{name}/heartbeat", self._heartbeat, methods=["POST"]),
+            Route(stream, self._stream, methods=["PUT"]),
+        ]
+        return Starlette(routes=routes)
+
+    async def _register(self, request: Request) -> Response:
+        if request.headers["authorization"] != f"Bearer {TOKEN}":
+            return JSONResponse({"detail": "wrong token"}, 401)
+        spec = NodeSpec.model_validate_json(await request.body())
+        if spec.name == "taken":
+            return JSONResponse({"detail": "the name taken is taken: give another ROLECALL_NODE_NAME"}, 409)
+        with self.changed:
+            self.specs.append(spec)
+            self.changed.notify_all()
+        return JSONResponse(Registered(heartbeat_s=0.3, master_version="0.1.0").model_dump())
+
+    async def _heartbeat(self, request: Request) -> Response:
+        beat = Heartbeat.model_validate_json(await request.body())
+        self._take(beat)
+        deadline = time.monotonic() + beat.wait_s
+        while self.version == beat.seen and time.monotonic() < deadline and not await request.is_disconnected():  # noqa: ASYNC110 - tests change it from other threads
+            await asyncio.sleep(0.01)
+        answer = Desired(version=self.version, workers=tuple(self.desired.values()))
+        return Response(answer.model_dump_json(), media_type="application/json")
+
+    def _take(self, beat: Heartbeat) -> None:
+        with self.changed:
+            self.beats.append(beat)
+            self.reports = {Key(report.job, report.attempt, report.rank): report for report in beat.workers}
+            for key, report in self.reports.items():
+                if report.state.ended:
+                    self.at_end.setdefault(key, self.streams.get((key, "log"), b""))
+            if beat.draining:
+                for key, worker in self.desired.items():
+                    self.desired[key] = worker.model_copy(update={"stop": worker.stop or StopMode.DRAIN})
+                self.desired = {k: v for k, v in self.desired.items() if not self._over(k)}
+                self.version += 1
+            self.changed.notify_all()
+
+    def _over(self, key: Key) -> bool:
+        return key in self.reports and self.reports[key].state.ended
+
+    async def _stream(self, request: Request) -> Response:
+        path: dict[str, Any] = request.path_params
+        name = (Key(path["job"], path["attempt"], path["rank"]), path["stream"])
+        piece, offset = await request.body(), int(request.query_params["offset"])
+        with self.changed:
+            have = self.streams.get(name, b"")
+            self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have
+            self.changed.notify_all()
+            size = offset if self.repeat_pieces else len(self.streams[name])
+            self.repeat_pieces = False
+        return JSONResponse({"size": size})
+
+    async def _leave(self, request: Request) -> Response:
+        with self.changed:
+            self.left.append(request.path_params["name"])
+            self.changed.notify_all()
+        return Response(status_code=204)
+
+
+def start_node(master: ScriptedMaster, data: Path, **settings: str) -> subprocess.Popen[str]:
+    """A node's daemon whose workers act as `plays` says."""
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT / 'services'}:{ROOT}",
+        "ROLE": "trainer",
+        "MASTER_ADDR": "127.0.0.1",
+        "ROLECALL_PORT": str(master.port),
+        "ROLECALL_NODE_NAME": "n",
+        "ROLECALL_NODE_TOKEN": TOKEN,
+        "ROLECALL_DATA": str(data),
+        "ROLECALL_METRICS_PORT": "0",
+        "ROLECALL_STOP_GRACE_S": "1",
+        "ROLECALL_HOST": "127.0.0.1",
+    }
+    program = (
+        "import sys; from rolecall.node.server import run; from rolecall.settings import read_node;"
+        "sys.exit(run(read_node(), ['--play', 'tests.node.plays:play']))"
+    )
+    return subprocess.Popen([sys.executable, "-c", program], env=environment | settings, text=True)
+
+
+def end(node: subprocess.Popen[str]) -> None:
+    """Kill a daemon that a test is done with."""
+    node.send_signal(signal.SIGKILL)
+    node.wait()
+
+
+def descendants(pid: int) -> set[int]:
+    return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+def gone(pids: set[int], timeout_s: float) -> bool:
+    """Whether all of `pids` end (zombies that another must reap count as ended) within the time."""
+    deadline = time.monotonic() + timeout_s
+    while any(process_state(pid) not in {None, "Z"} for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,79 @@
+"""What a worker does in the tests of the node: `params.act` names it. Runs in place of a worker's main."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+
+from rolecall.runtime.beat import start_beating
+from rolecall.spec.fork import ForkRequest
+from rolecall.spec.report import Failure, ProgressLine
+from rolecall.spec.workdir import Workdir
+
+
+def play(request: ForkRequest) -> int:
+    workdir = Workdir(request.workdir)
+    print("hello from", request.key)
+    start_beating(workdir.beat)
+    return globals()[request.launch.params["act"]](request, workdir)
+
+
+def succeed(request: ForkRequest, workdir: Workdir) -> int:
+    report(workdir, kind="joined")
+    report(workdir, kind="step", step=7, metrics={"loss": 0.5})
+    return 0
+
+
+def fail(request: ForkRequest, workdir: Workdir) -> int:
+    workdir.failure.write_text(Failure(message="ValueError: no", at=datetime.now(UTC)).model_dump_json())
+    return 1
+
+
+def die(request: ForkRequest, workdir: Workdir) -> int:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return 0
+
+
+def stay(request: ForkRequest, workdir: Workdir) -> int:
+    report(workdir, kind="joined")
+    report(workdir, kind="step", step=3, metrics={"loss": 0.25})
+    while True:
+        time.sleep(60)
+
+
+def obey(request: ForkRequest, workdir: Workdir) -> int:
+    report(workdir, kind="joined")
+    while not workdir.stop.exists():
+        time.sleep(0.02)
+    print("asked:", workdir.stop.read_text())
+    return os.EX_TEMPFAIL
+
+
+def breed(request: ForkRequest, workdir: Workdir) -> int:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print("child", child.pid)
+    return stay(request, workdir)
+
+
+def meet(request: ForkRequest, workdir: Workdir) -> int:
+    if request.launch.worker.rank == 0:
+        report(workdir, kind="rendezvous", port=4321)
+    while request.launch.worker.rank and not workdir.rendezvous.exists():
+        time.sleep(0.02)
+    if request.launch.worker.rank:
+        print("port", workdir.rendezvous.read_text())
+    return 0
+
+
+def reveal(request: ForkRequest, workdir: Workdir) -> int:
+    print("token" if os.environ.get("ROLECALL_NODE_TOKEN") else "no token")
+    print("interface", os.environ["TP_SOCKET_IFNAME"], "gpus", repr(os.environ["CUDA_VISIBLE_DEVICES"]))
+    print("leader", os.getpgrp() == os.getpid() == os.getsid(0), "stdin", repr(sys.stdin.read()))
+    return 0
+
+
+def report(workdir: Workdir, **fields: object) -> None:
+    with workdir.progress.open("a") as file:
+        file.write(ProgressLine(at=datetime.now(UTC), **fields).model_dump_json() + "\n")

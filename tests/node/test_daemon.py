@@ -1,0 +1,276 @@
+"""A real daemon, fork server and workers, against a scripted master on a real socket."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.node.harness import ScriptedMaster, descendants, end, gone, launch, start_node
+
+from rolecall.node.reconcile import Key
+from rolecall.spec.state import StopMode, WorkerState
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def master(data: Path) -> Iterator[ScriptedMaster]:
+    """A master with one node, shared by the tests that leave the node alive."""
+    master = ScriptedMaster()
+    with master.serving():
+        node = start_node(master, data)
+        try:
+            master.wait(lambda: master.beats, 60)
+            yield master
+        finally:
+            end(node)
+
+
+def test_a_worker_that_returns_has_succeeded_and_its_output_came_first(master: ScriptedMaster, data: Path) -> None:
+    key = master.want(launch("good", "succeed"))
+    report = master.ended(key)
+    assert (report.state, report.exit_code) == (WorkerState.SUCCEEDED, 0)
+    assert report.joined_at
+    assert report.spawned_at
+    assert report.pid
+    assert master.at_end[key] == b"hello from good/1/0\n"
+    master.drop(key)
+    master.wait(lambda: key not in master.reports)
+    assert not (data / "work" / "good").exists()
+
+
+def test_a_failure_is_what_the_worker_wrote(master: ScriptedMaster) -> None:
+    report = master.ended(master.want(launch("bad", "fail")))
+    assert report.state is WorkerState.FAILED
+    assert report.failure
+    assert report.failure.message == "ValueError: no"
+
+
+def test_a_death_by_signal_is_named(master: ScriptedMaster) -> None:
+    report = master.ended(master.want(launch("segv", "die")))
+    assert (report.exit_code, report.failure and report.failure.message) == (-signal.SIGSEGV, "killed by SIGSEGV")
+
+
+def test_a_killed_worker_is_reported_at_once(master: ScriptedMaster) -> None:
+    key = master.want(launch("killed", "stay"))
+    os.kill(master.joined(key).pid or 0, signal.SIGKILL)
+    report = master.ended(key, 1.0)
+    assert report.state is WorkerState.FAILED
+    assert report.failure
+    assert report.failure.message.startswith("killed by SIGKILL")
+
+
+def test_a_stopped_worker_is_noticed(master: ScriptedMaster) -> None:
+    key = master.want(launch("stopped", "stay"))
+    os.kill(master.joined(key).pid or 0, signal.SIGSTOP)
+    report = master.ended(key, 5.0)
+    assert report.state is WorkerState.FAILED
+    assert report.failure
+    assert "SIGSTOP" in report.failure.message
+
+
+def test_an_abort_kills_at_once_with_all_children(master: ScriptedMaster) -> None:
+    key = master.want(launch("abort", "breed"))
+    pid = master.joined(key).pid or 0
+    master.wait(lambda: "child" in master.text(key))
+    child = int(re.findall(r"child (\d+)", master.text(key))[0])
+    master.want(launch("abort", "breed"), StopMode.ABORT)
+    assert master.ended(key, 1.0).state is WorkerState.STOPPED
+    assert gone({pid, child}, 1.0)
+
+
+def test_children_of_a_worker_that_dies_go_with_it(master: ScriptedMaster) -> None:
+    key = master.want(launch("orphans", "breed"))
+    pid = master.joined(key).pid or 0
+    master.wait(lambda: "child" in master.text(key))
+    child = int(re.findall(r"child (\d+)", master.text(key))[0])
+    os.kill(pid, signal.SIGKILL)
+    assert gone({child}, 1.0)
+
+
+def test_a_worker_that_is_asked_may_leave(master: ScriptedMaster) -> None:
+    key = master.want(launch("asked", "obey"))
+    master.joined(key)
+    master.want(launch("asked", "obey"), StopMode.CANCEL)
+    assert master.ended(key, 1.0).state is WorkerState.STOPPED
+    assert "asked: cancel" in master.text(key)
+
+
+def test_a_worker_that_does_not_leave_is_killed_after_the_grace_time(master: ScriptedMaster) -> None:
+    key = master.want(launch("deaf", "stay"))
+    master.joined(key)
+    asked = time.monotonic()
+    master.want(launch("deaf", "stay"), StopMode.CANCEL)
+    assert master.ended(key, 3.0).state is WorkerState.STOPPED
+    assert time.monotonic() - asked >= 1.0
+
+
+def test_a_worker_that_is_not_desired_is_killed(master: ScriptedMaster) -> None:
+    key = master.want(launch("unwanted", "stay"))
+    pid = master.joined(key).pid or 0
+    master.drop(key)
+    assert gone({pid}, 1.0)
+
+
+def test_a_gang_that_stops_before_its_start_is_declined(master: ScriptedMaster) -> None:
+    report = master.ended(master.want(launch("late", "succeed"), StopMode.CANCEL))
+    assert (report.state, report.pid) == (WorkerState.STOPPED, None)
+
+
+def test_the_port_goes_from_rank_0_to_the_others(master: ScriptedMaster) -> None:
+    master.want(launch("meet", "meet", 0))
+    other = master.want(launch("meet", "meet", 1))
+    port = master.wait(lambda: (found := master.reports.get(Key("meet", 1, 0))) and found.rendezvous_port)
+    master.want(launch("meet", "meet", 1).model_copy(update={"rendezvous_port": port}))
+    assert master.ended(other).state is WorkerState.SUCCEEDED
+    assert "port 4321" in master.text(other)
+
+
+def test_a_worker_gets_its_surroundings_and_no_secret(master: ScriptedMaster) -> None:
+    key = master.want(launch("env", "reveal"))
+    master.ended(key)
+    assert "no token" in master.text(key)
+    assert "interface lo gpus ''" in master.text(key)
+    assert "leader True stdin ''" in master.text(key)
+
+
+def test_a_piece_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> None:
+    master.repeat_pieces = True
+    key = master.want(launch("twice", "succeed"))
+    master.ended(key)
+    assert master.text(key) == "hello from twice/1/0\n"
+
+
+def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) -> None:
+    key = master.want(launch("seen", "stay"))
+    master.joined(key)
+    url = f"http://127.0.0.1:{master.specs[-1].metrics_port}"
+    labels = '{attempt="1",job="seen",rank="0",role="trainer"}'
+    master.wait(lambda: f"rolecall_worker_step{labels} 3.0" in httpx.get(f"{url}/metrics").text)
+    shown = httpx.get(f"{url}/metrics").text
+    assert f"rolecall_worker_loss{labels} 0.25" in shown
+    assert f"rolecall_worker_resident_memory_bytes{labels}" in shown
+    assert "rolecall_node_worker_starts_total" in shown
+    assert httpx.get(f"{url}/healthz").json()["status"] == "ok"
+    master.drop(key)
+    master.wait(lambda: key not in master.reports)
+    assert 'job="seen"' not in httpx.get(f"{url}/metrics").text
+
+
+def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    with _node(master, tmp_path) as node:
+        with master.serving():
+            key = master.want(launch("away", "stay"))
+            pid = master.joined(key).pid or 0
+        assert not gone({pid}, 0.5)
+        os.kill(pid, signal.SIGKILL)
+        assert gone({pid}, 1.0)
+        with master.serving():
+            assert master.ended(key, 5.0).exit_code == -signal.SIGKILL
+            assert len(master.specs) == 1
+            assert master.at_end[key]
+            _leaves(node, master)
+
+
+def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    with master.serving(), _node(master, tmp_path) as node:
+        key = master.want(launch("forker", "stay"))
+        pid = master.joined(key).pid or 0
+        (server,) = descendants(node.pid) - {pid}
+        os.kill(server, signal.SIGKILL)
+        report = master.ended(key, 2.0)
+        assert report.failure
+        assert "the fork server ended with SIGKILL" in report.failure.message
+        assert gone({pid}, 1.0)
+        assert master.ended(master.want(launch("next", "succeed")), 60).state is WorkerState.SUCCEEDED
+        master.drop(key)
+        master.drop(Key("next", 1, 0))
+        master.wait(lambda: not master.reports)
+        _leaves(node, master)
+
+
+def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    with master.serving(), _node(master, tmp_path) as node:
+        key = master.want(launch("doomed", "breed"))
+        master.joined(key)
+        master.wait(lambda: "child" in master.text(key))
+        family = descendants(node.pid)
+        assert len(family) == 3
+        end(node)
+        assert gone(family, 2.0)
+
+
+def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="10") as node:
+        key = master.want(launch("drained", "obey"))
+        master.joined(key)
+        family = descendants(node.pid)
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(5) == 0
+        assert "asked: drain" in master.text(key)
+        assert master.left == ["n"]
+        assert gone(family, 0.5)
+
+
+def test_a_second_signal_hurries(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="60") as node:
+        master.joined(master.want(launch("hurried", "stay")))
+        family = descendants(node.pid)
+        node.send_signal(signal.SIGINT)
+        master.wait(lambda: master.beats[-1].draining)
+        node.send_signal(signal.SIGINT)
+        assert node.wait(3) == 0
+        assert gone(family, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ROLECALL_NODE_TOKEN": "another-token-for-nodes"}, "ROLECALL_NODE_TOKEN"),
+        ({"ROLECALL_NODE_NAME": "taken"}, "ROLECALL_NODE_NAME"),
+        ({"ROLECALL_NODE_NAME": "Not Legal"}, "ROLECALL_NODE_NAME"),
+    ],
+)
+def test_a_refused_node_says_what_to_do(
+    tmp_path: Path, settings: dict[str, str], says: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    master = ScriptedMaster()
+    with master.serving():
+        node = start_node(master, tmp_path, **settings)
+        assert node.wait(60) != 0
+    assert re.search(f"SettingsError: .*{says}", capfd.readouterr().err)
+
+
+@contextmanager
+def _node(master: ScriptedMaster, data: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
+    node = start_node(master, data, **settings)
+    try:
+        yield node
+    finally:
+        end(node)
+
+
+def _leaves(node: subprocess.Popen[str], master: ScriptedMaster) -> None:
+    """A node without workers leaves at once."""
+    for key in list(master.desired):
+        master.drop(key)
+    master.wait(lambda: not master.reports)
+    told = time.monotonic()
+    node.send_signal(signal.SIGTERM)
+    assert node.wait(5) == 0
+    assert time.monotonic() - told < 0.7
+    assert master.left == ["n"]

@@ -1,0 +1,78 @@
+"""What a machine offers, from files and a program laid out as a kernel and a driver would."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from rolecall.node.devices import available_cores, describe_machine, memory_limit, oom_kills, query_gpus, visible
+from rolecall.spec.node import Gpu
+
+GPUS = tuple(Gpu(uuid=f"GPU-{letter}", name="H", memory_bytes=1) for letter in "abc")
+
+
+def test_this_machine() -> None:
+    machine = describe_machine(None)
+    assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
+    assert machine.cpu_slots == machine.cores
+    assert describe_machine(7).cpu_slots == 7
+
+
+def test_cores_by_cgroup_quota(tmp_path: Path) -> None:
+    affinity = len(os.sched_getaffinity(0))
+    assert available_cores(tmp_path) == affinity
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert available_cores(tmp_path) == affinity
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert available_cores(tmp_path) == 1
+
+
+def test_cores_by_cgroup_v1_quota(tmp_path: Path) -> None:
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu/cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("100000\n")
+    assert available_cores(tmp_path) == 1
+    (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
+    assert available_cores(tmp_path) == len(os.sched_getaffinity(0))
+
+
+def test_memory_and_kills_by_cgroup(tmp_path: Path) -> None:
+    assert (memory_limit(10, tmp_path), oom_kills(tmp_path)) == (10, None)
+    (tmp_path / "memory.max").write_text("7\n")
+    (tmp_path / "memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert (memory_limit(10, tmp_path), oom_kills(tmp_path)) == (7, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "letters"),
+    [
+        ({}, "abc"),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, "abc"),
+        ({"NVIDIA_VISIBLE_DEVICES": "none"}, ""),
+        ({"NVIDIA_VISIBLE_DEVICES": "GPU-c"}, "c"),
+        ({"CUDA_VISIBLE_DEVICES": "0,2"}, "ac"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ""),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ""),
+    ],
+)
+def test_visible_gpus(environment: dict[str, str], letters: str) -> None:
+    assert "".join(gpu.uuid[-1] for gpu in visible(GPUS, environment)) == letters
+
+
+def test_gpus_are_asked_of_the_driver(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program = tmp_path / "nvidia-smi"
+    assert query_gpus(str(program)) == ()
+    assert not caplog.records
+    program.write_text("#!/bin/sh\necho 'GPU-1, NVIDIA H200, 143771'\n")
+    program.chmod(0o755)
+    assert query_gpus(str(program)) == (Gpu(uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 << 20),)
+
+
+def test_a_driver_that_fails_is_a_warning_with_its_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
+    program.chmod(0o755)
+    with caplog.at_level(logging.WARNING):
+        assert query_gpus(str(program)) == ()
+    assert "exit code 18: Driver/library version mismatch" in caplog.text

@@ -1,0 +1,129 @@
+"""`embedding-ddp` by a gang of processes gives what one process gives."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+from tests.gang import GangResult, run_gang
+from tests.numerics.reference import Reference, train_alone
+from tests.rows import COLUMNS, write_rows
+
+from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.role import Role
+from rolecall.workloads.embedding_ddp.params import Params
+
+OPTIMIZERS = {
+    "sgd": ({"name": "sgd", "lr": 0.2}, {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-4}),
+    "adagrad": ({"name": "adagrad", "lr": 0.05}, {"name": "adam", "lr": 0.002}),
+    "adam": ({"name": "sparse-adam", "lr": 0.005}, {"name": "adamw", "lr": 0.002, "weight_decay": 0.01}),
+}
+GANGS = {"one-server": (1, 1), "two-servers": (2, 1), "two-trainers": (1, 2), "two-of-each": (2, 2)}
+
+
+@pytest.fixture(scope="session")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_rows(tmp_path_factory.mktemp("numerics") / "rows.csv", rows=3000)
+
+
+def job(table: Path, optimizers: str, **changes: Any) -> dict[str, Any]:
+    sparse, dense = OPTIMIZERS[optimizers]
+    return {
+        "data": {
+            "train": str(table),
+            **COLUMNS,
+        },
+        "embedding_dim": 8,
+        "hidden": [16, 8],
+        "batch_size": 64,
+        "epochs": 100,
+        "seed": 3,
+        "sparse_optimizer": sparse,
+        "dense_optimizer": dense,
+        "checkpoint_every_s": None,
+        **changes,
+    }
+
+
+def roles(gang: str) -> dict[Role, int]:
+    servers, trainers = GANGS[gang]
+    return {Role.MASTER: 1, Role.PARAMETER_SERVER: servers, Role.TRAINER: trainers}
+
+
+def global_losses(result: GangResult) -> torch.Tensor:
+    """The mean over equal shares is the mean over the global batch."""
+    return torch.tensor(list(result.losses.values()), dtype=torch.float64).mean(0)
+
+
+def final_weights(result: GangResult) -> dict[str, torch.Tensor]:
+    with zipfile.ZipFile(result.artifact("model.zip")) as archive:
+        return load_tensors(archive.read("model.safetensors"))
+
+
+def assert_same(result: GangResult, alone: Reference, tolerance: float) -> None:
+    torch.testing.assert_close(
+        global_losses(result), torch.tensor(alone.losses, dtype=torch.float64), rtol=0, atol=tolerance
+    )
+    weights = final_weights(result)
+    torch.testing.assert_close(weights.pop("table"), alone.table, rtol=0, atol=tolerance)
+    torch.testing.assert_close(
+        {name.removeprefix("dense."): w for name, w in weights.items()}, alone.dense, rtol=0, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("gang", GANGS)
+@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+def test_float64_parity_over_500_steps(table: Path, tmp_path: Path, optimizers: str, gang: str) -> None:
+    params = job(table, optimizers, precision="float64", max_steps=500)
+    result = run_gang("embedding-ddp", params, roles(gang), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+@pytest.mark.parametrize("gang", GANGS)
+@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+def test_float32_parity_over_50_steps(table: Path, tmp_path: Path, optimizers: str, gang: str) -> None:
+    params = job(table, optimizers, max_steps=50)
+    result = run_gang("embedding-ddp", params, roles(gang), tmp_path)
+    tolerance = 1e-6 if GANGS[gang][1] == 1 else 1e-5
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), tolerance)
+
+
+@pytest.mark.parametrize("pooling", ["sum", "none"])
+def test_every_pooling_gives_the_single_process_weights(table: Path, tmp_path: Path, pooling: str) -> None:
+    params = job(table, "adagrad", precision="float64", max_steps=60, pooling=pooling)
+    result = run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+def test_unequal_and_empty_shares_keep_parity(table: Path, tmp_path: Path) -> None:
+    """2,700 training rows in batches of 97 leave a short last batch; three trainers share 97 rows unequally."""
+    params = job(table, "adam", precision="float64", batch_size=97, max_steps=70)
+    alone = train_alone(Params.model_validate(params), tmp_path / "cache")
+    gang = {Role.MASTER: 1, Role.PARAMETER_SERVER: 2, Role.TRAINER: 3}
+    weights = final_weights(run_gang("embedding-ddp", params, gang, tmp_path))
+    torch.testing.assert_close(weights["table"], alone.table, rtol=0, atol=1e-10)
+
+
+def test_a_checkpoint_continues_to_the_uninterrupted_weights(table: Path, tmp_path: Path) -> None:
+    params = job(table, "adam", precision="float64", max_steps=90, dropout=0.2, checkpoint_every_steps=40)
+    whole = run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path / "whole")
+    manifest = CheckpointManifest.model_validate(json.loads((tmp_path / "whole/checkpoint-000040.json").read_text()))
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "blobs").symlink_to(tmp_path / "whole" / "blobs")
+    expected = final_weights(whole)
+    resumed = run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path / "resumed", resume_from=manifest)
+    torch.testing.assert_close(global_losses(resumed), global_losses(whole)[40:], rtol=0, atol=0)
+    torch.testing.assert_close(final_weights(resumed), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("protocol", ["async", "seed"])
+def test_asynchronous_protocols_learn_as_well(table: Path, tmp_path: Path, protocol: str) -> None:
+    sync = run_gang("embedding-ddp", job(table, "adagrad", epochs=6), roles("two-trainers"), tmp_path / "sync")
+    other = run_gang(
+        "embedding-ddp", job(table, "adagrad", epochs=6, protocol=protocol), roles("two-trainers"), tmp_path / protocol
+    )
+    assert sync.result["validation_auc"] > 0.7
+    assert abs(other.result["validation_auc"] - sync.result["validation_auc"]) < 0.01

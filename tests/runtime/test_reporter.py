@@ -1,0 +1,49 @@
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.errors import NonFiniteLoss
+from rolecall.spec.report import ProgressLine
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Iterator[Reporter]:
+    with closing(Reporter(tmp_path / "progress")) as reporter:
+        yield reporter
+
+
+def lines(path: Path) -> list[ProgressLine]:
+    return [ProgressLine.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def test_the_first_step_is_told_apart_and_later_ones_are_throttled(tmp_path: Path, report: Reporter) -> None:
+    for step in range(1, 1001):
+        report(step, loss=torch.tensor(0.5), samples=8, steps=1000, epoch=1)
+    written = lines(tmp_path / "progress")
+    assert written[0].kind == "first_step"
+    assert written[0].step == 1
+    assert all(line.kind == "step" for line in written[1:])
+    assert len(written) < 20
+    assert written[0].metrics == {"loss": 0.5}
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), torch.tensor(float("nan"))])
+def test_a_loss_that_is_no_number_fails_the_job_for_good(report: Reporter, loss: float | torch.Tensor) -> None:
+    report(1, loss=1.0)
+    with pytest.raises(NonFiniteLoss, match="at step 2") as caught:
+        report(2, loss=loss)
+    assert not caught.value.retryable
+
+
+def test_events_results_and_scores_are_never_throttled(tmp_path: Path, report: Reporter) -> None:
+    report(1, loss=1.0)
+    report.event("hello")
+    report.evaluated(1, 1, validation_auc=0.75)
+    report.result(test_auc=0.5, wall_s=2.0)
+    kinds = [(line.kind, line.metrics) for line in lines(tmp_path / "progress")[1:]]
+    assert kinds == [("event", {}), ("step", {"validation_auc": 0.75}), ("result", {"test_auc": 0.5, "wall_s": 2.0})]

@@ -1,0 +1,32 @@
+"""What the documents say is executed or compared with the code."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.conftest import Cluster
+
+from rolecall.cli.exits import Exit
+from rolecall.settings import MasterSettings, NodeSettings
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+EXAMPLES = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_readme_example(example: str, cluster: Cluster) -> None:
+    done = subprocess.run(["bash", "-c", example], cwd=ROOT, env=cluster.environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_readme_lists_the_exit_codes() -> None:
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)] == list(Exit)
+
+
+def test_every_variable_is_documented() -> None:
+    fields = [*MasterSettings.model_fields.values(), *NodeSettings.model_fields.values()]
+    documented = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+    assert sorted(documented) == sorted({str(field.validation_alias) for field in fields})

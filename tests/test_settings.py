@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from rolecall import settings
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.role import Role
+
+TOKENS = {"ROLECALL_TOKEN": "u" * 16, "ROLECALL_NODE_TOKEN": "n" * 16}
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROLE", "MASTER_ADDR", *TOKENS):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(f"{name}_FILE", raising=False)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="ROLECALL_NODE_TOKEN is not set; set it, or ROLECALL_NODE_TOKEN_FILE"):
+        settings.read_master()
+    monkeypatch.setenv("ROLE", "trainer")
+    with pytest.raises(SettingsError, match="MASTER_ADDR is not set"):
+        settings.read_node()
+
+
+def test_secrets_come_from_variables_or_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKENS["ROLECALL_TOKEN"] + "\n")
+    monkeypatch.setenv("ROLECALL_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("ROLECALL_NODE_TOKEN", TOKENS["ROLECALL_NODE_TOKEN"])
+    read = settings.read_master()
+    assert read.token.get_secret_value() == TOKENS["ROLECALL_TOKEN"]
+    assert TOKENS["ROLECALL_TOKEN"] not in repr(read)
+
+
+def test_a_secret_file_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_TOKEN_FILE", "/nowhere/token")
+    with pytest.raises(SettingsError, match=r"ROLECALL_TOKEN_FILE=/nowhere/token: No such file"):
+        settings.read_master()
+
+
+@pytest.mark.parametrize(("name", "value"), [("ROLECALL_PORT", "many"), ("ROLECALL_HEARTBEAT_S", "-1")])
+def test_an_illegal_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    for token, secret in TOKENS.items():
+        monkeypatch.setenv(token, secret)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=name):
+        settings.read_master()
+
+
+def test_a_node_knows_its_master(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_NODE_TOKEN", TOKENS["ROLECALL_NODE_TOKEN"])
+    monkeypatch.setenv("ROLE", "parameter-server")
+    monkeypatch.setenv("MASTER_ADDR", "master.example")
+    read = settings.read_node()
+    assert read.role is Role.PARAMETER_SERVER
+    assert read.master_url == "http://master.example:8080"
+
+
+@pytest.mark.parametrize(("role", "said"), [("", "ROLE is not set"), ("worker", "ROLE='worker' is unknown")])
+def test_roles_are_listed_when_the_role_is_wrong(monkeypatch: pytest.MonkeyPatch, role: str, said: str) -> None:
+    monkeypatch.setenv("ROLE", role)
+    with pytest.raises(SettingsError, match=f"{said}; set it to one of: master, parameter-server, trainer"):
+        settings.read_role()

@@ -1,0 +1,100 @@
+"""A real fork server, spoken to over its socket."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from tests.node.harness import ROOT, gone, launch
+
+
+class _Server:
+    def __init__(self, folder: Path) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "rolecall.worker.fork_server", str(theirs.fileno())]
+        environment = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+        self.errors = (folder / "errors.txt").open("w+")
+        self.process = subprocess.Popen(
+            [*command, "--play", "tests.node.plays:play"],
+            env=os.environ | environment | {"PYTHONPATH": f"{ROOT / 'services'}:{ROOT}"},
+            pass_fds=(theirs.fileno(),),
+            stderr=self.errors,
+        )
+        theirs.close()
+        self.file: IO[bytes] = ours.makefile("rwb", buffering=0)
+        ours.close()
+
+    def say(self, line: bytes) -> None:
+        self.file.write(line + b"\n")
+
+    def hear(self) -> dict[str, Any]:
+        return json.loads(self.file.readline())
+
+    def fork(self, job: str, act: str, workdir: Path) -> dict[str, Any]:
+        request = {
+            "key": f"{job}/1/0", "launch": launch(job, act).model_dump(mode="json"), "workdir": str(workdir),
+            "cache": str(workdir), "master_url": "http://m", "token": "t", "env": {},
+        }  # fmt: skip
+        self.say(json.dumps(request).encode())
+        return self.hear()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
+    server = _Server(tmp_path_factory.mktemp("server"))
+    try:
+        assert server.hear() == {"kind": "ready"}
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+        server.file.close()
+        server.errors.close()
+
+
+def test_it_has_one_thread_and_says_nothing(server: _Server) -> None:
+    assert len(os.listdir(f"/proc/{server.process.pid}/task")) == 1
+    server.errors.seek(0)
+    assert server.errors.read() == ""
+
+
+def test_fork_and_exit(server: _Server, tmp_path: Path) -> None:
+    forked = server.fork("one", "succeed", tmp_path)
+    assert forked["kind"] == "forked"
+    assert server.hear() == {"kind": "exited", "key": "one/1/0", "pid": forked["pid"], "status": 0}
+    assert (tmp_path / "log.txt").read_text() == "hello from one/1/0\n"
+
+
+def test_a_signal_is_a_negative_status(server: _Server, tmp_path: Path) -> None:
+    pid = server.fork("two", "stay", tmp_path)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    assert server.hear()["status"] == -signal.SIGKILL
+
+
+def test_what_a_worker_raises_is_in_its_log(server: _Server, tmp_path: Path) -> None:
+    server.fork("three", "unheard_of", tmp_path)
+    assert server.hear()["status"] == 1
+    assert "KeyError: 'unheard_of'" in (tmp_path / "log.txt").read_text()
+
+
+def test_what_can_not_be_forked_is_answered(server: _Server, tmp_path: Path) -> None:
+    refused = server.fork("four", "succeed", tmp_path / "missing")
+    assert (refused["kind"], refused["key"]) == ("refused", "four/1/0")
+    assert "missing" in refused["message"]
+    server.say(b'{"key": "five/1/0"}')
+    assert server.hear()["key"] == "five/1/0"
+    server.say(b"no json")
+    assert server.hear()["kind"] == "refused"
+
+
+def test_it_ends_with_its_node_and_takes_the_workers_along(server: _Server, tmp_path: Path) -> None:
+    pid = server.fork("last", "breed", tmp_path)["pid"]
+    server.file.close()
+    assert server.process.wait(2) == 0
+    assert gone({pid}, 1.0)

@@ -1,0 +1,61 @@
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from rolecall.workloads.embedding_ddp.export import write_export
+from rolecall.workloads.embedding_ddp.model import DenseNet, pool, stable_hash
+
+from .tables import csv, opened, params
+
+_USER = """
+import json, sys
+from model import load
+rows = json.load(open(sys.argv[1]))
+scores = load(".").predict(rows).tolist()
+print(json.dumps([scores, "rolecall" in sys.modules]))
+"""
+
+
+def test_a_hash_never_changes() -> None:
+    assert [stable_hash(text) for text in ("", "é")] == [13020603013274838756, 3394012004367669963]
+
+
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, pooling: str) -> None:
+    lines = [f"{i % 2},{'ab|c?'[i % 5]}|x{i % 3},{i if i % 4 else ''},h{i}" for i in range(40)]
+    path = csv(tmp_path / "a.csv", *lines, header="y,c,n,h")
+    data = {
+        "test": str(path),
+        "categorical": [
+            {"column": "c", "separator": "|", "max_values": 3},
+            {"column": "h", "ids": "hash", "buckets": 5},
+        ],
+        "numeric": [{"column": "n", "log": True}, {"column": "n", "transform": "buckets", "buckets": 4}],
+    }
+    given = params(path, data=data, pooling=pooling, batch_size=64, precision="float64")
+    dataset = opened(tmp_path, given)
+    torch.manual_seed(0)
+    table = torch.randn(dataset.num_ids, 3, dtype=torch.float64)
+    dense = DenseNet(**dataset.dense_shape(given)).double()
+    (batch,) = dataset.eval_batches("test", 0, 1)
+    with torch.no_grad():
+        expected = torch.sigmoid(dense(pool(F.embedding(batch.ids, table), batch), batch.numeric))
+
+    archive = write_export(tmp_path / "out", dataset, given, table.split(7), dense)
+    with zipfile.ZipFile(archive) as unzipped:
+        unzipped.extractall(tmp_path / "user")
+    rows = [dict(zip("ycnh", line.split(","), strict=True)) for line in lines]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    command = [sys.executable, "-P", "-c", "import sys; sys.path.insert(0, '.')\n" + _USER, str(tmp_path / "rows.json")]
+    done = subprocess.run(
+        command, cwd=tmp_path / "user", capture_output=True, text=True, check=True, env={"PATH": "/usr/bin"}
+    )
+    scores, sees_rolecall = json.loads(done.stdout)
+    assert not sees_rolecall
+    torch.testing.assert_close(torch.tensor(scores, dtype=torch.float64), expected, atol=1e-6, rtol=0)
