@@ -64,7 +64,7 @@ class NodeSettings(_Settings):
     name: Annotated[str | None, Field(validation_alias="ROLECALL_NODE_NAME")] = None
     """The node's name; the host name by default."""
     slots: Annotated[int | None, Field(validation_alias="ROLECALL_SLOTS", ge=1)] = None
-    """Workers it takes at once; by default one per GPU, else one per CPU slot of the machine."""
+    """Workers it takes at once; by default as many as the machine has room for."""
     cpu_slots: Annotated[int | None, Field(validation_alias="ROLECALL_CPU_SLOTS", ge=1)] = None
     """In how many equal shares the machine's cores are given out; one per core by default."""
     metrics_port: Annotated[int, Field(validation_alias="ROLECALL_METRICS_PORT", ge=0, le=65535)] = 9100

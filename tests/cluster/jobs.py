@@ -1,13 +1,9 @@
-"""Bodies of `POST /jobs` for the cluster's tests, and how to wait for what becomes of them."""
+"""Bodies of `POST /jobs` for the cluster's tests."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-import pytest
-from tests.conftest import Cluster
 from tests.rows import COLUMNS
 
 
@@ -32,24 +28,6 @@ def short_job(rows: Path, *, trainers: int = 2, **params: Any) -> dict[str, Any]
 def long_job(rows: Path, *, trainers: int = 2, max_steps: int = 1_000_000, **params: Any) -> dict[str, Any]:
     """Runs until it is stopped, or to `max_steps`."""
     return short_job(rows, trainers=trainers, epochs=100_000, max_steps=max_steps, **params)
-
-
-def until(
-    cluster: Cluster, job: str, condition: Callable[[dict[str, Any]], Any], timeout_s: float = 60
-) -> dict[str, Any]:
-    """Poll until the job's document meets `condition`, through restarts of the master; fail with the logs if never."""
-    deadline = time.monotonic() + timeout_s
-    document = None
-    while time.monotonic() < deadline:
-        try:
-            document = cluster.job(job)
-        except httpx.TransportError:
-            pass
-        else:
-            if condition(document):
-                return document
-        time.sleep(0.05)
-    pytest.fail(f"job {job} did not get there in {timeout_s} s: {document}\n{cluster.logs()}")
 
 
 def past_step(step: int) -> Callable[[dict[str, Any]], bool]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.cluster.jobs import long_job, past_step, short_job, until, workers
+from tests.cluster.jobs import long_job, past_step, short_job, workers
 from tests.conftest import Cluster
 
 pytestmark = pytest.mark.timeout(240)
@@ -55,7 +55,7 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_result(
     cluster: Cluster, rows: Path, uninterrupted: dict[str, torch.Tensor], victim: str
 ) -> None:
     job = cluster.submit(exact_job(rows))
-    gang = workers(until(cluster, job, past_step(300), 60))
+    gang = workers(cluster.until(job, past_step(300), 60))
     os.kill(gang[victim]["pid"], signal.SIGKILL)
     assert seconds_until_gone([worker["pid"] for worker in gang.values()], 2.0) <= 2.0
     document = cluster.wait_for(job, "succeeded", 60)
@@ -69,7 +69,7 @@ def test_a_killed_worker_costs_an_attempt_and_not_the_result(
 
 def test_a_stopped_worker_is_noticed_like_a_dead_one(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows, max_steps=2000, checkpoint_every_steps=200))
-    gang = workers(until(cluster, job, past_step(300), 60))
+    gang = workers(cluster.until(job, past_step(300), 60))
     os.kill(gang["trainer-0"]["pid"], signal.SIGSTOP)
     assert seconds_until_gone([worker["pid"] for worker in gang.values()], 6.0) <= 6.0
     document = cluster.wait_for(job, "succeeded", 60)
@@ -79,20 +79,20 @@ def test_a_stopped_worker_is_noticed_like_a_dead_one(cluster: Cluster, rows: Pat
 
 def test_restarts_are_bounded(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows) | {"max_restarts": 0})
-    os.kill(workers(until(cluster, job, past_step(10), 60))["trainer-0"]["pid"], signal.SIGKILL)
+    os.kill(workers(cluster.until(job, past_step(10), 60))["trainer-0"]["pid"], signal.SIGKILL)
     document = cluster.wait_for(job, "failed", 20)
     assert "killed by SIGKILL" in document["reason"]
     assert cluster.client.post(f"/jobs/{job}/retry").is_success
-    until(cluster, job, past_step(10), 60)
+    cluster.until(job, past_step(10), 60)
     cluster.client.post(f"/jobs/{job}/cancel")
     cluster.wait_for(job, "cancelled", 20)
 
 
 def test_a_killed_master_loses_nothing_and_running_jobs_go_on(cluster: Cluster, rows: Path) -> None:
     running = cluster.submit(long_job(rows, max_steps=3000, checkpoint_every_steps=500))
-    before = workers(until(cluster, running, past_step(100), 60))
+    before = workers(cluster.until(running, past_step(100), 60))
     queued = cluster.submit(short_job(rows))
-    until(cluster, queued, lambda document: document["waiting_for"], 10)
+    cluster.until(queued, lambda document: document["waiting_for"], 10)
     os.kill(cluster.pids["master"], signal.SIGKILL)
     document = cluster.wait_for(running, "succeeded", 90)
     assert len(document["attempts"]) == 1
@@ -105,7 +105,7 @@ def test_a_killed_master_loses_nothing_and_running_jobs_go_on(cluster: Cluster, 
 def test_the_master_container_killed_costs_an_attempt(cluster: Cluster, rows: Path) -> None:
     """Control program, node and driver rank die together."""
     job = cluster.submit(long_job(rows, max_steps=2500, checkpoint_every_steps=200))
-    driver = workers(until(cluster, job, past_step(500), 60))["master-0"]["pid"]
+    driver = workers(cluster.until(job, past_step(500), 60))["master-0"]["pid"]
     for pid in (cluster.pids["master"], cluster.pids["master-0"]):
         os.kill(pid, signal.SIGKILL)
     seconds_until_gone([driver], 2.0)
@@ -116,7 +116,7 @@ def test_the_master_container_killed_costs_an_attempt(cluster: Cluster, rows: Pa
 
 def test_a_killed_node_takes_its_workers_along_and_comes_back(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows, max_steps=2500, checkpoint_every_steps=200))
-    gang = workers(until(cluster, job, past_step(500), 60))
+    gang = workers(cluster.until(job, past_step(500), 60))
     os.kill(cluster.pids["trainer-1"], signal.SIGKILL)
     seconds_until_gone([gang["trainer-1"]["pid"]], 2.0)
     document = cluster.wait_for(job, "succeeded", 90)
@@ -129,14 +129,14 @@ def test_cancel_works_in_every_state(cluster: Cluster, rows: Path, state: str) -
     job = cluster.submit(long_job(rows, trainers=9 if state == "queued" else 2))
     match state:
         case "queued":
-            until(cluster, job, lambda document: document["waiting_for"], 10)
+            cluster.until(job, lambda document: document["waiting_for"], 10)
         case "placed":
-            until(cluster, job, lambda document: document["state"] in {"placed", "running"}, 10)
+            cluster.until(job, lambda document: document["state"] in {"placed", "running"}, 10)
         case "stopping" | "paused":
-            until(cluster, job, past_step(10), 60)
+            cluster.until(job, past_step(10), 60)
             cluster.client.post(f"/jobs/{job}/pause")
             if state == "paused":
                 cluster.wait_for(job, "paused", 20)
     assert cluster.client.post(f"/jobs/{job}/cancel").is_success
     cluster.wait_for(job, "cancelled", 20)
-    assert until(cluster, job, lambda document: document["ended_at"], 5)
+    assert cluster.until(job, lambda document: document["ended_at"], 5)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.jobs import long_job, past_step, short_job, until
+from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 
 pytestmark = pytest.mark.timeout(180)
@@ -64,7 +64,7 @@ def test_two_jobs_share_the_nodes_and_a_third_waits_for_its_turn(cluster: Cluste
     cluster.wait_for(first, "running", 30)
     cluster.wait_for(second, "running", 30)
     third = cluster.submit(short_job(rows, trainers=1))
-    waiting = until(cluster, third, lambda document: document["waiting_for"], 10)
+    waiting = cluster.until(third, lambda document: document["waiting_for"], 10)
     assert waiting["state"] == "queued"
     assert "waiting for 1 trainer slot: 0 of 2 are free" in waiting["waiting_for"]
     cluster.client.post(f"/jobs/{first}/cancel")
@@ -75,7 +75,7 @@ def test_two_jobs_share_the_nodes_and_a_third_waits_for_its_turn(cluster: Cluste
 
 def test_more_workers_than_the_cluster_has_wait_and_say_so(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(short_job(rows, trainers=9))
-    waiting = until(cluster, job, lambda document: document["waiting_for"], 10)["waiting_for"]
+    waiting = cluster.until(job, lambda document: document["waiting_for"], 10)["waiting_for"]
     assert "9 trainer slots" in waiting
     assert "the cluster has 2 in all" in waiting
     other = cluster.submit(short_job(rows))
@@ -115,7 +115,7 @@ def test_a_loss_that_is_no_number_fails_the_job(cluster: Cluster, rows: Path) ->
 
 def test_a_running_job_can_be_cancelled_and_leaves_its_slots(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows))
-    until(cluster, job, past_step(10), 30)
+    cluster.until(job, past_step(10), 30)
     assert cluster.client.post(f"/jobs/{job}/cancel").is_success
     document = cluster.wait_for(job, "cancelled", 10)
     assert document["attempts"][0]["cause"] == "cancelled by its user"
@@ -125,10 +125,10 @@ def test_a_running_job_can_be_cancelled_and_leaves_its_slots(cluster: Cluster, r
 
 def test_a_paused_job_goes_on_where_it_was(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows, max_steps=1500))
-    until(cluster, job, past_step(100), 30)
+    cluster.until(job, past_step(100), 30)
     cluster.client.post(f"/jobs/{job}/pause")
     cluster.wait_for(job, "paused", 15)
-    steps = [checkpoint["step"] for checkpoint in cluster.client.get(f"/jobs/{job}/checkpoints").json()]
+    steps = [one["manifest"]["step"] for one in cluster.client.get(f"/jobs/{job}/checkpoints").json()["checkpoints"]]
     assert steps[0] >= 100
     cluster.client.post(f"/jobs/{job}/resume")
     document = cluster.wait_for(job, "succeeded", 60)

@@ -1,6 +1,6 @@
 """The master's HTTP interface as the commands use it. Every failure is a `CommandError` that says what to do."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -145,7 +145,7 @@ class Client:
         return self.raw
 
     @contextmanager
-    def _stream(self, path: str, query: dict[str, Any], read_s: float | None) -> Iterator[httpx.Response]:
+    def _stream(self, path: str, query: dict[str, Any], read_s: float | None) -> Generator[httpx.Response]:
         timeout = httpx.Timeout(30.0, connect=5.0, read=read_s)
         with self._explained(), self._http.stream("GET", path, params=query, timeout=timeout) as answer:
             if answer.is_error:
@@ -154,7 +154,7 @@ class Client:
             yield answer
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self) -> Generator[None]:
         try:
             yield
         except httpx.InvalidURL as error:

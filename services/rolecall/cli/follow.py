@@ -1,7 +1,7 @@
 """Watches one job until it ends: a bar on a terminal, plain lines elsewhere; it survives a restart of the master."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -77,7 +77,7 @@ def _patiently(ask: Callable[[], _T]) -> _T:
 
 
 @contextmanager
-def _view() -> Iterator[Show]:
+def _view() -> Generator[Show]:
     if not err.is_terminal:
         yield _plain()
         return

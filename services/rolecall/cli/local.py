@@ -108,7 +108,7 @@ def _command(program: str) -> tuple[str, ...]:
 def _await_ready(supervisor: Supervisor, connection: Connection, programs: list[Program]) -> None:
     """Return once every node has registered, or a signal told us to end; raise if a program ends before."""
     deadline = time.monotonic() + _START_S
-    missing = [program.name for program in programs[1:]]
+    missing: list[str] = [program.name for program in programs[1:]]
     with Client(connection) as client:
         while missing and not supervisor.told:
             for ended in supervisor.wait(0.1):

@@ -225,8 +225,9 @@ async def lose_workers(connection: AsyncConnection, node: str, why: str, now: da
 
 
 def superfluous(manifests: list[CheckpointManifest]) -> list[CheckpointManifest]:
-    """Of a job's checkpoints, newest first, those that need not stay."""
-    return [manifest for manifest in manifests[KEPT_CHECKPOINTS:] if not manifest.keep]
+    """Of checkpoints, newest first, those that need not stay; of those to keep, a newer one replaces the older."""
+    kept = next((manifest for manifest in manifests if manifest.keep), None)
+    return [manifest for manifest in manifests[KEPT_CHECKPOINTS:] if manifest != kept]
 
 
 async def _queue_again(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:

@@ -15,11 +15,11 @@ _TIMEOUT_S = 10.0
 _M = TypeVar("_M", bound=BaseModel)
 
 
-class MasterUnreachable(RolecallError):  # noqa: N818 - named like the tree in `spec.errors`
+class MasterUnreachable(RolecallError):
     """The master does not answer, or can't at the moment; the same call may succeed later."""
 
 
-class StreamRefused(RolecallError):  # noqa: N818 - named like the tree in `spec.errors`
+class StreamRefused(RolecallError):
     """The master has no use for this worker's streams."""
 
 

@@ -25,7 +25,7 @@ from rolecall.spec.wire import DesiredWorker, Heartbeat
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
-_SHIP_S = 0.1
+_SHIP_S = 0.25
 
 
 class Daemon:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from rolecall.spec.node import Gpu, Machine
+from rolecall.spec.role import Role
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -34,9 +35,11 @@ def describe_machine(cpu_slots: int | None) -> Machine:
     )
 
 
-def default_slots(machine: Machine) -> int:
-    """How many workers a node takes at once when it isn't told: one per GPU, else one per CPU slot."""
-    return len(machine.gpus) or machine.cpu_slots
+def default_slots(machine: Machine, role: Role) -> int:
+    """How many workers a node takes at once when it isn't told: as many as the machine has room for."""
+    if role.computes and machine.gpus:
+        return len(machine.gpus)
+    return int(machine.cpu_slots / role.weight)
 
 
 def available_cores(cgroup: Path = CGROUP) -> int:

@@ -22,11 +22,11 @@ _SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
-class ForkRefused(RolecallError):  # noqa: N818 - named like the tree in `spec.errors`
+class ForkRefused(RolecallError):
     """The fork server could not make the worker's process."""
 
 
-class ForkServerDied(RolecallError):  # noqa: N818 - named like the tree in `spec.errors`
+class ForkServerDied(RolecallError):
     """The fork server died, and its workers with it."""
 
 

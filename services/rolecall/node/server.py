@@ -65,7 +65,7 @@ def describe_node(settings: NodeSettings, route: Route, metrics_port: int) -> No
     return NodeSpec(
         name=_name(settings),
         role=settings.role,
-        slots=settings.slots or default_slots(machine),
+        slots=settings.slots or default_slots(machine, settings.role),
         address=route.address,
         interface=route.interface,
         metrics_port=metrics_port,

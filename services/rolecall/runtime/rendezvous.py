@@ -26,6 +26,10 @@ _JOIN_TIMEOUT_S = 120.0
 # what is slow (an evaluation, an upload) or a deadlock.
 _CALL_TIMEOUT_S = 600.0
 _LEAST_RPC_THREADS = 16
+# Of TensorPipe's transports `shm` polls without a pause in every process, which on a machine with fewer idle cores than
+# workers takes the time away from the workers: 30 steps a second where sockets do 260. `ibv` needs hardware to be tried on.
+# Of its channels `cma` needs the right to trace other processes and `cuda_ipc` aborts when a peer's GPU is hidden.
+_CHANNELS = ["basic", "mpt_uv", *(["cuda_basic"] if torch.cuda.is_available() else [])]
 _POLL_S = 0.01
 
 
@@ -97,6 +101,8 @@ def _join_rpc(launch: WorkerLaunch, port: int) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=max(_LEAST_RPC_THREADS, 2 * launch.gang.world_size),
         rpc_timeout=_CALL_TIMEOUT_S,
+        _transports=["uv"],
+        _channels=_CHANNELS,
         init_method=f"tcp://{launch.master_addr}:{port}",
     )
     rpc.init_rpc(

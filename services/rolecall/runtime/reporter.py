@@ -11,12 +11,12 @@ import torch
 from rolecall.spec.errors import NonFiniteLoss
 from rolecall.spec.report import ProgressLine
 
-_WRITE_EVERY_S = 0.2
+_WRITE_EVERY_S = 0.5
 _RATE_WINDOW_S = 10.0
 
 
 class Reporter:
-    """Writes progress lines: at most five a second for steps, every one of the other kinds."""
+    """Writes progress lines: at most two a second for steps, every one of the other kinds."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)

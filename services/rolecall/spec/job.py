@@ -18,7 +18,7 @@ class JobRequest(Value):
     """A name from `GET /workloads`."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The workload's parameters; `GET /workloads/{name}` has their schema."""
-    roles: dict[Role, int] = Field(default_factory=dict)
+    roles: dict[Role, int] = Field(default_factory=dict[Role, int])
     """How many workers of each role; the workload's defaults fill in what is not named."""
     name: str = Field(default="", max_length=120)
     """A label for people."""

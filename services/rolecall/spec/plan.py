@@ -72,7 +72,7 @@ class CheckpointManifest(Value):
     position: dict[str, Any]
     """Where the job stood, in the workload's own terms: epoch, step, seeds, the best score so far."""
     keep: bool = False
-    """Whether it outlives newer ones (the best model so far)."""
+    """Whether it outlives newer ones (the best model so far), until a newer one is to be kept."""
 
 
 WorkerLaunch.model_rebuild()

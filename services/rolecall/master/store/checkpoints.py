@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, insert, select
+from sqlalchemy import ColumnElement, case, delete, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.schema import checkpoints
@@ -36,9 +36,10 @@ async def newest(connection: AsyncConnection, job: str) -> CheckpointManifest | 
 
 
 async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
-    """The jobs that have more than `most` checkpoints that need not be kept."""
-    query = select(checkpoints.c.job).where(checkpoints.c.keep.is_(False)).group_by(checkpoints.c.job)
-    return list(await connection.scalars(query.having(func.count() > most)))
+    """The jobs that have more than `most` ordinary checkpoints, or more than one to keep."""
+    kept = func.count(case((checkpoints.c.keep.is_(True), 1)))
+    query = select(checkpoints.c.job).group_by(checkpoints.c.job)
+    return list(await connection.scalars(query.having(or_(func.count() - kept > most, kept > 1))))
 
 
 async def remove(connection: AsyncConnection, job: str, manifest: CheckpointManifest) -> None:

@@ -70,6 +70,7 @@ class Training:
         self._protocol = self._update_protocol()
         self._position = Position()
         self._last_save = time.monotonic()
+        self._owes_checkpoint = False
 
     def run(self) -> dict[str, float] | None:
         """Train to the end; the job's result, or None if the gang was asked to leave."""
@@ -114,7 +115,10 @@ class Training:
             position = self._position
             self._position = replace(position, step=position.step + 1, samples=position.samples + batch.global_rows)
             decision = self._agreement.after(self._position.step, self._wish)
-            if decision.checkpoint or self._at_checkpoint_step():
+            wanted = decision.checkpoint or self._at_checkpoint_step()
+            # A step has one checkpoint: at an epoch's end it is written with the epoch's judgement in it.
+            self._owes_checkpoint = wanted and self._ends_epoch() and not decision.stop
+            if wanted and not self._owes_checkpoint:
                 self._save()
             if decision.stop:
                 return False
@@ -122,16 +126,18 @@ class Training:
                 break
         return True
 
+    def _ends_epoch(self) -> bool:
+        done = self._position.step - self._position.epoch_start
+        return done >= self._dataset.steps_per_epoch or self._out_of_steps()
+
     def _batches(self) -> Iterator[Batch]:
         done = self._position.step - self._position.epoch_start
         return self._dataset.train_batches(self._position.epoch, done, self._rank, self._world)
 
-    def _steps(self) -> int | None:
-        """The job's steps, where they can be known before the end."""
-        per_epoch = self._dataset.steps_per_epoch
-        if per_epoch is None:
-            return self._params.max_steps
-        return min(self._params.epochs * per_epoch, self._params.max_steps or self._params.epochs * per_epoch)
+    def _steps(self) -> int:
+        """The job's steps, unless it stops early."""
+        every_epoch = self._params.epochs * self._dataset.steps_per_epoch
+        return min(every_epoch, self._params.max_steps or every_epoch)
 
     def _wish(self) -> Decision:
         mode = self._context.stop_requested()
@@ -177,25 +183,33 @@ class Training:
         return ServerOwned(self._params, self._rank, self._table, self._dense, self._rate_factor)
 
     def _rate_factor(self, step: int) -> float:
-        return self._params.lr_schedule.factor(step, self._steps() or 0)
+        return self._params.lr_schedule.factor(step, self._steps())
 
     def _judge_epoch(self) -> None:
         """Score the validation rows, note whether they are the best so far, and begin the next epoch."""
         position = replace(self._position, epoch=self._position.epoch + 1, epoch_start=self._position.step)
         self._position = position
         scores = self._score("validation")
-        if scores is None:
-            return
-        self._context.report.evaluated(position.step, position.epoch, **scores.named("validation"))
-        if self._params.early_stopping is None:
-            return
-        value = scores.auc if self._params.early_stopping.metric == "auc" else -scores.loss
-        if position.best is None or value > position.best:
-            self._position = replace(position, best=value, stale_epochs=0)
+        if scores is not None:
+            self._context.report.evaluated(position.step, position.epoch, **scores.named("validation"))
+        if scores is not None and self._is_best(scores):
             manifest = self._save(keep=True)
             self._position = replace(self._position, best_checkpoint=manifest)
-        else:
+        elif self._owes_checkpoint:
+            self._save()
+        self._owes_checkpoint = False
+
+    def _is_best(self, scores: Scores) -> bool:
+        """With early stopping, note in the position how these scores compare; whether they are the best so far."""
+        if self._params.early_stopping is None:
+            return False
+        position = self._position
+        value = scores.auc if self._params.early_stopping.metric == "auc" else -scores.loss
+        if position.best is not None and value <= position.best:
             self._position = replace(position, stale_epochs=position.stale_epochs + 1)
+            return False
+        self._position = replace(position, best=value, stale_epochs=0)
+        return True
 
     def _score(self, split: Split) -> Scores | None:
         """This and the other trainers' scores of a split together, or none if it has no rows."""
