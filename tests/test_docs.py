@@ -12,6 +12,11 @@ from rolecall.settings import MasterSettings, NodeSettings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+# Master and node read these alike, and each says it from its own side.
+_SHARED = {
+    "ROLECALL_PORT": "Where the master listens",
+    "ROLECALL_STOP_GRACE_S": "How long workers that are asked to stop may take before they are killed",
+}
 EXAMPLES = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 
 
@@ -28,5 +33,9 @@ def test_readme_lists_the_exit_codes() -> None:
 
 def test_every_variable_is_documented() -> None:
     fields = [*MasterSettings.model_fields.values(), *NodeSettings.model_fields.values()]
-    documented = re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
-    assert sorted(documented) == sorted({str(field.validation_alias) for field in fields})
+    table = re.findall(r"^\| `([A-Z_]+)` \|.*\| (.*?) \|$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
+    documented = dict(table)
+    assert documented.keys() == {str(field.validation_alias) for field in fields}
+    for field in fields:
+        meaning = (field.description or "").rstrip(".")
+        assert documented[str(field.validation_alias)] in (meaning, _SHARED.get(str(field.validation_alias)))

@@ -31,6 +31,7 @@ class _Settings(BaseSettings):
     log_level: Annotated[str, Field(validation_alias="ROLECALL_LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = (
         "info"
     )
+    """How much is logged: debug, info, warning or error."""
 
 
 class MasterSettings(_Settings):
@@ -39,6 +40,7 @@ class MasterSettings(_Settings):
     token: Annotated[SecretStr, Field(validation_alias="ROLECALL_TOKEN", min_length=16)]
     """What users show to the master."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=0, le=65535)] = 8080
+    """Where the master listens."""
     database_url: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_DATABASE_URL")] = None
     """`postgresql://user:password@host/name`; without it, SQLite in the data folder."""
     blob_url: Annotated[str | None, Field(validation_alias="ROLECALL_BLOB_URL")] = None
@@ -57,6 +59,7 @@ class NodeSettings(_Settings):
     """What a node's daemon reads."""
 
     role: Annotated[Role, Field(validation_alias="ROLE")]
+    """The role of the workers that it takes."""
     master_addr: Annotated[str, Field(validation_alias="MASTER_ADDR")]
     """The master's name or address."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=1, le=65535)] = 8080

@@ -26,9 +26,10 @@ _JOIN_TIMEOUT_S = 120.0
 # what is slow (an evaluation, an upload) or a deadlock.
 _CALL_TIMEOUT_S = 600.0
 _LEAST_RPC_THREADS = 16
-# Of TensorPipe's transports `shm` polls without a pause in every process, which on a machine with fewer idle cores than
-# workers takes the time away from the workers: 30 steps a second where sockets do 260. `ibv` needs hardware to be tried on.
-# Of its channels `cma` needs the right to trace other processes and `cuda_ipc` aborts when a peer's GPU is hidden.
+# Of TensorPipe's transports `shm` polls without a pause in every process. With fewer idle cores than workers that
+# takes the time away from the workers: a job of four on two cores did 30 steps a second, over sockets 82. `ibv` needs
+# hardware to be tried on. Of its channels `cma` needs the right to trace processes, and `cuda_ipc` aborts when a
+# peer's GPU is hidden.
 _CHANNELS = ["basic", "mpt_uv", *(["cuda_basic"] if torch.cuda.is_available() else [])]
 _POLL_S = 0.01
 

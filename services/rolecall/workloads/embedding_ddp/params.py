@@ -166,6 +166,7 @@ class SparseSgd(workload.Params):
     """Plain stochastic gradient descent on the rows that a batch touched."""
 
     name: Literal["sgd"]
+    """Chooses this optimizer."""
     lr: Lr = 0.1
     """The learning rate."""
 
@@ -174,6 +175,7 @@ class SparseAdagrad(workload.Params):
     """Adagrad on the rows that a batch touched."""
 
     name: Literal["adagrad"]
+    """Chooses this optimizer."""
     lr: Lr = 0.05
     """The learning rate."""
     initial_accumulator: Annotated[float, Field(ge=0)] = 0.0
@@ -186,6 +188,7 @@ class SparseAdam(workload.Params):
     """Adam whose moments move only for the rows that a batch touched."""
 
     name: Literal["sparse-adam"]
+    """Chooses this optimizer."""
     lr: Lr = 0.001
     """The learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -198,6 +201,7 @@ class Sgd(workload.Params):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"]
+    """Chooses this optimizer."""
     lr: Lr = 0.1
     """The learning rate."""
     momentum: Fraction = 0.0
@@ -210,6 +214,7 @@ class Adam(workload.Params):
     """Adam, its weight decay an L2 penalty."""
 
     name: Literal["adam"]
+    """Chooses this optimizer."""
     lr: Lr = 0.001
     """The learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
@@ -224,6 +229,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
     name: Literal["adamw"]  # pyright: ignore[reportIncompatibleVariableOverride] - the tag is what tells them apart
+    """Chooses this optimizer."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """The share by which weights shrink, times the learning rate."""
 

@@ -1,0 +1,206 @@
+"""What a user may say, what comes back when it is not legal, and that workers read what the master stored."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rolecall.workloads.embedding_ddp.params import Params
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "embedding-ddp.json"
+DATA: dict[str, Any] = {"train": "rows.csv", "label": "y", "categorical": ["c"], "numeric": ["n"]}
+
+lr = st.floats(1e-9, 10)
+share = st.floats(0, 1, exclude_max=True)
+eps = st.floats(1e-12, 1)
+decay = st.floats(0, 1)
+names = st.text("abcdef", min_size=1)
+paths = st.lists(names, min_size=1, max_size=3) | names
+
+
+def fields(required: dict[str, Any], **optional: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects with all required fields and any of the optional ones."""
+    return st.fixed_dictionaries(
+        {name: value if isinstance(value, st.SearchStrategy) else st.just(value) for name, value in required.items()},
+        optional=optional,
+    )
+
+
+categorical = st.one_of(
+    fields({"max_values": st.integers(2, 9)}, separator=st.sampled_from("|;"), min_count=st.integers(1, 9)),
+    fields({"ids": "hash", "buckets": st.integers(1, 2**31)}, max_values=st.integers(1, 9)),
+    st.just({}),
+)
+numeric = st.one_of(
+    fields({"transform": "buckets"}, buckets=st.integers(2, 10_000)),
+    fields({"transform": "normalize"}, log=st.booleans()),
+)
+label = names.map("label {}".format) | fields(
+    {"column": "label"},
+    positive=st.one_of(st.text(), st.integers(), st.booleans(), st.lists(st.text() | st.integers(), min_size=1)),
+)
+data = fields(
+    {
+        "train": paths,
+        "label": label,
+        "categorical": st.lists(categorical, min_size=1, max_size=4).map(
+            lambda columns: [{"column": f"c{i}"} | column for i, column in enumerate(columns)] + ["plain"]
+        ),
+        "numeric": st.lists(numeric, max_size=4).map(
+            lambda columns: [{"column": f"n{i}"} | column for i, column in enumerate(columns)]
+        ),
+    },
+    test=paths,
+    validation=share | paths,
+    format=st.sampled_from(["csv", "tsv", "parquet"]),
+    missing=st.lists(st.text()),
+    max_bad_rows=st.integers(0, 9),
+    csv=fields({}, delimiter=st.sampled_from(",;\t"), column_names=st.lists(names)),
+    stream=st.booleans(),
+    shuffle_buffer=st.integers(1, 10_000_000),
+)
+sparse = st.one_of(
+    fields({"name": "sgd"}, lr=lr),
+    fields({"name": "adagrad"}, lr=lr, initial_accumulator=decay, eps=eps),
+    fields({"name": "sparse-adam"}, lr=lr, betas=st.tuples(share, share), eps=eps),
+)
+dense = st.one_of(
+    fields({"name": "sgd"}, lr=lr, momentum=share, weight_decay=decay),
+    fields({"name": st.sampled_from(["adam", "adamw"])}, lr=lr, betas=st.tuples(share, share), weight_decay=decay),
+)
+bodies = fields(
+    {"data": data},
+    embedding_dim=st.integers(1, 4096),
+    embedding_std=decay,
+    pooling=st.sampled_from(["sum", "mean", "none"]),
+    hidden=st.lists(st.integers(1, 65_536), max_size=3),
+    dropout=share,
+    batch_size=st.integers(1, 2**40),
+    epochs=st.integers(1, 99),
+    max_steps=st.none() | st.integers(1, 2**40),
+    seed=st.integers(0, 2**63 - 1),
+    protocol=st.sampled_from(["sync", "async", "seed"]),
+    sparse_optimizer=sparse,
+    dense_optimizer=dense,
+    precision=st.sampled_from(["float32", "float64"]),
+    checkpoint_every_steps=st.none() | st.integers(1, 99),
+    checkpoint_every_s=st.none() | st.floats(0.1, 1e6),
+)
+schedules = fields({}, shape=st.sampled_from(["constant", "cosine"]), warmup_steps=st.integers(0, 99))
+stoppings = fields({}, patience=st.integers(1, 99), metric=st.sampled_from(["auc", "loss"]))
+
+
+def stored_and_read(params: Params) -> Params:
+    """As a worker gets it: dumped, stored as JSON text, validated again."""
+    return Params.model_validate(json.loads(json.dumps(params.model_dump(mode="json"))))
+
+
+def test_the_example_means_the_same_to_the_workers() -> None:
+    params = Params.model_validate(json.loads(EXAMPLE.read_text())["params"])
+    assert stored_and_read(params) == params
+
+
+@given(body=bodies)
+def test_whatever_is_legal_means_the_same_to_the_workers(body: dict[str, Any]) -> None:
+    params = Params.model_validate(body)
+    again = stored_and_read(params)
+    assert again == params
+    assert type(again.dense_optimizer) is type(params.dense_optimizer)
+
+
+@given(body=bodies, schedule=schedules, stopping=stoppings)
+def test_so_do_schedules_and_early_stopping(
+    body: dict[str, Any], schedule: dict[str, Any], stopping: dict[str, Any]
+) -> None:
+    body |= {"protocol": "sync", "lr_schedule": schedule, "early_stopping": stopping}
+    body["data"] = {**body["data"], "validation": 0.25}
+    params = Params.model_validate(body)
+    assert stored_and_read(params) == params
+
+
+def schema_fields(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field of every object in a JSON schema, by its dotted name."""
+    for owner in (schema, *schema["$defs"].values()):
+        for name, field in owner["properties"].items():
+            yield f"{owner['title']}.{name}", field
+
+
+def test_every_field_is_described() -> None:
+    found = dict(schema_fields(Params.model_json_schema()))
+    assert len(found) > 50
+    assert not [name for name, field in found.items() if not field.get("description")]
+
+
+def refusal(params: dict[str, Any]) -> str:
+    """Where each error is and what it says, as the API would show it."""
+    with pytest.raises(ValidationError) as caught:
+        Params.model_validate(params)
+    problems = caught.value.errors()
+    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"categorical": [{"column": "c", "buckets": 9}]}, "buckets goes with ids: hash, and only there; give both or"),
+        ({"categorical": [{"column": "c", "ids": "hash"}]}, "buckets goes with ids: hash"),
+        ({"categorical": [{"column": "c", "ids": "hash", "buckets": 9, "min_count": 2}]}, "needs ids: dictionary"),
+        ({"categorical": [{"column": "c", "separator": "|"}]}, "set max_values to 2 or more"),
+        ({"categorical": ["c", "c"]}, "categorical lists c more than once; list each once"),
+        ({"numeric": ["n", "n"]}, "numeric lists n (normalize) more than once; list each once"),
+        ({"numeric": [{"column": "n", "transform": "buckets", "log": True}]}, "log needs transform: normalize"),
+        ({"numeric": [{"column": "n", "buckets": 8}]}, "buckets needs transform: buckets"),
+        ({"categorical": []}, "list a categorical column or a numeric one with buckets"),
+        ({"categorical": ["y"]}, "the label 'y' can't be an input too; list it once"),
+        ({"categorical": [{"column": "c", "ids": "hashed"}]}, "'dictionary' or 'hash'"),
+        ({"numeric": [{"column": "n", "transform": "log"}]}, "'normalize' or 'buckets'"),
+        ({"format": "json"}, "'csv', 'tsv' or 'parquet'"),
+        ({"csv": {"delimiter": "||"}}, "at most 1 character"),
+        ({"train": []}, "at least 1 item"),
+        ({"max_bad_rows": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], said: str) -> None:
+    told = refusal({"data": DATA | changed})
+    assert said in told
+    assert told.startswith("data")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"pooling": "max"}, "'sum', 'mean' or 'none'"),
+        ({"protocol": "hogwild"}, "'sync', 'async' or 'seed'"),
+        ({"precision": "float16"}, "'float32' or 'float64'"),
+        ({"sparse_optimizer": {"name": "adam"}}, "'sgd', 'adagrad', 'sparse-adam'"),
+        ({"dense_optimizer": {"name": "sparse-adam"}}, "'sgd', 'adam', 'adamw'"),
+        ({"dense_optimizer": {"name": "sgd", "lr": 0}}, "greater than 0"),
+        ({"dense_optimizer": {"name": "adam", "lr": float("nan")}}, "finite number"),
+        ({"dropout": 1}, "less than 1"),
+        ({"seed": -1}, "greater than or equal to 0"),
+        ({"seed": 2**63}, f"less than {2**63}"),
+        ({"batch_size": 0}, "greater than or equal to 1"),
+        ({"epochs": "many"}, "valid integer"),
+        ({"hidden": [0]}, "greater than or equal to 1"),
+        ({"lr_schedule": {"shape": "linear"}}, "'constant' or 'cosine'"),
+        ({"early_stopping": {"metric": "accuracy"}}, "'auc' or 'loss'"),
+        ({"protocol": "seed", "lr_schedule": {"shape": "cosine"}}, "constant; leave lr_schedule out"),
+        (
+            {"data": DATA | {"validation": 0}, "early_stopping": {}},
+            "set data.validation to a share above 0, or to paths",
+        ),
+    ],
+)
+def test_a_refusal_names_what_is_legal(changed: dict[str, Any], said: str) -> None:
+    assert said in refusal({"data": DATA} | changed)
+
+
+@pytest.mark.parametrize(("step", "factor"), [(0, 0.25), (3, 1.0), (4, 1.0), (7, 0.5), (10, 0.0)])
+def test_the_rates_rise_in_a_line_and_fall_as_a_cosine(step: int, factor: float) -> None:
+    params = Params.model_validate({"data": DATA, "lr_schedule": {"shape": "cosine", "warmup_steps": 4}})
+    assert params.lr_schedule.factor(step, 10) == pytest.approx(factor)
