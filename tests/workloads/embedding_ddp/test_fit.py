@@ -21,7 +21,7 @@ from .tables import params
 finite = st.floats(-1e6, 1e6)
 columns = arrays(np.float64, st.integers(1, 60), elements=finite | st.just(np.nan))
 texts = st.lists(st.text(max_size=3), max_size=40)
-HASHES = [0xb4b2797457a0a6e4, 0x2f42665b399ef840, 0x39a02b5ee2bb4df0]
+HASHES = [0xB4B2797457A0A6E4, 0x2F42665B399EF840, 0x39A02B5EE2BB4DF0]
 
 
 def pieces(values: Any, cuts: int) -> list[Any]:

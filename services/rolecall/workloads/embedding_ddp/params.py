@@ -94,7 +94,7 @@ class Numeric(workload.Params):
 
 
 class Csv(workload.Params):
-    """How CSV and TSV files are written."""
+    """The dialect of CSV and TSV files."""
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What parts the columns; by default a comma, in `.tsv` files a tab."""
@@ -103,7 +103,7 @@ class Csv(workload.Params):
 
 
 class Data(workload.Params):
-    """Where the rows are and what their columns mean."""
+    """A job's rows."""
 
     train: Paths
     """The training rows: a path, glob or fsspec URL, or a list of them; CSV or TSV (also as `.gz`), or Parquet."""
@@ -235,7 +235,7 @@ class AdamW(Adam):
 
 
 class LrSchedule(workload.Params):
-    """How both learning rates move over the job's steps."""
+    """A course of the learning rates."""
 
     shape: Literal["constant", "cosine"] = "constant"
     """`cosine` falls to zero at the job's last step."""
