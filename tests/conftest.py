@@ -1,20 +1,26 @@
-"""A real cluster: `rolecall local` on a free port with a data folder of its own."""
+"""A real cluster (`rolecall local` on a free port, its data folder its own), rows to train on, a private PostgreSQL."""
 
 import os
+import pwd
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from tests.rows import write_rows
 
 TOKEN = "a-token-for-the-tests-only"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
@@ -99,12 +105,14 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(data: Path, *options: str) -> Iterator[Cluster]:
-    """Start a cluster; when left, end it and assert that nothing of it still runs."""
-    environment = os.environ | {"ROLECALL_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(data / "config")}
+def running_cluster(
+    data: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Cluster]:
+    """Start a cluster, `environment` added to its own; when left, end it and assert that nothing of it still runs."""
+    whole = {**os.environ, "ROLECALL_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(data / "config"), **environment}
     command = [*ROLECALL, "local", "--port", "0", "--data", str(data), *options]
     with (data / "local.log").open("wb") as log:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=log, text=True)
     family: list[psutil.Process] = []
     try:
         url = _await_ready(process, data / "local.log")
@@ -128,9 +136,43 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Starts a cluster for one test that harms it; takes the options of `rolecall local`."""
+    """Starts a cluster for one test that harms it; takes the arguments of `running_cluster`."""
     with ExitStack() as stack:
-        yield lambda *options: stack.enter_context(running_cluster(tmp_path, *options))
+        yield lambda *options, **given: stack.enter_context(running_cluster(tmp_path, *options, **given))
+
+
+@pytest.fixture(scope="session")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CSV file of 3000 rows, for `tests.cluster.jobs`."""
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.csv", rows=6000)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """The URL of a real server of our own, with an empty database; gone after the tests."""
+    binaries, account = _binaries(), _account()
+    folder = Path(mkdtemp(prefix="rolecall-postgres-", dir="/tmp"))
+    if account:
+        shutil.chown(folder, account["user"], account["group"])  # type: ignore[call-overload]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = f"-c port={port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+
+    def run(*command: str | Path) -> None:
+        # Its output goes nowhere: the server inherits a pipe and would keep it open.
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/"}
+        subprocess.run(command, check=True, **quiet, **account)  # type: ignore[call-overload]
+
+    control = [binaries / "pg_ctl", "-D", folder / "data", "-w"]
+    try:
+        run(binaries / "initdb", "-D", folder / "data", "-U", "test", "-A", "trust")
+        run(*control, "-o", options, "-l", folder / "log", "start")
+        try:
+            yield f"postgresql://test@127.0.0.1:{port}/postgres"
+        finally:
+            run(*control, "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder)
 
 
 def _await_ready(process: subprocess.Popen[str], log: Path) -> str:
@@ -143,3 +185,19 @@ def _await_ready(process: subprocess.Popen[str], log: Path) -> str:
 
 def _name_of(process: psutil.Process) -> str:
     return "master" if process.cmdline()[-1] == "master" else process.environ()["ROLECALL_NODE_NAME"]
+
+
+def _binaries() -> Path:
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+    if not found:
+        pytest.skip("PostgreSQL is not installed: there is no /usr/lib/postgresql/*/bin (apt-get install postgresql)")
+    return found[-1].parent
+
+
+def _account() -> dict[str, object]:
+    """PostgreSQL refuses to run as root: then it runs as `postgres` or `nobody`."""
+    if os.getuid() != 0:
+        return {}
+    known = {entry.pw_name: entry for entry in pwd.getpwall()}
+    entry = known.get("postgres") or known["nobody"]
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}

@@ -79,7 +79,7 @@ def run_gang(
     folder: Path,
     *,
     resume_from: CheckpointManifest | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = 240.0,
 ) -> GangResult:
     """Run one attempt to its end; fails the test with the first worker's traceback if one fails."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ README = (ROOT / "README.md").read_text()
 # Master and node read these alike, and each says it from its own side.
 _SHARED = {
     "ROLECALL_PORT": "Where the master listens",
-    "ROLECALL_STOP_GRACE_S": "How long workers that are asked to stop may take before they are killed",
 }
 EXAMPLES = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run_container() -> int:
     if read_role() != Role.MASTER:
         return _run_program("node")
-    environment = os.environ | {"MASTER_ADDR": os.environ.get("MASTER_ADDR", "127.0.0.1")}
+    environment = os.environ | {"MASTER_ADDR": os.environ.get("MASTER_ADDR") or "127.0.0.1"}
     read_master()
     read_node(MASTER_ADDR=environment["MASTER_ADDR"])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

@@ -49,8 +49,6 @@ class MasterSettings(_Settings):
     """How long a heartbeat is held back when nothing changes."""
     node_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_NODE_TIMEOUT_S", gt=0)] = 10.0
     """Silence after which a node counts as lost."""
-    stop_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
-    """How long workers that are asked to stop may take before they are killed."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
     """How long others may go ahead of a job that waits for slots."""
 

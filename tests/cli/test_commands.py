@@ -47,6 +47,19 @@ def test_an_unknown_job_is_not_found(cluster: Cluster) -> None:
     assert run(cluster, "show", "nothing").returncode == 4
 
 
+@pytest.mark.parametrize("job", ["", "..", "a/../b", "a?b"])
+def test_what_is_no_id_is_not_found(cluster: Cluster, job: str) -> None:
+    assert run(cluster, "show", job).returncode == 4
+
+
+def test_a_name_is_shown_as_it_was_given(cluster: Cluster) -> None:
+    data = {"train": "none.csv", "label": "y", "categorical": ["a"]}
+    job = {"workload": "embedding-ddp", "name": "[/] [red]", "params": {"data": data}, "max_restarts": 0}
+    submitted = run(cluster, "submit", "-", given=json.dumps(job))
+    assert "[/] [red]" in run(cluster, "jobs").stdout
+    assert "[/] [red]" in run(cluster, "show", submitted.stdout.strip()).stdout
+
+
 def test_a_misspelt_workload_is_refused_with_the_nearest(cluster: Cluster) -> None:
     done = run(cluster, "submit", "-", given='{"workload": "embeding-ddp"}')
     assert done.returncode == 5

@@ -20,6 +20,8 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"roles": {"trainr": 2}}, "roles.trainr", "did you mean 'trainer'", "trainer"),
     ({"roles": {"stage": 2}}, "roles.stage", "there is no role 'stage'", "observer, parameter-server, trainer"),
     ({"roles": {"trainer": -1}}, "roles.trainer", "can't run with -1", "1 to 256"),
+    ({"roles": {"trainer": "2"}}, "roles.trainer", "valid integer", "integer"),
+    ({"max_restarts": True}, "max_restarts", "valid integer", "integer ≥ 0"),
     ({"roles": {"trainer": 13}}, "roles", "bad luck", "counts that fit"),
     ({"priority": 1000}, "priority", "less than or equal to 100", "integer ≥ -100 ≤ 100"),
     ({"prioritty": 1}, "prioritty", "did you mean 'priority'", "deadline_s"),
@@ -66,6 +68,9 @@ def test_broken_and_oversized_bodies(tmp_path: Path) -> None:
     async def flow(client: Client) -> None:
         broken = check_problem(await client.user("POST", "/jobs", content=b'{"workload": '), 400)
         assert "no JSON" in broken["detail"]
+        lone = await client.user("POST", "/jobs", content=b'{"workload": "toy", "params": {"\\ud800": 1}}')
+        assert "Invalid JSON" in check_problem(lone, 422)["detail"]
+        check_problem(await client.user("POST", "/jobs", content=b'{"workload": "\\ud800"}'), 422)
 
         async def endless() -> Any:
             for _ in range(1000):

@@ -85,6 +85,8 @@ PAUSE, DRAIN = StopMode.PAUSE, StopMode.DRAIN
         (make_gang(J.RUNNING, R, R, R), None, None),
         (make_gang(J.RUNNING, R, L), J.STOPPING, StopMode.ABORT),
         (make_gang(J.RUNNING, R, R, L), None, None),
+        (make_gang(J.RUNNING, R, X, R), J.STOPPING, StopMode.ABORT),
+        (make_gang(J.RUNNING, R, R, X), None, None),
         (make_gang(J.RUNNING, S, S, S), J.SUCCEEDED, None),
         (make_gang(J.RUNNING, S, R), J.STOPPING, StopMode.COMPLETE),
         (make_gang(J.RUNNING, R, S, R), None, None),

@@ -154,6 +154,19 @@ def test_checkpoints_count_once_and_the_newest_comes_first(use: Use) -> None:
     use(flow)
 
 
+def test_two_kept_checkpoints_are_no_crowd(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        async with database.write() as connection:
+            await _placed(connection)
+            for step in (1, 2, 3):
+                assert await checkpoints.crowded_jobs(connection, 2) == []
+                manifest = CheckpointManifest(attempt=1, step=step, parts=(), position={}, keep=step != 3)
+                await checkpoints.add(connection, "toy-1", manifest, NOW)
+            assert await checkpoints.crowded_jobs(connection, 2) == []
+
+    use(flow)
+
+
 def test_a_node_registers_over_its_earlier_life(use: Use) -> None:
     async def flow(database: Database) -> None:
         node = make_node("trainer-0", Role.TRAINER)

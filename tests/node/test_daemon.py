@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.node.harness import ScriptedMaster, descendants, end, gone, launch, start_node
+from tests.node.harness import TOKEN, ScriptedMaster, descendants, end, gone, launch, start_node
 
 from rolecall.node.reconcile import Key
 from rolecall.spec.state import StopMode, WorkerState
@@ -150,20 +150,25 @@ def test_a_piece_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> N
     assert master.text(key) == "hello from twice/1/0\n"
 
 
+def scrape(url: str) -> httpx.Response:
+    return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+
+
 def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) -> None:
     key = master.want(launch("seen", "stay"))
     master.joined(key)
     url = f"http://127.0.0.1:{master.specs[-1].metrics_port}"
     labels = '{attempt="1",job="seen",rank="0",role="trainer"}'
-    master.wait(lambda: f"rolecall_worker_step{labels} 3.0" in httpx.get(f"{url}/metrics").text)
-    shown = httpx.get(f"{url}/metrics").text
+    master.wait(lambda: f"rolecall_worker_step{labels} 3.0" in scrape(url).text)
+    shown = scrape(url).text
     assert f"rolecall_worker_loss{labels} 0.25" in shown
     assert f"rolecall_worker_resident_memory_bytes{labels}" in shown
     assert "rolecall_node_worker_starts_total" in shown
+    assert httpx.get(f"{url}/metrics").status_code == 401
     assert httpx.get(f"{url}/healthz").json()["status"] == "ok"
     master.drop(key)
     master.wait(lambda: key not in master.reports)
-    assert 'job="seen"' not in httpx.get(f"{url}/metrics").text
+    assert 'job="seen"' not in scrape(url).text
 
 
 def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def assert_same(result: GangResult, alone: Reference, tolerance: float) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gang", GANGS)
 @pytest.mark.parametrize("optimizers", OPTIMIZERS)
 def test_float64_parity_over_500_steps(table: Path, tmp_path: Path, optimizers: str, gang: str) -> None:
@@ -82,6 +83,7 @@ def test_float64_parity_over_500_steps(table: Path, tmp_path: Path, optimizers: 
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gang", GANGS)
 @pytest.mark.parametrize("optimizers", OPTIMIZERS)
 def test_float32_parity_over_50_steps(table: Path, tmp_path: Path, optimizers: str, gang: str) -> None:
@@ -91,6 +93,7 @@ def test_float32_parity_over_50_steps(table: Path, tmp_path: Path, optimizers: s
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["sum", "none"])
 def test_every_pooling_gives_the_single_process_weights(table: Path, tmp_path: Path, pooling: str) -> None:
     params = job(table, "adagrad", precision="float64", max_steps=60, pooling=pooling)
@@ -119,6 +122,7 @@ def test_a_checkpoint_continues_to_the_uninterrupted_weights(table: Path, tmp_pa
     torch.testing.assert_close(final_weights(resumed), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["async", "seed"])
 def test_asynchronous_protocols_learn_as_well(table: Path, tmp_path: Path, protocol: str) -> None:
     sync = run_gang("embedding-ddp", job(table, "adagrad", epochs=6), roles("two-trainers"), tmp_path / "sync")

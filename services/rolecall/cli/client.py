@@ -6,6 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
@@ -75,11 +76,11 @@ class Client:
 
     def job(self, job: str) -> JobDocument:
         """The job's document."""
-        return self._call(JobDocument, "GET", f"/jobs/{job}")
+        return self._call(JobDocument, "GET", f"/jobs/{_segment(job)}")
 
     def act(self, job: str, action: str) -> JobDocument:
         """`cancel`, `pause`, `resume` or `retry` a job."""
-        return self._call(JobDocument, "POST", f"/jobs/{job}/{action}")
+        return self._call(JobDocument, "POST", f"/jobs/{_segment(job)}/{action}")
 
     def jobs(self, state: str | None, limit: int) -> list[JobDocument]:
         """The newest jobs first."""
@@ -88,7 +89,7 @@ class Client:
 
     def events(self, job: str, after: int = 0) -> list[Event]:
         """What happened to the job since the event with the id `after`."""
-        return self._list(Event, f"/jobs/{job}/events", "events", params={"after": after})
+        return self._list(Event, f"/jobs/{_segment(job)}/events", "events", params={"after": after})
 
     def nodes(self) -> list[NodeState]:
         """Every node that the master knows."""
@@ -100,15 +101,15 @@ class Client:
 
     def workload(self, name: str) -> WorkloadDocument:
         """One workload with the schema of its parameters."""
-        return self._call(WorkloadDocument, "GET", f"/workloads/{name}")
+        return self._call(WorkloadDocument, "GET", f"/workloads/{_segment(name)}")
 
     def artifacts(self, job: str) -> list[Artifact]:
         """The files that the job leaves behind."""
-        return self._list(Artifact, f"/jobs/{job}/artifacts", "artifacts")
+        return self._list(Artifact, f"/jobs/{_segment(job)}/artifacts", "artifacts")
 
     def log_lines(self, job: str, query: dict[str, Any]) -> Iterator[str]:
         """The job's log, line by line; with `follow` in the query, until the job ends."""
-        with self._stream(f"/jobs/{job}/logs", query, None if query.get("follow") else 30.0) as answer:
+        with self._stream(f"/jobs/{_segment(job)}/logs", query, None if query.get("follow") else 30.0) as answer:
             if not query.get("follow"):
                 yield from answer.iter_lines()
                 return
@@ -121,8 +122,9 @@ class Client:
     def download(self, job: str, name: str, to: Path) -> None:
         """Write an artifact to `to`, which appears only once it is whole."""
         partial = to.with_name(f".{to.name}.part")
+        path = f"/jobs/{_segment(job)}/artifacts/{_segment(name)}"
         try:
-            with self._stream(f"/jobs/{job}/artifacts/{name}", {}, 30.0) as answer, partial.open("wb") as file:
+            with self._stream(path, {}, 30.0) as answer, partial.open("wb") as file:
                 for piece in answer.iter_bytes():
                     file.write(piece)
             partial.replace(to)
@@ -141,7 +143,10 @@ class Client:
         with self._explained():
             answer = self._http.request(method, path, **given)
         _check(answer, self.url)
-        self.raw = answer.json()
+        try:
+            self.raw = answer.json()
+        except ValueError:
+            raise CommandError(Exit.UNREACHABLE, f"{self.url} answers, but is no Rolecall master") from None
         return self.raw
 
     @contextmanager
@@ -196,6 +201,13 @@ def _explain(answer: httpx.Response) -> str:
         return "\n".join([str(problem["detail"]) if not findings else "the master refuses the request:", *findings])
     except (ValueError, KeyError, AttributeError):
         return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
+
+
+def _segment(name: str) -> str:
+    """A name as one segment of a path; an empty or dotted one is nothing's name and would be another path."""
+    if name in {"", ".", ".."}:
+        raise CommandError(Exit.NOT_FOUND, f"there is nothing of the name {name!r}")
+    return quote(name, safe="")
 
 
 def _finding(problem: dict[str, str]) -> str:

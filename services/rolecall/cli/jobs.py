@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import age, print_json, print_table, progress, state
@@ -22,7 +23,14 @@ def jobs(only: State = None, limit: Limit = 50, json: Json = False, url: Url = N
     print_table(
         ("ID", "NAME", "WORKLOAD", "STATE", "AGE", "PROGRESS"),
         [
-            (job.id, job.name, job.workload, state(job), age(job.created_at), job.waiting_for or progress(job.progress))
+            (
+                job.id,
+                escape(job.name),
+                job.workload,
+                state(job),
+                age(job.created_at),
+                job.waiting_for or progress(job.progress),
+            )
             for job in found
         ],
     )

@@ -32,7 +32,7 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
 def _print_facts(job: JobDocument) -> None:
     start = job.progress.start_s
     facts = {
-        "job": f"{job.id} {job.name}".strip(),
+        "job": f"{job.id} {escape(job.name)}".strip(),
         "workload": f"{job.workload} ({roles(job)})",
         "state": state(job),
         "reason": escape(job.reason or ""),

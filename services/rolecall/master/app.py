@@ -20,7 +20,7 @@ _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submi
 
 def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> FastAPI:
     """The master as an ASGI application; without a catalogue, that of the installed workloads."""
-    app = FastAPI(title="Rolecall", version=__version__, description=_ABOUT, lifespan=_lifespan)
+    app = FastAPI(title="Rolecall", version=__version__, description=_ABOUT, lifespan=_lifespan, redoc_url=None)
     app.state.settings = settings
     app.state.catalogue = catalogue or load()
     app.state.news = Signal()

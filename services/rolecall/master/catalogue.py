@@ -1,6 +1,7 @@
 """The workloads there are, and whether a request is a legal job for one of them."""
 
 import importlib.util
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -85,9 +86,10 @@ def check_roles(workload: Workload, asked: Mapping[Role, int]) -> tuple[dict[Rol
 
 
 def check_params(workload: Workload, given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
-    """The parameters as the workload's own type, or what is wrong with them."""
+    """The parameters as the workload's own type, or what is wrong with them; a number in quotes is no number."""
     try:
-        return workload.params.model_validate(given), []
+        # As JSON, because there strict types take a list for a tuple and a text for an enumeration's value.
+        return workload.params.model_validate_json(json.dumps(given), strict=True), []
     except ValidationError as error:
         schema = workload.params.model_json_schema()
         return None, explain([dict(e) for e in error.errors(include_url=False)], schema, ("params",))

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from rolecall.master.store.records import Gang, JobRecord, WorkerRecord
 from rolecall.spec.errors import IllegalTransition
+from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.report import Failure, StartTimes, WorkerReport, first_cause
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
@@ -76,8 +77,12 @@ def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str
         return Step(JobState.RUNNING)
     if gang.job.state is JobState.RUNNING and _is_complete(gang, expendable):
         ended = all(worker.state.ended for worker in gang.workers)
-        return Step(JobState.SUCCEEDED) if ended else Step(JobState.STOPPING, stop=StopMode.COMPLETE)
-    return _interruption(gang, draining, now)
+        return (
+            Step(JobState.SUCCEEDED)
+            if ended
+            else Step(JobState.STOPPING, "rank 0 is done; the others leave", stop=StopMode.COMPLETE)
+        )
+    return _desertion(gang, expendable) or _interruption(gang, draining, now)
 
 
 def overdue_step(job: JobRecord, now: datetime) -> Step | None:
@@ -105,6 +110,12 @@ def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
     text = f"{worker.name} on {worker.node}: {failure.message}\n{failure.traceback}".strip()
     # PostgreSQL's text has no NUL.
     return text[-_REASON_CHARS:].replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def condemned(gang: Gang) -> CheckpointManifest | None:
+    """The checkpoint that the attempt resumed from, if a worker found it damaged."""
+    failures = [worker.failure for worker in gang.workers if worker.failure]
+    return gang.attempt.resume_from if any(failure.condemns_checkpoint for failure in failures) else None
 
 
 def start_times(gang: Gang) -> StartTimes | None:
@@ -155,6 +166,13 @@ def check_retry(job: JobRecord) -> None:
 def _refuse_ended(job: JobRecord, verb: str) -> None:
     if job.state.ended:
         raise IllegalTransition(f"job {job.id} has already ended ({job.state}); it can't be {verb}")
+
+
+def _desertion(gang: Gang, expendable: Collection[Role]) -> Step | None:
+    """The end of a gang that a worker left unasked, e.g. because its node's operator would not wait for the drain."""
+    left = [w for w in gang.workers if w.state is WorkerState.STOPPED and w.role not in expendable]
+    why = f"{left[0].name} on {left[0].node} was stopped before its gang" if left else None
+    return Step(JobState.STOPPING, why, stop=StopMode.ABORT) if left else None
 
 
 def _interruption(gang: Gang, draining: Collection[str], now: datetime) -> Step | None:

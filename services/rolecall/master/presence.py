@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from rolecall.master.store.records import NodeRecord
 from rolecall.spec.node import NodeState
 
+# Passes come twice a second; what takes this much longer was no pass, but a master that did not run.
+_LONGEST_PASS_S = 3.0
+
 
 class Presence:
     """The last sign of life of every node."""
@@ -18,6 +21,15 @@ class Presence:
         self.timeout_s = timeout_s
         self._begun = time.monotonic()
         self._heard: dict[str, float] = {}
+        self._last_pass = self._begun
+
+    def notice_pass(self) -> None:
+        """Called at every pass of the reconciler: a master that was stopped itself could not hear anybody meanwhile."""
+        now = time.monotonic()
+        if now - self._last_pass > max(self.timeout_s, _LONGEST_PASS_S):
+            self._begun = now
+            self._heard = dict.fromkeys(self._heard, now)
+        self._last_pass = now
 
     def hear(self, node: str) -> None:
         """Note a sign of life."""

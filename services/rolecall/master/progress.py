@@ -76,6 +76,7 @@ class ProgressBook:
                 self._step(key, line)
             case "first_step":
                 await attempts.set_first_step(connection, key.job, key.attempt, line.at)
+                self._step(key, line)
             case "event":
                 origin = f"{key.job}/{key.attempt}/{key.rank}/{offset}"
                 await events.add_once(
@@ -127,7 +128,7 @@ def finite(metrics: dict[str, float]) -> dict[str, Any]:
 
 def series(lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
     """The steps of one worker's progress stream, thinned evenly to at most about `most` points; the last one stays."""
-    steps = [line for _, line in parse(b"\n".join(lines), 0) if line.kind == "step"]
+    steps = [line for _, line in parse(b"\n".join(lines), 0) if line.kind in {"first_step", "step"} and line.metrics]
     stride = max(1, math.ceil(len(steps) / most))
     return [_point(line) for line in steps[(len(steps) - 1) % stride :: stride]]
 

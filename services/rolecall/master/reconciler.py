@@ -79,6 +79,7 @@ class Reconciler:
 
     async def reconcile(self) -> float:
         """One pass. Returns after how many seconds the next one is due."""
+        self._presence.notice_pass()
         await self._flush_progress()
         await self._lose_silent_nodes()
         while await self._advance_jobs():
@@ -234,6 +235,8 @@ async def _queue_again(connection: AsyncConnection, gang: Gang, step: Step, now:
     if not step.costs_restart:
         await jobs.requeue(connection, gang.job, now, step.reason, 0.0)
         return
+    if (damaged := lifecycle.condemned(gang)) is not None:
+        await checkpoints.remove(connection, gang.job.id, damaged)
     newest = await checkpoints.newest(connection, gang.job.id)
     got_on = newest is not None and newest.attempt == gang.attempt.number
     crashes = 1 if got_on else gang.job.crashes + 1

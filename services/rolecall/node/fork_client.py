@@ -17,6 +17,7 @@ from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkReques
 
 _LOG = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "rolecall.worker.fork_server")
+_PATIENCE_S = 60.0
 _SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -47,6 +48,7 @@ class ForkClient:
         self._workers: dict[str, ForkedWorker] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._ready = asyncio.Event()
+        self.patience_s = _PATIENCE_S
         self.restarts = 0
         self.pid: int | None = None
 
@@ -66,11 +68,24 @@ class ForkClient:
 
     async def fork(self, request: ForkRequest) -> ForkedWorker:
         """Fork a worker, once the server is ready; raises `ForkRefused` or `ForkServerDied`."""
-        await self._ready.wait()
+        try:
+            async with asyncio.timeout(self.patience_s):
+                await self._ready.wait()
+                return await self._ask(request)
+        except TimeoutError:
+            self._kill_server()  # Stopped or stuck: it would hold this job, and every later one, for ever.
+            raise ForkServerDied(f"the fork server gave no answer for {self.patience_s:g} s and was killed") from None
+
+    async def _ask(self, request: ForkRequest) -> ForkedWorker:
         assert self._writer is not None
         answer = self._pending[request.key] = asyncio.get_running_loop().create_future()
         self._writer.write(request.model_dump_json().encode() + b"\n")
         return await answer
+
+    def _kill_server(self) -> None:
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     async def _serve_once(self) -> int:
         ours, theirs = socket.socketpair()
@@ -87,6 +102,7 @@ class ForkClient:
             self._writer.close()
             process.terminate()  # A server that still runs kills its workers and leaves.
             status = _reap(process)
+            self.pid = None
         return status
 
     def _hear(self, reply: ForkReply) -> None:

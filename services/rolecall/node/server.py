@@ -51,7 +51,7 @@ async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
     spec = describe_node(settings, route, listener.getsockname()[1])
     daemon = Daemon(settings, spec, route, client, ForkClient(fork_arguments))
     _on_signals(daemon.stop)
-    server = Server(uvicorn.Config(app(daemon), log_config=None, access_log=False, lifespan="off"))
+    server = Server(uvicorn.Config(app(daemon, settings.node_token), log_config=None, access_log=False, lifespan="off"))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
         await daemon.run()

@@ -1,6 +1,7 @@
 """The node's own HTTP server: `/metrics` for Prometheus, which scrapes nodes and never workers, and `/healthz`."""
 
 import contextlib
+import hmac
 from collections import Counter
 from collections.abc import Generator, Iterator
 
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -90,12 +92,16 @@ def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
     return launch.job, str(launch.attempt), launch.worker.role.value, str(launch.worker.rank)
 
 
-def app(daemon: Daemon) -> Starlette:
-    """The application; both paths are open, because they carry no job's data but its numbers."""
+def app(daemon: Daemon, token: SecretStr) -> Starlette:
+    """The application; `/metrics` wants the nodes' token, `/healthz` is open."""
+    expected = f"Bearer {token.get_secret_value()}".encode()
     registry = CollectorRegistry()
     registry.register(NodeCollector(daemon))
 
-    async def metrics(_: Request) -> Response:
+    async def metrics(request: Request) -> Response:
+        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected):
+            hint = "send the nodes' token: Authorization: Bearer $ROLECALL_NODE_TOKEN\n"
+            return Response(hint, 401, {"WWW-Authenticate": "Bearer"})
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_: Request) -> Response:

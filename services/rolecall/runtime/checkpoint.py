@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from rolecall.runtime.blobs import Blobs, sha256_of, sync
 from rolecall.runtime.master_client import MasterClient
-from rolecall.spec.errors import CheckpointError
+from rolecall.spec.errors import CheckpointError, DamagedCheckpoint
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 Tensors = Mapping[str, torch.Tensor]
@@ -60,7 +60,7 @@ class Checkpoints:
     def load_part(self, manifest: CheckpointManifest, name: str) -> dict[str, torch.Tensor]:
         """Fetch and check one part.
 
-        Raises `CheckpointError` if the part is not in the manifest or is not what was written.
+        Raises `CheckpointError` if the part is not in the manifest, `DamagedCheckpoint` if it is not what was written.
         """
         part = next((part for part in manifest.parts if part.name == name), None)
         if part is None:
@@ -69,7 +69,7 @@ class Checkpoints:
         path = self._scratch / f"load-{name}.safetensors"
         self._blobs.get(part.blob, path)
         if path.stat().st_size != part.size or sha256_of(path) != part.sha256:
-            raise CheckpointError(f"part {name!r} of the checkpoint at step {manifest.step} is damaged")
+            raise DamagedCheckpoint(f"part {name!r} of the checkpoint at step {manifest.step} is damaged")
         with safe_open(path, framework="pt") as file:
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - not a mapping
         path.unlink()

@@ -23,7 +23,9 @@ class MasterClient:
     def __init__(self, url: str, token: str, job: str, attempt: int) -> None:
         self._job = f"/internal/jobs/{job}"
         self._attempt = f"{self._job}/attempts/{attempt}"
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0)
+        self._http = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, trust_env=False
+        )
 
     def put_blob(self, name: str, path: Path, sha256: str) -> None:
         """Upload one file; the master checks it against `sha256`."""

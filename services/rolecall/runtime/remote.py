@@ -29,13 +29,18 @@ class Mailbox(Generic[Request, Answer]):
     def serve(self, answer: Callable[[Request], Answer]) -> Answer:
         """Called by the main thread: wait for the request, answer it, and tell the caller.
 
-        An exception of `answer` goes to the caller as well as up from here.
+        An exception goes up from here and not to the caller: this process is about to end with it, and the caller's error
+        must say that its peer is gone, or the consequence could be taken for the cause.
         """
         request, future = self._requests.get()
-        try:
-            result = answer(request)
-        except Exception as error:
-            future.set_exception(error)
-            raise
+        result = answer(request)
         future.set_result(result)
         return result
+
+
+def passed_on(future: torch.futures.Future[Answer]) -> torch.futures.Future[Answer]:
+    """The same, but fit for an `async_execution` function: its exception reaches the caller as an error.
+
+    `Future.set_exception` keeps the exception as the value, and RPC would send it as the call's result.
+    """
+    return future.then(lambda done: done.wait())

@@ -60,6 +60,10 @@ class CheckpointError(RolecallError):
     """A checkpoint's part is missing, damaged or does not fit the gang that wants to resume from it."""
 
 
+class DamagedCheckpoint(CheckpointError):
+    """The checkpoint that the attempt resumes from is not what was written; the one before it may be whole."""
+
+
 class RendezvousTimeout(RolecallError):
     """Not every worker of the gang arrived in time; the text names who is missing."""
 

@@ -1,7 +1,7 @@
 """What a user asks for, and the whole document that they read back."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -18,15 +18,15 @@ class JobRequest(Value):
     """A name from `GET /workloads`."""
     params: dict[str, Any] = Field(default_factory=dict)
     """The workload's parameters; `GET /workloads/{name}` has their schema."""
-    roles: dict[Role, int] = Field(default_factory=dict[Role, int])
+    roles: dict[Role, Annotated[int, Field(strict=True)]] = Field(default_factory=dict[Role, int])
     """How many workers of each role; the workload's defaults fill in what is not named."""
     name: str = Field(default="", max_length=120)
     """A label for people."""
-    priority: int = Field(default=0, ge=-100, le=100)
+    priority: int = Field(default=0, ge=-100, le=100, strict=True)
     """Higher goes first."""
-    max_restarts: int = Field(default=3, ge=0, le=1000)
+    max_restarts: int = Field(default=3, ge=0, le=1000, strict=True)
     """Failed attempts after which the job is given up."""
-    deadline_s: float | None = Field(default=None, gt=0, le=1e9)
+    deadline_s: float | None = Field(default=None, gt=0, le=1e9, strict=True)
     """Seconds after submission when the job is stopped."""
 
 

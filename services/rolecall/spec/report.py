@@ -33,6 +33,8 @@ class Failure(Value):
     retryable: bool = True
     consequence: bool = False
     """Whether it only says that another worker vanished."""
+    condemns_checkpoint: bool = False
+    """Whether the checkpoint that the attempt resumed from must not be tried again."""
     at: datetime
 
 

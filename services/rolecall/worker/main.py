@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from datetime import UTC, datetime
 
 import torch
@@ -21,7 +22,7 @@ from rolecall.runtime.context import WorkerContext, enter
 from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
-from rolecall.spec.errors import PeerLost, RolecallError, Stopped
+from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
@@ -52,6 +53,8 @@ def play(request: ForkRequest) -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
+    # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
+    warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
     try:
         start_beating(workdir.beat)
         _play(request, workdir)
@@ -111,6 +114,7 @@ def _write_failure(workdir: Workdir, error: BaseException) -> None:
         traceback="\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
         consequence=_is_consequence(error),
+        condemns_checkpoint=isinstance(error, DamagedCheckpoint),
         at=datetime.now(UTC),
     )
     partial = workdir.failure.with_suffix(".partial")

@@ -44,8 +44,10 @@ def test_several_files_and_urls(tmp_path: Path) -> None:
     assert labels(params(paths)) == [1, 0]
 
 
-def test_parquet_of_other_types_and_lists(tmp_path: Path) -> None:
-    table = pa.table({"y": [True, False], "c": [7, None], "n": pa.array([1, 2], pa.int8()), "m": [["x", "y", "z"], []]})
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string())])
+def test_parquet_of_other_types_and_lists(tmp_path: Path, kind: pa.DataType) -> None:
+    lists = pa.array([["x", "y", "z"], []], kind)
+    table = pa.table({"y": [True, False], "c": [7, None], "n": pa.array([1, 2], pa.int8()), "m": lists})
     pq.write_table(table, tmp_path / "a.parquet")
     categorical = ["c", {"column": "m", "max_values": 2}]
     (rows,), _ = read_all(params(tmp_path / "a.parquet", data={"categorical": categorical}))

@@ -52,11 +52,11 @@ async def append(  # noqa: PLR0917 - the framework passes by name
     """Append what the master lacks of these bytes; answer how much it has."""
     key = StreamKey(job, attempt, rank, kind)
     async with master.database.read() as connection:
-        current = (await jobs.get(connection, job)).attempt
-    if attempt > current:
-        raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {current}")
+        record = await jobs.get(connection, job)
+    if attempt > record.attempt:
+        raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
     size = await master.streams.append(key, offset, request.stream())
-    if kind == "progress" and attempt == current:
+    if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         async with master.database.write() as connection:
             await master.progress.ingest(connection, key)
     master.news.notify()

@@ -1,11 +1,12 @@
 """Every error as a problem document (RFC 9457), whether we raised it, the framework, or nobody meant to."""
 
+import json
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
@@ -26,7 +27,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 def problem_response(
     status: int, detail: str, request: Request, errors: list[Problem] | None = None, headers: Any = None
-) -> JSONResponse:
+) -> Response:
     """A problem document; `errors` lists the fields that are wrong."""
     body: dict[str, Any] = {
         "type": "about:blank",
@@ -37,22 +38,24 @@ def problem_response(
     }
     if errors:
         body["errors"] = errors
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
+    # What was given is quoted, and half of a surrogate pair is legal in JSON's escapes but not in UTF-8.
+    content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
+    return Response(content, status, headers, media_type="application/problem+json")
 
 
-async def _on_rolecall_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_rolecall_error(request: Request, error: Exception) -> Response:
     status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
     errors = error.problems if isinstance(error, InvalidJob) else None
     return problem_response(status, str(error), request, errors)
 
 
-async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = _sentence(request, error)
     return problem_response(error.status_code, detail, request, headers=error.headers)
 
 
-async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = error.errors()
     broken = next((one for one in found if one["type"] == "json_invalid"), None)
@@ -65,7 +68,7 @@ async def _on_validation_error(request: Request, error: Exception) -> JSONRespon
     return problem_response(422, detail, request, errors)
 
 
-async def _on_defect(request: Request, _error: Exception) -> JSONResponse:
+async def _on_defect(request: Request, _error: Exception) -> Response:
     # The server logs the traceback: the framework raises the error again behind this answer.
     return problem_response(500, "the master has a defect; its log has the traceback", request)
 

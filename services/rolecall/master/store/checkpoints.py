@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, or_, select
+from sqlalchemy import ColumnElement, case, delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.schema import checkpoints
@@ -36,10 +36,10 @@ async def newest(connection: AsyncConnection, job: str) -> CheckpointManifest | 
 
 
 async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
-    """The jobs that have more than `most` ordinary checkpoints, or more than one to keep."""
+    """The jobs that have more than `most` checkpoints, where one that is to be kept may be beside those."""
     kept = func.count(case((checkpoints.c.keep.is_(True), 1)))
     query = select(checkpoints.c.job).group_by(checkpoints.c.job)
-    return list(await connection.scalars(query.having(or_(func.count() - kept > most, kept > 1))))
+    return list(await connection.scalars(query.having(func.count() > most + case((kept > 0, 1), else_=0))))
 
 
 async def remove(connection: AsyncConnection, job: str, manifest: CheckpointManifest) -> None:

@@ -18,6 +18,7 @@ from torch.futures import Future
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.runtime.context import worker_name
+from rolecall.runtime.remote import passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.optimizers import scale_rates, sparse_optimizer
@@ -201,7 +202,7 @@ def _lookup(shard: rpc.RRef[EmbeddingShard], rows: torch.Tensor) -> torch.Tensor
 def _contribute(
     shard: rpc.RRef[EmbeddingShard], context_id: int, step: int, trainer: int, rate_factor: float
 ) -> Future[None]:
-    return shard.local_value().contribute(context_id, step, trainer, rate_factor)
+    return passed_on(shard.local_value().contribute(context_id, step, trainer, rate_factor))
 
 
 def _parameter(shard: rpc.RRef[EmbeddingShard]) -> rpc.RRef[nn.Parameter]:

@@ -21,7 +21,7 @@ from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.files import File
 from rolecall.workloads.embedding_ddp.params import Categorical, Csv, Data, Label, Numeric
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20  # Arrow reads up to 32 blocks ahead of the parser
 _PIECE_ROWS = 32_768
 _REPORTED = 5
 _NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
@@ -246,13 +246,17 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _values(file: File, given: pa.Array, column: Categorical, missing: Sequence[str]) -> Values:
-    if pa.types.is_nested(given.type) and not pa.types.is_list(given.type):
+    if pa.types.is_nested(given.type) and not _is_list(given.type):
         raise InputError(f"{file.url}: column {column.column!r} holds {given.type}; make it a text, number or list")
-    if column.separator is not None and not pa.types.is_list(given.type):
+    if column.separator is not None and not _is_list(given.type):
         given = pc.split_pattern(_texts(given), column.separator)
-    if pa.types.is_list(given.type):
+    if _is_list(given.type):
         return _first_values(pc.list_parent_indices(given), given.flatten(), column.max_values, missing)
     return _first_values(pa.array(np.arange(len(given))), given, 1, missing)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)  # Polars writes the large ones.
 
 
 def _first_values(parents: pa.Array, flat: pa.Array, most: int, missing: Sequence[str]) -> Values:

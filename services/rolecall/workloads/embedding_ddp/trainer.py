@@ -20,6 +20,8 @@ _orders: Mailbox[Shards, dict[str, float] | None] = Mailbox()
 def run(context: WorkerContext) -> None:
     """Read the input, tell the master how large the table is, then train as it says."""
     dataset = open_dataset(context.params, context.cache, dtype=getattr(torch, context.params.precision))
+    if dataset.bad_rows and context.role_rank == 0:
+        context.report.event(f"{dataset.bad_rows} rows can't be parsed and are left out; the log has the first")
     _questions.serve(lambda _: dataset.num_ids)
     if _orders.serve(lambda shards: Training(context, dataset, shards).run()) is None:
         raise Stopped("left between two steps, as asked")

@@ -1,6 +1,5 @@
 """The training loop of one trainer; all trainers run it in step."""
 
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,6 @@ from rolecall.workloads.embedding_ddp.model import DenseNet, pool
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.protocols import SeedProtocol, ServerOwned, UpdateProtocol
 
-_log = logging.getLogger(__name__)
 _DENSE = "dense/"
 
 
@@ -84,7 +82,11 @@ class Training:
         self._restore_best()
         result = self._final_scores() | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
         self._export()
-        return result | {"epochs": float(self._position.epoch), "steps": float(self._position.step)}
+        return result | {
+            "epochs": float(self._position.epoch),
+            "steps": float(self._position.step),
+            "bad_rows": float(self._dataset.bad_rows),
+        }
 
     def _all_epochs(self) -> bool:
         """False if the gang was asked to leave."""

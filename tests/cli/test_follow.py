@@ -1,0 +1,182 @@
+"""The commands of a job's life, from `submit --follow` to `artifacts`, and what a job does after its watcher."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from tests.cluster.jobs import long_job, past_step, short_job
+from tests.conftest import ROLECALL, Cluster
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@contextmanager
+def running(cluster: Cluster, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command, ended with the block if it still runs."""
+    pipe = subprocess.PIPE
+    command = [*ROLECALL, *arguments]
+    with subprocess.Popen(command, env=cluster.environment, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def submitted(cluster: Cluster, body: dict[str, Any], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`submit --follow` that has begun to watch, and its job."""
+    (folder / "job.json").write_text(json.dumps(body))
+    with running(cluster, "submit", str(folder / "job.json"), "--follow") as process:
+        job = line_with(process.stderr, "job ").split()[1]
+        line_with(process.stderr, "submitted")
+        yield process, job
+
+
+def line_with(stream: IO[str] | None, text: str) -> str:
+    """The next line that has `text`; the test's own time limit bounds the wait."""
+    assert stream
+    read: list[str] = []
+    for line in stream:
+        read.append(line)
+        if text in line:
+            return line
+    pytest.fail(f"no line with {text!r} in:\n{''.join(read)}")
+
+
+def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+    """What the command has still written when it has ended as it should."""
+    stdout, stderr = process.communicate(timeout=90)
+    assert process.returncode == code, f"{stdout}\n{stderr}"
+    return stdout, stderr
+
+
+def run(cluster: Cluster, *arguments: str, code: int = 0) -> str:
+    with running(cluster, *arguments) as process:
+        return ended(process, code)[0]
+
+
+@pytest.fixture(scope="module")
+def done(cluster: Cluster, rows: Path) -> str:
+    """A job that has succeeded."""
+    job = cluster.submit(short_job(rows) | {"name": "follow-me"})
+    cluster.wait_for(job, "succeeded")
+    return job
+
+
+def test_a_followed_job_that_succeeds(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    with submitted(cluster, short_job(rows), tmp_path) as (process, job):
+        stdout, _ = ended(process, 0)
+    (last,) = stdout.splitlines()
+    assert last.startswith("embedding-ddp succeeded: ")
+    assert f"validation_auc={cluster.job(job)['result']['validation_auc']:.4f}" in last
+
+
+def test_a_followed_job_that_fails_says_why(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    with submitted(cluster, short_job(tmp_path / "nowhere.csv"), tmp_path) as (process, _):
+        stdout, _ = ended(process, 1)
+    assert stdout.startswith("embedding-ddp failed: ")
+    assert f"{tmp_path}/nowhere.csv does not exist" in stdout
+
+
+def test_a_followed_job_that_is_cancelled(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    with submitted(cluster, long_job(rows), tmp_path) as (process, job):
+        cluster.until(job, past_step(10))
+        assert f"job {job} is stopping" in run(cluster, "cancel", job)
+        stdout, _ = ended(process, 3)
+    assert stdout.startswith("embedding-ddp cancelled")
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_job(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    with submitted(cluster, long_job(rows), tmp_path) as (process, job):
+        step = cluster.until(job, past_step(10))["progress"]["step"]
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = ended(process, 130)
+    assert not stdout
+    assert f"job {job} goes on; follow it again: rolecall show {job} --follow" in stderr
+    cluster.until(job, past_step(step + 100))
+    with running(cluster, "show", job, "--follow") as process:
+        line_with(process.stderr, "submitted")
+        run(cluster, "cancel", job)
+        ended(process, 3)
+
+
+def test_the_watching_outlives_a_killed_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    with submitted(cluster, long_job(rows, max_steps=3000), tmp_path) as (process, job):
+        cluster.until(job, past_step(10))
+        os.kill(cluster.pid("master"), signal.SIGKILL)
+        stdout, stderr = ended(process, 0)
+    assert "the master does not answer" in stderr
+    assert "the master is back" in stderr
+    assert stdout.startswith("embedding-ddp succeeded: ")
+    assert len(cluster.job(job)["attempts"]) == 1
+
+
+def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(rows.read_text() + "too,few\n")
+    body = long_job(path)
+    body["params"]["data"]["max_bad_rows"] = 1
+    job = cluster.submit(body)
+    with running(cluster, "logs", job, "-f") as process:
+        first = line_with(process.stdout, "row 3002: 2 columns instead of 5")
+        cluster.until(job, past_step(10))
+        run(cluster, "cancel", job)
+        rest, _ = ended(process, 0)
+    assert cluster.job(job)["state"] == "cancelled"
+    whole = run(cluster, "logs", job).splitlines()
+    assert {first.rstrip("\n"), *rest.splitlines()} <= set(whole)
+    farewells = [line for line in whole if "stopped: " in line]
+    assert farewells
+    assert sorted(line for line in rest.splitlines() if "stopped: " in line) == sorted(farewells)
+    only = run(cluster, "logs", job, "--role", "trainer", "--json")
+    assert sorted(json.loads(only)) == sorted(line for line in whole if line.startswith("[trainer-"))
+
+
+def test_pause_resume_cancel_and_retry(cluster: Cluster, rows: Path) -> None:
+    job = cluster.submit(long_job(rows))
+    cluster.until(job, past_step(10))
+    run(cluster, "pause", job)
+    cluster.wait_for(job, "paused", 20)
+    assert json.loads(run(cluster, "resume", job, "--json"))["state"] == "queued"
+    cluster.until(job, past_step(10))
+    run(cluster, "retry", job, code=5)
+    run(cluster, "cancel", job)
+    cluster.wait_for(job, "cancelled", 20)
+    run(cluster, "cancel", job, code=5)
+    assert f"job {job} is queued" in run(cluster, "retry", job)
+    document = cluster.until(job, past_step(10))
+    assert len(document["attempts"]) == 3
+    run(cluster, "cancel", job)
+    cluster.wait_for(job, "cancelled", 20)
+
+
+def test_artifacts_are_listed_and_downloaded(cluster: Cluster, done: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.zip"
+    assert run(cluster, "artifacts", done, "model.zip", "-o", str(path)).strip() == str(path)
+    assert path.read_bytes() == cluster.client.get(f"/jobs/{done}/artifacts/model.zip").content
+    assert "model.safetensors" in zipfile.ZipFile(io.BytesIO(path.read_bytes())).namelist()
+    assert ["model.zip", str(path.stat().st_size)] in [
+        line.split()[:2] for line in run(cluster, "artifacts", done).splitlines()
+    ]
+    run(cluster, "artifacts", done, "nothing.zip", "-o", str(tmp_path / "nothing.zip"), code=4)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["mine.zip"]
+
+
+def test_jobs_and_show_speak_json_and_plain(cluster: Cluster, done: str) -> None:
+    assert json.loads(run(cluster, "show", done, "--json")) == cluster.job(done)
+    listed = json.loads(run(cluster, "jobs", "--json", "--state", "succeeded"))["jobs"]
+    assert done in [job["id"] for job in listed]
+    assert {job["state"] for job in listed} == {"succeeded"}
+    assert len(json.loads(run(cluster, "jobs", "--json", "--limit", "1"))["jobs"]) == 1
+    shown = run(cluster, "show", done)
+    assert "follow-me" in shown
+    assert "parameter-server-0" in shown
+    assert "attempt 1 succeeded" in shown

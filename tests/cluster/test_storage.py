@@ -1,0 +1,77 @@
+"""Where a cluster keeps things: PostgreSQL instead of SQLite, an fsspec URL instead of the master's volume."""
+
+import io
+import os
+import signal
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.jobs import long_job, past_step, workers
+from tests.conftest import Cluster
+
+pytestmark = pytest.mark.timeout(240)
+SMALL = ("--trainers", "1")
+
+
+def job_of(rows: Path) -> dict[str, Any]:
+    """A few seconds of training, with a checkpoint every 100 steps."""
+    return long_job(rows, trainers=1, max_steps=2500, checkpoint_every_steps=100)
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def recorded_blobs(cluster: Cluster, job: str) -> set[str]:
+    """The parts of all checkpoints that count."""
+    found = cluster.client.get(f"/jobs/{job}/checkpoints").json()["checkpoints"]
+    return {part["blob"] for one in found for part in one["manifest"]["parts"]}
+
+
+def test_a_cluster_on_postgresql_outlives_a_killed_master(
+    start_cluster: Callable[..., Cluster], rows: Path, postgres_url: str
+) -> None:
+    cluster = start_cluster(*SMALL, environment={"ROLECALL_DATABASE_URL": postgres_url})
+    job = cluster.submit(job_of(rows))
+    before = workers(cluster.until(job, past_step(100)))
+    os.kill(cluster.pid("master"), signal.SIGKILL)
+    document = cluster.wait_for(job, "succeeded", 90)
+    assert len(document["attempts"]) == 1
+    after = workers(document)
+    assert {name: one["pid"] for name, one in after.items()} == {name: one["pid"] for name, one in before.items()}
+    assert document["result"]["steps"] == 2500
+    assert not list(cluster.data.rglob("*.db"))
+
+
+def test_checkpoints_and_artifacts_below_a_url(
+    start_cluster: Callable[..., Cluster], rows: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shared = tmp_path_factory.mktemp("shared")
+    cluster = start_cluster(*SMALL, environment={"ROLECALL_BLOB_URL": shared.as_uri()})
+    job = cluster.submit(job_of(rows))
+    gang = workers(cluster.until(job, past_step(450)))
+    assert any(name.startswith("1/step-") for name in files_below(shared / job))
+    os.kill(gang["trainer-0"]["pid"], signal.SIGKILL)
+    document = cluster.wait_for(job, "succeeded", 90)
+    assert len(document["attempts"]) == 2
+    assert "resumed from the checkpoint at step" in cluster.client.get(f"/jobs/{job}/events").text
+
+    archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
+    assert "model.safetensors" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
+    assert archive in {path.read_bytes() for path in (shared / job).rglob("*model.zip*")}
+
+    cluster.until(job, lambda _: stored_steps(shared / job) == steps_of(recorded_blobs(cluster, job)), 20)
+    assert 1 <= len(stored_steps(shared / job)) <= 3
+    assert not files_below(cluster.data / "master" / "blobs")
+
+
+def stored_steps(folder: Path) -> set[str]:
+    """The checkpoint parts that lie below `folder`."""
+    return steps_of(files_below(folder))
+
+
+def steps_of(blobs: set[str]) -> set[str]:
+    return {blob.partition("-")[2].partition("-")[0] for blob in blobs if "/step-" in blob}

@@ -1,0 +1,132 @@
+"""Programs side by side: how they are started again, and how they end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rolecall.supervisor import Ended, Program, Supervisor, describe, restart_delay_s
+
+TELLS_WHEN_ASKED = """
+import signal, sys
+name, told, asked = sys.argv[1:]
+def leave(*_):
+    with open(asked, "a") as file:
+        file.write(name + "\\n")
+    {then}
+signal.signal(signal.SIGTERM, leave)
+open(told, "w").write("up")  # a FIFO: whoever reads it waits for this
+while True:
+    signal.pause()
+"""
+STUBBORN = """
+import sys
+from rolecall.supervisor import Program, Supervisor
+with Supervisor([Program("stubborn", sys.argv[1:], {})]) as supervisor:
+    while not supervisor.told:
+        supervisor.wait()
+"""
+
+
+def command(name: str, folder: Path, then: str = "sys.exit()") -> tuple[str, ...]:
+    """A program that says when it is up and when it is asked to end."""
+    os.mkfifo(folder / name)
+    source = TELLS_WHEN_ASKED.format(then=then)
+    return (sys.executable, "-c", source, name, str(folder / name), str(folder / "asked"))
+
+
+def await_up(*names: str, folder: Path) -> None:
+    assert [(folder / name).read_text() for name in names] == ["up"] * len(names)
+
+
+def next_end(supervisor: Supervisor) -> Ended:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        for ended in supervisor.wait(1.0):
+            return ended
+    pytest.fail("no program ended")
+
+
+def test_the_delay_before_a_restart_doubles_and_is_bounded() -> None:
+    delays = [restart_delay_s(failures) for failures in range(12)]
+    assert delays[:4] == [0.25, 0.5, 1.0, 2.0]
+    assert delays == sorted(delays)
+    assert delays[-1] == 30.0
+
+
+def test_an_end_in_words() -> None:
+    assert describe(3) == "exit code 3"
+    assert describe(-signal.SIGKILL) == "SIGKILL"
+
+
+def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = Program("short", ("sh", "-c", "echo run; exit 3"), os.environ, log)
+    with Supervisor([program]) as supervisor:
+        assert next_end(supervisor) == Ended(program, 3)
+        began = time.monotonic()
+        assert next_end(supervisor) == Ended(program, 3)
+    assert time.monotonic() - began >= restart_delay_s(1)
+    assert log.read_text() == "run\nrun\n"
+
+
+def test_one_may_die_without_the_other(tmp_path: Path) -> None:
+    steady = Program("steady", command("steady", tmp_path), os.environ)
+    with Supervisor([steady, Program("short", ("sh", "-c", "kill -9 $$"), os.environ)]) as supervisor:
+        await_up("steady", folder=tmp_path)
+        ended = next_end(supervisor)
+    assert (ended.program.name, ended.code) == ("short", -signal.SIGKILL)
+    assert (tmp_path / "asked").read_text() == "steady\n"
+
+
+def test_what_leans_on_the_first_is_stopped_before_it(tmp_path: Path) -> None:
+    names = ("first", "second", "third")
+    with Supervisor([Program(name, command(name, tmp_path), os.environ) for name in names]):
+        await_up(*names, folder=tmp_path)
+    asked = (tmp_path / "asked").read_text().split()
+    assert sorted(asked) == sorted(names)
+    assert asked[-1] == "first"
+
+
+def test_who_does_not_leave_within_the_grace_is_killed(tmp_path: Path) -> None:
+    program = Program("stubborn", command("stubborn", tmp_path, then="pass"), os.environ)
+    with Supervisor([program], grace_s=0.2):
+        await_up("stubborn", folder=tmp_path)
+        (child,) = psutil.Process().children()
+    assert (tmp_path / "asked").read_text() == "stubborn\n"
+    assert not child.is_running()
+
+
+def test_a_program_that_can_not_start_stops_those_before_it(tmp_path: Path) -> None:
+    programs = [Program("first", ("sleep", "60"), os.environ), Program("second", ("/nowhere",), os.environ)]
+    with pytest.raises(FileNotFoundError), Supervisor(programs):
+        pytest.fail("it must not be entered")
+    assert not psutil.Process().children()
+
+
+def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "second")
+    stubborn = command("stubborn", tmp_path, then=f"open({str(tmp_path / 'second')!r}, 'w').write('asked')")
+    with subprocess.Popen([sys.executable, "-c", STUBBORN, *stubborn]) as process:
+        await_up("stubborn", folder=tmp_path)
+        (child,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert (tmp_path / "second").read_text() == "asked"
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert not child.is_running()
+
+
+def test_programs_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+    stubborn = command("stubborn", tmp_path, then="pass")
+    with subprocess.Popen([sys.executable, "-c", STUBBORN, *stubborn]) as process:
+        await_up("stubborn", folder=tmp_path)
+        children = psutil.Process(process.pid).children()
+        process.kill()
+    assert not psutil.wait_procs(children, timeout=5)[1]
