@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TOKEN, NODE_TOKEN = "u" * 16, "n" * 16
 COMMAND = (sys.executable, "-m", "rolecall")
 

@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import ROLECALL, Cluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Pa
     body["params"]["data"]["max_bad_rows"] = 1
     job = cluster.submit(body)
     with running(cluster, "logs", job, "-f") as process:
-        first = line_with(process.stdout, "row 3002: 2 columns instead of 5")
+        first = line_with(process.stdout, "row 6002: 2 columns instead of 5")
         cluster.until(job, past_step(10))
         run(cluster, "cancel", job)
         rest, _ = ended(process, 0)

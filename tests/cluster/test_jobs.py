@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def test_a_job_trains_a_model_and_hands_it_over(cluster: Cluster, rows: Path, tmp_path: Path) -> None:

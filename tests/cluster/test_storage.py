@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.jobs import long_job, past_step, workers
 from tests.conftest import Cluster
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SMALL = ("--trainers", "1")
 
 

@@ -29,8 +29,8 @@ class Mailbox(Generic[Request, Answer]):
     def serve(self, answer: Callable[[Request], Answer]) -> Answer:
         """Called by the main thread: wait for the request, answer it, and tell the caller.
 
-        An exception goes up from here and not to the caller: this process is about to end with it, and the caller's error
-        must say that its peer is gone, or the consequence could be taken for the cause.
+        An exception goes up from here and not to the caller: this process is about to end with it, and the caller's
+        error must say that its peer is gone, or the consequence could be taken for the cause.
         """
         request, future = self._requests.get()
         result = answer(request)
