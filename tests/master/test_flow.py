@@ -7,6 +7,7 @@ import pytest
 
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
+from rolecall.spec.wire import DesiredWorker
 
 from .harness import ONE_TRAINER, Node, failure, line, make_node, make_settings, one_trainer, serving
 
@@ -76,6 +77,38 @@ def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_path: 
             assert [attempt["state"] for attempt in document["attempts"]] == ["failed", "failed"]
 
     asyncio.run(flow())
+
+
+def test_a_damaged_checkpoint_is_forgotten_and_the_one_before_it_taken(tmp_path: Path) -> None:
+    async def flow() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            node = await one_trainer(client)
+            job = (await client.submit(roles={"trainer": 1, "parameter-server": 0}))["id"]
+            (worker,) = await node.workers()
+            await node.say(worker, WorkerState.RUNNING)
+            for step in (5, 6):
+                assert (await client.checkpoint(job, 1, step)).status_code == 201
+            await node.say(worker, WorkerState.FAILED, failure=failure())
+            resumed = await _next_attempt(node, 2)
+            assert _resumes_at(resumed) == 6
+            damaged = failure("DamagedCheckpoint: part 'trainer-0' is damaged", condemns_checkpoint=True)
+            await node.say(resumed, WorkerState.FAILED, failure=damaged)
+            assert _resumes_at(await _next_attempt(node, 3)) == 5
+
+    asyncio.run(flow())
+
+
+async def _next_attempt(node: Node, number: int) -> DesiredWorker:
+    """The attempt's worker, once the pause after the failure is over."""
+    async with asyncio.timeout(10):
+        while True:
+            for worker in await node.beat(wait_s=0.2):
+                if worker.launch.attempt == number:
+                    return worker
+
+
+def _resumes_at(worker: DesiredWorker) -> int | None:
+    return worker.launch.resume_from.step if worker.launch.resume_from else None
 
 
 def test_a_heartbeat_is_held_back_until_something_changes(tmp_path: Path) -> None:
