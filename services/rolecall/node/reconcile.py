@@ -36,6 +36,8 @@ class Actual:
     killed: bool = False
     asked_s: float | None = None
     """Seconds since it was asked to leave."""
+    joined: bool = False
+    """Whether it is part of its gang, so that it looks whether it is asked to leave."""
     has_port: bool = False
     """Whether it was told, or told us, the gang's port."""
 
@@ -119,8 +121,8 @@ def _running(key: Key, worker: DesiredWorker, have: Actual, grace_s: float) -> l
 
 
 def _stopping(key: Key, mode: StopMode, have: Actual, grace_s: float) -> list[Action]:
-    if not mode.asks:
-        return [Kill(key)]
+    if not mode.asks or not have.joined:
+        return [Kill(key)]  # Who has not joined has nothing to save, and would only wait for those who left.
     if have.asked_s is None:
         return [Ask(key, mode)]
     return [Kill(key)] if have.asked_s >= grace_s else []

@@ -62,6 +62,7 @@ class WorkerProcess:
         return Actual(
             ended=self._report.state.ended,
             killed=self._killed is not None,
+            joined=self._report.joined_at is not None,
             asked_s=None if self._asked_at is None else time.monotonic() - self._asked_at,
             has_port=self._has_port,
         )

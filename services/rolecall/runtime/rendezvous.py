@@ -75,8 +75,6 @@ def _await_port(workdir: Workdir) -> int:
     """The node makes the file as soon as the master knows where rank 0 listens."""
     give_up = time.monotonic() + _JOIN_TIMEOUT_S
     while not workdir.rendezvous.exists():
-        if workdir.stop.exists():
-            raise Stopped("asked to stop before the gang met")
         if time.monotonic() > give_up:
             raise RendezvousTimeout(f"rank 0 did not say within {_JOIN_TIMEOUT_S:.0f} s where the gang meets")
         time.sleep(_POLL_S)
