@@ -43,7 +43,7 @@ def test_a_cluster_on_postgresql_outlives_a_killed_master(
     after = workers(document)
     assert {name: one["pid"] for name, one in after.items()} == {name: one["pid"] for name, one in before.items()}
     assert document["result"]["steps"] == 2500
-    assert not list(cluster.data.rglob("*.db"))
+    assert not list((cluster.data / "master").glob("*.db"))
 
 
 def test_checkpoints_and_artifacts_below_a_url(

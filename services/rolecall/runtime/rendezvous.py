@@ -4,6 +4,7 @@ Rank 0 listens on an ephemeral port with one multi-tenant store; the others lear
 nodes. RPC and the process group share that port. Every wait is finite and names who is missing.
 """
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -31,7 +32,9 @@ _LEAST_RPC_THREADS = 16
 # hardware to be tried on. Of its channels `cma` needs the right to trace processes, and `cuda_ipc` aborts when a
 # peer's GPU is hidden.
 _CHANNELS = ["basic", "mpt_uv", *(["cuda_basic"] if torch.cuda.is_available() else [])]
+_PART_TIMEOUT_S = 20.0
 _POLL_S = 0.01
+_LOG = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -54,9 +57,9 @@ def joined(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: R
     try:
         yield
     except Stopped:
-        _part(workload)
+        _part(launch, workload, store)
         raise
-    _part(workload)
+    _part(launch, workload, store)
 
 
 def _meet(launch: WorkerLaunch, workdir: Workdir, report: Reporter) -> dist.TCPStore:
@@ -141,9 +144,17 @@ def _export_environment(launch: WorkerLaunch, port: int) -> None:
     )
 
 
-def _part(workload: Workload) -> None:
-    """Nobody leaves before all are done, or the last calls of the others would fail."""
+def _part(launch: WorkerLaunch, workload: Workload, store: dist.TCPStore) -> None:
+    """Nobody leaves before all are done, or the others' last calls would fail; rank 0, who has the store, is last."""
     if workload.rpc:
         rpc.shutdown(graceful=True, timeout=0)
     if dist.is_initialized():
         dist.destroy_process_group()
+    if launch.worker.rank != 0:
+        store.set(f"parted/{launch.worker.rank}", "1")
+        return
+    others = [f"parted/{worker.rank}" for worker in launch.gang.workers if worker.rank != 0]
+    try:
+        store.wait(others, timedelta(seconds=_PART_TIMEOUT_S))
+    except dist.DistStoreError:
+        _LOG.warning("not all workers of the gang said that they left within %.0f s", _PART_TIMEOUT_S)
