@@ -95,7 +95,7 @@ def test_what_leans_on_the_first_is_stopped_before_it(tmp_path: Path) -> None:
 
 def test_who_does_not_leave_within_the_grace_is_killed(tmp_path: Path) -> None:
     program = Program("stubborn", command("stubborn", tmp_path, then="pass"), os.environ)
-    with Supervisor([program], grace_s=0.2):
+    with Supervisor([program], grace_s=2.0):
         await_up("stubborn", folder=tmp_path)
         (child,) = psutil.Process().children()
     assert (tmp_path / "asked").read_text() == "stubborn\n"
