@@ -134,8 +134,12 @@ class ForkClient:
 
 def kill_group(pid: int) -> None:
     """SIGKILL a worker and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        # Just forked, it may not lead its group yet; then it has started nothing either.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def describe(status: int) -> str:
