@@ -105,6 +105,7 @@ def test_a_killed_node_comes_back(start_cluster: Callable[..., Cluster]) -> None
     psutil.Process(before).kill()
     psutil.wait_procs([psutil.Process(before)] if psutil.pid_exists(before) else [], timeout=5)
     _await(lambda: cluster.pids.get("trainer-0", before) != before)
+    assert psutil.Process(cluster.pids["trainer-0"]).is_running()
 
 
 def _await(condition: Callable[[], bool], timeout: float = 10) -> None:

@@ -1,7 +1,7 @@
 """What was observed of workers."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -74,6 +74,3 @@ class WorkerReport(Value):
 def first_cause(failures: list[Failure]) -> Failure | None:
     """The failure to blame: the earliest that is not the consequence of another; else the earliest."""
     return min(failures, key=lambda failure: (failure.consequence, failure.at), default=None)
-
-
-Metrics = dict[str, Any]
