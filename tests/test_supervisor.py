@@ -44,6 +44,11 @@ def await_up(*names: str, folder: Path) -> None:
     assert [(folder / name).read_text() for name in names] == ["up"] * len(names)
 
 
+def child_of_this_test() -> psutil.Process:
+    """The program that was started last: other children are servers that the whole test session shares."""
+    return max(psutil.Process().children(), key=psutil.Process.create_time)
+
+
 def next_end(supervisor: Supervisor) -> Ended:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -97,16 +102,18 @@ def test_who_does_not_leave_within_the_grace_is_killed(tmp_path: Path) -> None:
     program = Program("stubborn", command("stubborn", tmp_path, then="pass"), os.environ)
     with Supervisor([program], grace_s=2.0):
         await_up("stubborn", folder=tmp_path)
-        (child,) = psutil.Process().children()
+        child = child_of_this_test()
+        assert child.cmdline() == list(program.command)
     assert (tmp_path / "asked").read_text() == "stubborn\n"
     assert not child.is_running()
 
 
 def test_a_program_that_can_not_start_stops_those_before_it(tmp_path: Path) -> None:
     programs = [Program("first", ("sleep", "60"), os.environ), Program("second", ("/nowhere",), os.environ)]
+    children = psutil.Process().children()
     with pytest.raises(FileNotFoundError), Supervisor(programs):
         pytest.fail("it must not be entered")
-    assert not psutil.Process().children()
+    assert psutil.Process().children() == children
 
 
 def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:

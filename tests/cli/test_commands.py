@@ -89,6 +89,7 @@ def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
     assert f"port {port}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: int) -> None:
     cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
@@ -99,6 +100,7 @@ def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: 
     assert not alive
 
 
+@pytest.mark.slow
 def test_a_killed_node_comes_back(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
     before = cluster.pids["trainer-0"]

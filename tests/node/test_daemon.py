@@ -171,6 +171,7 @@ def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) ->
     assert 'job="seen"' not in scrape(url).text
 
 
+@pytest.mark.slow
 def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with _node(master, tmp_path) as node:
@@ -187,6 +188,7 @@ def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_
             _leaves(node, master)
 
 
+@pytest.mark.slow
 def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path) as node:
@@ -205,6 +207,7 @@ def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Pat
         _leaves(node, master)
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path) as node:
@@ -230,6 +233,7 @@ def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
         assert gone(family, 0.5)
 
 
+@pytest.mark.slow
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="60") as node:
@@ -242,6 +246,7 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         assert gone(family, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

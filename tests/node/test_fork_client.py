@@ -12,6 +12,7 @@ from rolecall.node.fork_client import ForkClient, ForkServerDied
 from rolecall.spec.fork import ForkRequest
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> None:
     async def flow() -> None:
         client = ForkClient()

@@ -101,6 +101,7 @@ def test_every_pooling_gives_the_single_process_weights(table: Path, tmp_path: P
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
 
 
+@pytest.mark.slow
 def test_unequal_and_empty_shares_keep_parity(table: Path, tmp_path: Path) -> None:
     """2,700 training rows in batches of 97 leave a short last batch; three trainers share 97 rows unequally."""
     params = job(table, "adam", precision="float64", batch_size=97, max_steps=70)
@@ -110,6 +111,7 @@ def test_unequal_and_empty_shares_keep_parity(table: Path, tmp_path: Path) -> No
     torch.testing.assert_close(weights["table"], alone.table, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_continues_to_the_uninterrupted_weights(table: Path, tmp_path: Path) -> None:
     params = job(table, "adam", precision="float64", max_steps=90, dropout=0.2, checkpoint_every_steps=40)
     whole = run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path / "whole")

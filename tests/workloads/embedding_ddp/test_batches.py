@@ -79,6 +79,7 @@ def _open(given: Params, folder: Path) -> int:
     return open_cache(open_source(given), folder).folder.stat().st_ino
 
 
+@pytest.mark.slow
 def test_workers_that_come_together_build_one_cache(tmp_path: Path) -> None:
     given = params(many(tmp_path / "a.csv", 5000))
     with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:

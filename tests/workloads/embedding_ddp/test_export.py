@@ -26,7 +26,10 @@ def test_a_hash_never_changes() -> None:
     assert [stable_hash(text) for text in ("", "é")] == [13020603013274838756, 3394012004367669963]
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+@pytest.mark.parametrize(
+    "pooling",
+    ["sum", *(pytest.param(pooling, marks=pytest.mark.slow) for pooling in ("mean", "none"))],
+)
 def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, pooling: str) -> None:
     lines = [f"{i % 2},{'ab|c?'[i % 5]}|x{i % 3},{i if i % 4 else ''},h{i}" for i in range(40)]
     path = csv(tmp_path / "a.csv", *lines, header="y,c,n,h")
