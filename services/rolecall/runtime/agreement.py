@@ -1,8 +1,8 @@
-"""How the ranks of a process group take one decision at the same step.
+"""How the ranks of a process group take one decision at the same step; a driver without one decides alone.
 
 A stop flag reaches the ranks' machines at different moments; ranks that left at different steps would wait for one
-another
-for ever. So all look at it in the same collective, every so many steps that a quarter of a second passes between looks.
+another for ever. So all look at it in the same collective, every so many steps that a quarter of a second passes
+between looks.
 """
 
 import time
@@ -41,7 +41,8 @@ class Agreement:
             return Decision()
         mine = wish()
         flags = torch.tensor([float(mine.stop), float(mine.checkpoint), self._gap(step)])
-        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        if dist.is_initialized():
+            dist.all_reduce(flags, dist.ReduceOp.MAX)
         self._next = step + int(flags[2])
         self._last_step, self._last_time = step, time.monotonic()
         return Decision(stop=bool(flags[0]), checkpoint=bool(flags[1]))

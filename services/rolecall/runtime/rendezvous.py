@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 
@@ -31,7 +30,7 @@ _LEAST_RPC_THREADS = 16
 # takes the time away from the workers: a job of four on two cores did 30 steps a second, over sockets 82. `ibv` needs
 # hardware to be tried on. Of its channels `cma` needs the right to trace processes, and `cuda_ipc` aborts when a
 # peer's GPU is hidden.
-_CHANNELS = ["basic", "mpt_uv", *(["cuda_basic"] if torch.cuda.is_available() else [])]
+_CHANNELS = ["basic", "mpt_uv"]
 _PART_TIMEOUT_S = 20.0
 _POLL_S = 0.01
 _LOG = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ def joined(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: R
     _export_environment(launch, store.port)
     _await_all(store, launch)
     if workload.rpc:
-        _join_rpc(launch, store.port)
+        _join_rpc(launch, workload, store.port)
     if launch.worker.role in workload.process_group:
         _join_process_group(launch, workload, store)
     report.joined()
@@ -99,14 +98,17 @@ def _describe(worker: WorkerPlan) -> str:
     return f"{worker_name(worker.role, worker.role_rank)} on node {worker.node}"
 
 
-def _join_rpc(launch: WorkerLaunch, port: int) -> None:
+def _join_rpc(launch: WorkerLaunch, workload: Workload, port: int) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=max(_LEAST_RPC_THREADS, 2 * launch.gang.world_size),
+        num_worker_threads=_rpc_threads(launch, workload),
         rpc_timeout=_CALL_TIMEOUT_S,
         _transports=["uv"],
-        _channels=_CHANNELS,
+        _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
         init_method=f"tcp://{launch.master_addr}:{port}",
     )
+    for peer in _peers_with_gpus(launch):
+        # Each worker sees its own GPU alone, as the first.
+        options.set_device_map(peer, {0: 0})
     rpc.init_rpc(
         worker_name(launch.worker.role, launch.worker.role_rank),
         backend=rpc.BackendType.TENSORPIPE,
@@ -116,10 +118,24 @@ def _join_rpc(launch: WorkerLaunch, port: int) -> None:
     )
 
 
+def _rpc_threads(launch: WorkerLaunch, workload: Workload) -> int:
+    threads = max(_LEAST_RPC_THREADS, 2 * launch.gang.world_size)
+    if workload.rpc_threads is None:
+        return threads
+    params = workload.params.model_validate(launch.params)
+    return max(threads, workload.rpc_threads(params, launch.gang.role_counts))
+
+
+def _peers_with_gpus(launch: WorkerLaunch) -> list[str]:
+    if launch.worker.gpu is None:
+        return []
+    return [worker_name(worker.role, worker.role_rank) for worker in launch.gang.workers if worker.gpu is not None]
+
+
 def _join_process_group(launch: WorkerLaunch, workload: Workload, store: dist.TCPStore) -> None:
     members = [worker.rank for worker in launch.gang.workers if worker.role in workload.process_group]
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo",
+        "cpu:gloo" if launch.worker.gpu is None else "cpu:gloo,cuda:nccl",
         store=dist.PrefixStore("process-group", store),
         rank=members.index(launch.worker.rank),
         world_size=len(members),

@@ -1,5 +1,6 @@
 """What was decided: who runs where."""
 
+from collections import Counter
 from typing import Any
 
 from rolecall.spec.model import Value
@@ -32,6 +33,11 @@ class GangPlan(Value):
     def role_world_size(self, role: Role) -> int:
         """The number of workers that play `role`."""
         return sum(worker.role is role for worker in self.workers)
+
+    @property
+    def role_counts(self) -> dict[Role, int]:
+        """The number of workers of each role that the gang has."""
+        return dict(Counter(worker.role for worker in self.workers))
 
 
 class WorkerLaunch(Value):

@@ -47,6 +47,8 @@ class Workload:
     """The roles that form one NCCL or Gloo process group, in rank order."""
     expendable: frozenset[Role] = frozenset()
     """Roles whose loss does not end the attempt."""
+    rpc_threads: Callable[[Params, dict[Role, int]], int] | None = field(default=None)
+    """How many RPC threads each worker needs at least, where the workload parks calls; more are given anyway."""
     check_counts: Callable[[Params, dict[Role, int]], None] | None = field(default=None)
     """Raises `ValueError` (legal values in its text) when counts and parameters don't fit together."""
     check_node: Callable[[Params, Role], None] | None = field(default=None)

@@ -55,7 +55,7 @@ def test_good_files_pass_and_only_trainers_look(tmp_path: Path) -> None:
 def test_every_split_is_looked_at(tmp_path: Path, split: str) -> None:
     path = tmp_path / "nowhere.csv"
     told = refusal(csv(tmp_path / "a.csv", *ROWS), **{split: str(path)})
-    assert told == f"{path} does not exist on this node; paths must be the same on every trainer's node"
+    assert told == f"{path} does not exist on this node; paths must be the same on every node that reads them"
 
 
 def test_a_file_that_may_not_be_read(public: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_glob_without_a_match(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    assert "is a folder; name its files, e.g. with a glob such as *.parquet" in refusal(tmp_path)
+    assert "is a folder; name its files, e.g. with a glob such as folder/*" in refusal(tmp_path)
 
 
 def test_a_batch_has_a_row_for_every_trainer(tmp_path: Path) -> None:

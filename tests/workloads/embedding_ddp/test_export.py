@@ -50,7 +50,7 @@ def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, pooling: s
     with torch.no_grad():
         expected = torch.sigmoid(dense(pool(F.embedding(batch.ids, table), batch), batch.numeric))
 
-    archive = write_export(tmp_path / "out", dataset, given, table.split(7), dense)
+    archive = write_export(tmp_path, dataset, given, table.split(7), dense)
     with zipfile.ZipFile(archive) as unzipped:
         unzipped.extractall(tmp_path / "user")
     rows = [dict(zip("ycnh", line.split(","), strict=True)) for line in lines]

@@ -1,17 +1,9 @@
-"""Encoded rows on this machine's disk: fixed-size records, memory-mapped, so that any row is one look away.
+"""Encoded rows on this node's disk: fixed-size records, memory-mapped, so that any row is one look away."""
 
-A cache is named by the hash of everything that its content depends on, built once per machine under a lock, and put in
-place whole by a rename. Nothing in it changes afterwards.
-"""
-
-import fcntl
 import hashlib
 import json
 import logging
-import os
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +13,7 @@ from numpy.typing import NDArray
 
 from rolecall.runtime.data_order import mixed, mixed_one
 from rolecall.spec.errors import InputError
+from rolecall.workloads.cache import build_once
 from rolecall.workloads.embedding_ddp.columns import Columns
 from rolecall.workloads.embedding_ddp.files import File, find
 from rolecall.workloads.embedding_ddp.fit import Fit
@@ -91,28 +84,8 @@ def held_out_rows(numbers: NDArray[np.int64], share: float, seed: int) -> NDArra
 
 
 def open_cache(source: Source, folder: Path) -> Cache:
-    """This machine's cache of `source` below `folder`, built if it isn't there; others who want it wait."""
-    target = folder / "embedding-ddp" / source.key
-    with _locked(target.with_suffix(".lock")):
-        if not target.exists():
-            _build_in_place(target, lambda draft: _build(source, draft))
-    return _load(target)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it if this process dies
-        yield
-
-
-def _build_in_place(target: Path, build: Callable[[Path], None]) -> None:
-    draft = target.with_suffix(".draft")
-    shutil.rmtree(draft, ignore_errors=True)  # left by a builder that died
-    draft.mkdir()
-    build(draft)
-    os.rename(draft, target)
+    """This node's cache of `source` below `folder`, built if it isn't there; others who want it wait."""
+    return _load(build_once(folder / "embedding-ddp", source.key, lambda draft: _build(source, draft)))
 
 
 def _build(source: Source, folder: Path) -> None:

@@ -21,8 +21,9 @@ from rolecall.runtime.context import worker_name
 from rolecall.runtime.remote import passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.embedding_ddp.optimizers import scale_rates, sparse_optimizer
+from rolecall.workloads.embedding_ddp.optimizers import sparse_optimizer
 from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.optimizers import scale_rates
 
 _BLOCK_ROWS = 65_536
 

@@ -1,8 +1,6 @@
 """Writes the trained model as one file that needs no cluster: plain PyTorch code, safetensors and JSON in a zip."""
 
 import json
-import shutil
-import zipfile
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +12,7 @@ from torch import nn
 from rolecall.workloads.embedding_ddp import model
 from rolecall.workloads.embedding_ddp.batches import Dataset
 from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.export import write_archive
 
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 _README = """# An exported embedding-ddp model
@@ -34,23 +33,18 @@ def write_export(
 
     `blocks` are the table's rows in order, [b, dim] each, so that the whole table is never in memory.
     """
-    files = folder / "model"
-    files.mkdir(parents=True)
-    shutil.copyfile(model.__file__, files / "model.py")
-    (files / "model.json").write_text(json.dumps(_description(dataset, params), indent=1, ensure_ascii=False))
-    (files / "README.md").write_text(_readme(dataset, params))
     weights = {f"dense.{name}": value for name, value in dense.state_dict().items()}
-    write_weights(files / "model.safetensors", (dataset.num_ids, params.embedding_dim), blocks, weights)
-    path = _zipped(files)
-    shutil.rmtree(files)
-    return path
-
-
-def _zipped(files: Path) -> Path:
-    path = files.with_suffix(".zip")
-    with zipfile.ZipFile(path, "w") as archive:
-        for file in sorted(files.iterdir()):
-            archive.write(file, file.name)
+    tensors = folder / "model.safetensors"
+    write_weights(tensors, (dataset.num_ids, params.embedding_dim), blocks, weights)
+    description = json.dumps(_description(dataset, params), indent=1, ensure_ascii=False)
+    files = {
+        "README.md": _readme(dataset, params),
+        "model.json": description,
+        "model.py": Path(model.__file__),
+        "model.safetensors": tensors,
+    }
+    path = write_archive(folder, "model.zip", files)
+    tensors.unlink()
     return path
 
 

@@ -1,30 +1,16 @@
 """What a user may say about an `embedding-ddp` job. Torch-free; docstrings are the API's descriptions."""
 
-import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.spec import workload
-
-Value = str | int | float | bool
-Lr = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+from rolecall.workloads import params as shared
+from rolecall.workloads.params import Adam, AdamW, Fraction, Lr, LrSchedule, Paths, Sgd, TrainingParams, Value, listed
 
 
 def _named(given: Any) -> Any:
     return {"column": given} if isinstance(given, str) else given
-
-
-def _listed(given: Any) -> Any:
-    return [given] if isinstance(given, Value) else given
-
-
-Paths = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
-    Field(min_length=1),
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
-]
 
 
 class Label(workload.Params):
@@ -33,7 +19,7 @@ class Label(workload.Params):
     column: str
     """Its name."""
     positive: Annotated[
-        list[Value] | None, BeforeValidator(_listed, json_schema_input_type=Value | list[Value] | None)
+        list[Value] | None, BeforeValidator(listed, json_schema_input_type=Value | list[Value] | None)
     ] = None
     """The value or values that mean yes; every other value means no. Without it the column must hold 0 and 1, or true
     and false."""
@@ -197,71 +183,14 @@ class SparseAdam(workload.Params):
     """Added to the denominator."""
 
 
-class Sgd(workload.Params):
-    """Stochastic gradient descent."""
-
-    name: Literal["sgd"]
-    """Chooses this optimizer."""
-    lr: Lr = 0.1
-    """The learning rate."""
-    momentum: Fraction = 0.0
-    """The share of the last update that is kept."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """The weight of the L2 penalty."""
-
-
-class Adam(workload.Params):
-    """Adam, its weight decay an L2 penalty."""
-
-    name: Literal["adam"]
-    """Chooses this optimizer."""
-    lr: Lr = 0.001
-    """The learning rate."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """How slowly the two moments change."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the denominator."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """The weight of the L2 penalty."""
-
-
-class AdamW(Adam):
-    """Adam with decoupled weight decay."""
-
-    name: Literal["adamw"]  # pyright: ignore[reportIncompatibleVariableOverride] - the tag is what tells them apart
-    """Chooses this optimizer."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """The share by which weights shrink, times the learning rate."""
-
-
-class LrSchedule(workload.Params):
-    """A course of the learning rates."""
-
-    shape: Literal["constant", "cosine"] = "constant"
-    """`cosine` falls to zero at the job's last step."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the rates first rise in a line."""
-
-    def factor(self, step: int, steps: int) -> float:
-        """What the learning rates are multiplied by at `step` (from 0) of `steps`."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.shape == "constant":
-            return 1.0
-        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-class EarlyStopping(workload.Params):
+class EarlyStopping(shared.EarlyStopping):
     """Ends the job when the validation score no longer improves, and keeps the best epoch's weights."""
 
-    patience: Annotated[int, Field(ge=1)] = 3
-    """Epochs without improvement before the job ends."""
     metric: Literal["auc", "loss"] = "auc"
     """What must improve: `auc` up, or `loss` down."""
 
 
-class Params(workload.Params):
+class Params(TrainingParams):
     """The parameters of an `embedding-ddp` job."""
 
     data: Data
@@ -279,12 +208,6 @@ class Params(workload.Params):
     """The share of each hidden layer's outputs that is dropped in training."""
     batch_size: Annotated[int, Field(ge=1)] = 1024
     """Rows per step over all trainers together; each takes its equal share."""
-    epochs: Annotated[int, Field(ge=1)] = 10
-    """Passes over the training rows."""
-    max_steps: Annotated[int, Field(ge=1)] | None = None
-    """End after this many steps even if epochs are left."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Decides first weights, the order of rows, the validation rows and dropout."""
     protocol: Literal["sync", "async", "seed"] = "sync"
     """`sync`: a server applies the mean gradient of all trainers once per step, as one process would with the global
     batch; `async`: each trainer's gradient is applied when it comes, faster and not reproducible; `seed`: as `async`,
@@ -295,16 +218,10 @@ class Params(workload.Params):
     """The optimizer of the embedding table: `sgd`, `adagrad` or `sparse-adam`."""
     dense_optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Adam(name="adam")
     """The optimizer of the dense layers: `sgd`, `adam` or `adamw`."""
-    lr_schedule: LrSchedule = LrSchedule()
-    """How both learning rates move over the job's steps."""
     precision: Literal["float32", "float64"] = "float32"
     """The type of all weights; `float64` is for proofs of parity."""
-    early_stopping: EarlyStopping | None = None
+    early_stopping: EarlyStopping | None = None  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """When to end before the last epoch; without it, never."""
-    checkpoint_every_steps: Annotated[int, Field(ge=1)] | None = None
-    """Steps between checkpoints."""
-    checkpoint_every_s: Annotated[float, Field(gt=0)] | None = 60.0
-    """Seconds between checkpoints; with both, whichever comes first."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

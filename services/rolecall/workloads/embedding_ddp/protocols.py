@@ -1,6 +1,5 @@
 """How one step's gradients become new weights, here and on the parameter servers."""
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -11,14 +10,15 @@ from torch.distributed.optim import DistributedOptimizer
 
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.workloads.embedding_ddp.embedding import RemoteEmbedding
-from rolecall.workloads.embedding_ddp.optimizers import dense_optimizer, scale_rates, set_gradients, sparse_optimizer
+from rolecall.workloads.embedding_ddp.optimizers import sparse_optimizer
 from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.optimizers import dense_optimizer, scale_rates, set_gradients
 
 
 class UpdateProtocol(Protocol):
     """Applies the gradients that a backward pass left in a distributed autograd context."""
 
-    def apply(self, context_id: int, step: int) -> None:
+    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
         """Returns once the next step may look vectors up."""
         ...
 
@@ -34,22 +34,18 @@ class UpdateProtocol(Protocol):
 class ServerOwned:
     """Each server's own optimizer steps its shard, this trainer's steps the dense layers (`sync` and `async`)."""
 
-    def __init__(
-        self, params: Params, rank: int, table: RemoteEmbedding, dense: nn.Module, rate: Callable[[int], float]
-    ) -> None:
+    def __init__(self, params: Params, rank: int, table: RemoteEmbedding, dense: nn.Module) -> None:
         self._rank = rank
         self._table = table
-        self._rate = rate
         self._parameters = list(dense.parameters())
         kind, arguments = dense_optimizer(params.dense_optimizer)
         self._optimizer = kind(self._parameters, **arguments)
 
-    def apply(self, context_id: int, step: int) -> None:
+    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
         """The servers work while the dense layers step."""
-        factor = self._rate(step)
-        pushed = self._table.push(context_id, step, self._rank, factor)
+        pushed = self._table.push(context_id, step, self._rank, rate_factor)
         set_gradients(self._parameters, dist_autograd.get_gradients(context_id))
-        scale_rates(self._optimizer, factor)
+        scale_rates(self._optimizer, rate_factor)
         self._optimizer.step()
         torch.futures.wait_all(pushed)
 
@@ -77,7 +73,7 @@ class SeedProtocol:
             DistributedOptimizer(kind, [rpc.RRef(parameter) for parameter in dense.parameters()], **arguments),
         ]
 
-    def apply(self, context_id: int, step: int) -> None:
+    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
         """Blocks until every parameter is stepped."""
         for optimizer in self._optimizers:
             optimizer.step(context_id)

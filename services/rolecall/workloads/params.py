@@ -1,0 +1,105 @@
+"""What the parameters of several workloads have in common. Torch-free; docstrings are the API's descriptions."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rolecall.spec import workload
+
+Value = str | int | float | bool
+Lr = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+def listed(given: Any) -> Any:
+    """A single value stands for a list of one."""
+    return [given] if isinstance(given, Value) else given
+
+
+Paths = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(min_length=1),
+    BeforeValidator(listed, json_schema_input_type=str | list[str]),
+]
+
+
+class Sgd(workload.Params):
+    """Stochastic gradient descent."""
+
+    name: Literal["sgd"]
+    """Chooses this optimizer."""
+    lr: Lr = 0.1
+    """The learning rate."""
+    momentum: Fraction = 0.0
+    """The share of the last update that is kept."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """The weight of the L2 penalty."""
+
+
+class Adam(workload.Params):
+    """Adam, its weight decay an L2 penalty."""
+
+    name: Literal["adam"]
+    """Chooses this optimizer."""
+    lr: Lr = 0.001
+    """The learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """How slowly the two moments change."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """The weight of the L2 penalty."""
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay."""
+
+    name: Literal["adamw"]  # pyright: ignore[reportIncompatibleVariableOverride] - the tag is what tells them apart
+    """Chooses this optimizer."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """The share by which weights shrink, times the learning rate."""
+
+
+class LrSchedule(workload.Params):
+    """A course of the learning rates."""
+
+    shape: Literal["constant", "cosine"] = "constant"
+    """`cosine` falls to zero at the job's last step."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rates first rise in a line."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the learning rates are multiplied by at `step` (from 0) of `steps`."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.shape == "constant":
+            return 1.0
+        done = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+class EarlyStopping(workload.Params):
+    """Ends the job when the validation loss no longer falls, and keeps the best epoch's weights."""
+
+    patience: Annotated[int, Field(ge=1)] = 3
+    """Epochs without improvement before the job ends."""
+
+
+class TrainingParams(workload.Params):
+    """The parameters of every job that trains in epochs."""
+
+    epochs: Annotated[int, Field(ge=1)] = 10
+    """Passes over the training data."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """End after this many steps even if epochs are left."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Decides everything that is drawn: first weights, the order of the data, dropout."""
+    lr_schedule: LrSchedule = LrSchedule()
+    """How the learning rates move over the job's steps."""
+    early_stopping: EarlyStopping | None = None
+    """When to end before the last epoch; without it, never."""
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checkpoints."""
+    checkpoint_every_s: Annotated[float, Field(gt=0)] | None = 60.0
+    """Seconds between checkpoints; with both, whichever comes first."""
