@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import Cluster
 
 from rolecall.cli.exits import Exit
-from rolecall.settings import MasterSettings, NodeSettings
+from rolecall.settings import BuilderSettings, MasterSettings, NodeSettings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -31,7 +31,8 @@ def test_readme_lists_the_exit_codes() -> None:
 
 
 def test_every_variable_is_documented() -> None:
-    fields = [*MasterSettings.model_fields.values(), *NodeSettings.model_fields.values()]
+    kinds = (MasterSettings, NodeSettings, BuilderSettings)
+    fields = [field for kind in kinds for field in kind.model_fields.values()]
     table = re.findall(r"^\| `([A-Z_]+)` \|.*\| (.*?) \|$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
     documented = dict(table)
     assert documented.keys() == {str(field.validation_alias) for field in fields}

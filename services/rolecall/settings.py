@@ -7,21 +7,44 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 
-_S = TypeVar("_S", bound="_Settings")
+_S = TypeVar("_S", bound="_Environment")
 _SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
 
 
-class _Settings(BaseSettings):
+def _paths(given: Any) -> Any:
+    return [part for part in given.split(":") if part] if isinstance(given, str) else given
+
+
+def _names(given: Any) -> Any:
+    return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
+
+class _Environment(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, use_attribute_docstrings=True
     )
 
+
+class BuilderSettings(_Environment):
+    """What workers read: whose functions a job may name."""
+
+    plugins: Annotated[
+        tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_PLUGINS")
+    ] = ()
+    """Folders, parted by colons, whose Python modules jobs may name as builders of models."""
+    builders: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_BUILDERS")
+    ] = ()
+    """Installed packages, parted by commas, whose functions jobs may name as builders of models."""
+
+
+class _Settings(_Environment):
     data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
     """The folder for everything that outlives a process: database, blobs, logs, caches."""
     node_token: Annotated[SecretStr, Field(validation_alias="ROLECALL_NODE_TOKEN", min_length=16)]
@@ -98,6 +121,11 @@ def read_master(**given: Any) -> MasterSettings:
 def read_node(**given: Any) -> NodeSettings:
     """A node's settings; `given` values win over the environment."""
     return _read(NodeSettings, given)
+
+
+def read_builders() -> BuilderSettings:
+    """Whose functions the jobs of this node may name."""
+    return _read(BuilderSettings, {})
 
 
 def _read(kind: type[_S], given: dict[str, Any]) -> _S:
