@@ -1,5 +1,6 @@
 """What the documents say is executed or compared with the code."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from tests.conftest import Cluster
 
 from rolecall.cli.exits import Exit
 from rolecall.settings import BuilderSettings, MasterSettings, NodeSettings
+from rolecall.spec.job import JobRequest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -39,3 +41,19 @@ def test_every_variable_is_documented() -> None:
     for field in fields:
         meaning = (field.description or "").rstrip(".")
         assert documented[str(field.validation_alias)] in (meaning, _SHARED.get(str(field.validation_alias)))
+
+
+def test_the_worked_example_is_shown_as_it_is() -> None:
+    document = (ROOT / "docs/adding-a-workload.md").read_text()
+    shown = re.findall(r"```(?:python|toml)\n(.*?)```", document, re.DOTALL)
+    files = [path.read_text() for path in (ROOT / "examples/workload").rglob("*.*") if path.suffix in (".py", ".toml")]
+    assert shown
+    assert [block for block in shown if not any(block in text for text in files)] == []
+    given = json.loads(re.findall(r"```json\n(.*?)```", document, re.DOTALL)[0])
+    assert given.keys() <= JobRequest.model_fields.keys()
+
+
+def test_the_documents_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
+        assert [target for target in targets if not (page.parent / target).exists()] == [], page.name

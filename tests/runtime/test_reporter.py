@@ -32,6 +32,21 @@ def test_the_first_step_is_told_apart_and_later_ones_are_throttled(tmp_path: Pat
     assert written[0].metrics == {"loss": 0.5}
 
 
+def test_the_last_step_is_told_before_the_result(tmp_path: Path, report: Reporter) -> None:
+    for step in range(1, 6):
+        report(step, loss=step / 10)
+    report.result(test_loss=0.25)
+    told = [(line.kind, line.step, line.metrics) for line in lines(tmp_path / "progress")]
+    assert told[-2:] == [("step", 5, {"loss": 0.5}), ("result", None, {"test_loss": 0.25})]
+
+
+def test_the_last_step_is_told_before_the_end(tmp_path: Path) -> None:
+    with closing(Reporter(tmp_path / "progress")) as report:
+        report(1, loss=1.0)
+        report(2, loss=0.5)
+    assert [line.step for line in lines(tmp_path / "progress")] == [1, 2]
+
+
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), torch.tensor(float("nan"))])
 def test_a_loss_that_is_no_number_fails_the_job_for_good(report: Reporter, loss: float | torch.Tensor) -> None:
     report(1, loss=1.0)

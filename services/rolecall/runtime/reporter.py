@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,13 +16,23 @@ _WRITE_EVERY_S = 0.5
 _RATE_WINDOW_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    step: int
+    loss: float | torch.Tensor
+    steps: int | None
+    epoch: int | None
+    metrics: dict[str, float]
+
+
 class Reporter:
-    """Writes progress lines: at most two a second for steps, every one of the other kinds."""
+    """Writes progress lines: at most two a second for steps (the last one always), every one of the other kinds."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
         self._next_write = 0.0
         self._first_step_told = False
+        self._held_back: _Step | None = None
         self._rate = _Rate()
 
     def __call__(
@@ -41,30 +52,32 @@ class Reporter:
         """
         now = time.monotonic()
         self._rate.add(now, samples)
-        due = now >= self._next_write
-        if not due and isinstance(loss, torch.Tensor) and loss.is_cuda:
-            return
-        value = float(loss)
-        if not math.isfinite(value):
-            raise NonFiniteLoss(f"the loss is {value} at step {step}; lower the learning rate or check the input")
-        if due:
+        if not (isinstance(loss, torch.Tensor) and loss.is_cuda):
+            loss = float(loss)
+            _require_finite(loss, step)
+        self._held_back = _Step(step, loss, steps, epoch, metrics)
+        if now >= self._next_write:
             self._next_write = now + _WRITE_EVERY_S
-            self._write_step(step, steps, epoch, {"loss": value, **metrics}, now)
+            self._write_step()
 
-    def _write_step(
-        self, step: int, steps: int | None, epoch: int | None, metrics: dict[str, float], now: float
-    ) -> None:
-        left = self._rate.seconds_left(now, steps - step) if steps is not None else None
+    def _write_step(self) -> None:
+        """Write the newest step, unless it is written."""
+        if (last := self._held_back) is None:
+            return
+        self._held_back = None
+        loss = float(last.loss)
+        _require_finite(loss, last.step)
+        now = time.monotonic()
         kind = "step" if self._first_step_told else "first_step"
         self._first_step_told = True
         self._write(
             kind=kind,
-            step=step,
-            steps=steps,
-            epoch=epoch,
+            step=last.step,
+            steps=last.steps,
+            epoch=last.epoch,
             samples_per_s=self._rate.samples_per_s(now),
-            seconds_left=left,
-            metrics=metrics,
+            seconds_left=self._rate.seconds_left(now, last.steps - last.step) if last.steps is not None else None,
+            metrics={"loss": loss, **last.metrics},
         )
 
     def event(self, message: str) -> None:
@@ -73,10 +86,12 @@ class Reporter:
 
     def evaluated(self, step: int, epoch: int, **metrics: float) -> None:
         """Report what an evaluation found, e.g. `validation_auc`."""
+        self._write_step()
         self._write(kind="step", step=step, epoch=epoch, metrics=metrics)
 
     def result(self, **metrics: float) -> None:
         """The workload's final metrics, which become the job's `result`."""
+        self._write_step()
         self._write(kind="result", metrics=metrics)
 
     def rendezvous(self, port: int) -> None:
@@ -89,11 +104,17 @@ class Reporter:
 
     def close(self) -> None:
         """Nothing can be reported after this."""
-        self._file.close()
+        with self._file:
+            self._write_step()
 
     def _write(self, **fields: object) -> None:
         line = ProgressLine(at=datetime.now(UTC), **fields)  # type: ignore[arg-type]
         self._file.write(line.model_dump_json(exclude_none=True, exclude_defaults=True) + "\n")
+
+
+def _require_finite(loss: float, step: int) -> None:
+    if not math.isfinite(loss):
+        raise NonFiniteLoss(f"the loss is {loss} at step {step}; lower the learning rate or check the input")
 
 
 class _Rate:

@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 import warnings
+from contextlib import closing
 from datetime import UTC, datetime
 
 import torch
@@ -78,7 +79,7 @@ def _play(request: ForkRequest, workdir: Workdir) -> None:
     context = _context(request, workdir, params)
     enter(context)
     role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
-    with joined(launch, workload, workdir, context.report):
+    with closing(context.report), joined(launch, workload, workdir, context.report):
         role.run(context)
 
 

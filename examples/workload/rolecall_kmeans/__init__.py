@@ -1,0 +1,39 @@
+"""`kmeans`: clusters the rows of CSV files, shared among trainers. Torch-free: the master imports this file."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rolecall.spec import workload
+from rolecall.spec.role import Role
+from rolecall.workloads.files import find
+from rolecall.workloads.params import Paths, TrainingParams
+
+
+class Params(TrainingParams):
+    """The parameters of a `kmeans` job. An epoch is one iteration."""
+
+    data: Paths
+    """CSV files with a header line: paths, globs or fsspec URLs."""
+    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    """The numeric columns that make a point."""
+    clusters: Annotated[int, Field(ge=1)]
+    """How many centres to find."""
+
+
+def check_node(params: workload.Params, role: Role) -> None:
+    """Runs on each worker's node before the gang meets: raises `InputError` for a file that is not there."""
+    assert isinstance(params, Params)
+    find(params.data)
+
+
+WORKLOAD = workload.Workload(
+    name="kmeans",
+    summary="k-means clustering (Lloyd's algorithm) over trainers that share the rows",
+    package=__name__,
+    params=Params,
+    roles={Role.TRAINER: workload.RoleCount(default=2)},
+    rpc=False,
+    process_group=(Role.TRAINER,),
+    check_node=check_node,
+)

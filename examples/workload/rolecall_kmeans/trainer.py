@@ -1,0 +1,101 @@
+"""A trainer holds every n-th row and moves the centres together with the others (Lloyd, 1982)."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from pyarrow import csv
+from safetensors.torch import save
+
+from rolecall.runtime.context import WorkerContext
+from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+from rolecall.workloads.export import write_archive
+from rolecall.workloads.files import find
+from rolecall.workloads.loop import Held, TrainingLoop
+
+from . import Params
+
+
+def run(context: WorkerContext) -> None:
+    """Find the centres; the first trainer reports the result."""
+    result = Clustering(context).run()
+    if result is None:
+        raise Stopped("left between two iterations, as asked")
+    if context.role_rank == 0:
+        context.report.result(**result)
+
+
+class Clustering(TrainingLoop[torch.Tensor]):
+    """One trainer's points, and the centres that all trainers agree on."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        params = context.params
+        assert isinstance(params, Params)
+        super().__init__(context, params)
+        points = read_points(params)
+        self._total = len(points)
+        if self._total < params.clusters:
+            raise InputError(
+                f"{self._total} rows can't make {params.clusters} clusters; ask for {self._total} or fewer"
+            )
+        # Every trainer draws the same first centres from the same seed.
+        drawn = torch.randperm(self._total, generator=torch.Generator().manual_seed(params.seed))
+        self.centres = points[drawn[: params.clusters]].to(context.device)
+        self._points = points[context.rank :: context.world_size].to(context.device)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """An epoch is one iteration over all points."""
+        return 1
+
+    def batches(self, epoch: int, done: int) -> Iterator[torch.Tensor]:
+        """All points of this trainer at once."""
+        yield self._points
+
+    def samples(self, batch: torch.Tensor) -> int:
+        """Points of all trainers."""
+        return self._total
+
+    def train_step(self, batch: torch.Tensor) -> torch.Tensor:
+        """Move each centre to the mean of the points that are nearest to it; the mean squared distance before."""
+        distances, nearest = torch.cdist(batch, self.centres).min(1)
+        sums = torch.zeros_like(self.centres).index_add_(0, nearest, batch)
+        counts = torch.bincount(nearest, minlength=len(self.centres)).to(sums)
+        inertia = distances.square().sum()
+        for part in (sums, counts, inertia):
+            dist.all_reduce(part)
+        empty = counts == 0  # A centre that lost its points stays where it is.
+        self.centres = torch.where(empty[:, None], self.centres, sums / counts.clamp(min=1)[:, None])
+        return inertia / self._total
+
+    def score(self, split: Held) -> dict[str, float] | None:
+        """There is nothing held out."""
+        return None
+
+    def save_parts(self, step: int) -> list[CheckpointPart]:
+        """The centres are everywhere the same: the first trainer writes them."""
+        if self.context.rank != 0:
+            return []
+        return [self.context.checkpoints.save_part(step, "centres", {"centres": self.centres})]
+
+    def load(self, manifest: CheckpointManifest) -> None:
+        """Go back to the centres of a checkpoint."""
+        self.centres = self.context.checkpoints.load_part(manifest, "centres")["centres"].to(self.context.device)
+
+    def export(self) -> None:
+        """The centres, for the user."""
+        if self.context.rank == 0:
+            files = {"centres.safetensors": save({"centres": self.centres.cpu()})}
+            self.context.artifacts.put("model.zip", write_archive(self.context.workdir.scratch, "model.zip", files))
+
+
+def read_points(params: Params) -> torch.Tensor:
+    """The points [rows, columns] of all files, float64."""
+    tables = []
+    for file in find(params.data):
+        with file.open() as stream:
+            tables.append(csv.read_csv(stream, convert_options=csv.ConvertOptions(include_columns=params.columns)))
+    columns = [pa.concat_tables(tables).column(name).cast(pa.float64()) for name in params.columns]
+    return torch.stack([torch.from_numpy(column.to_numpy()) for column in columns], 1)

@@ -1,0 +1,56 @@
+"""The worked example of `docs/adding-a-workload.md`, installed as a user would and run on a real cluster."""
+
+import io
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pyarrow import csv
+from safetensors.numpy import load
+from tests.conftest import Cluster
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "workload"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder with the example in it, outside of Rolecall's own environment."""
+    target = tmp_path / "installed"
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(EXAMPLE)], check=True)
+    return target
+
+
+def test_it_finds_centres_that_are_the_means_of_their_points(
+    start_cluster: Callable[..., Cluster], installed: Path, rows: Path
+) -> None:
+    cluster = start_cluster("--parameter-servers", "0", environment={"PYTHONPATH": str(installed)})
+    params = {"data": str(rows), "columns": ["age", "pay"], "clusters": 5, "epochs": 300, "checkpoint_every_steps": 100}
+    job = cluster.submit({"workload": "kmeans", "params": params})
+    document = cluster.wait_for(job, "succeeded")
+    assert document["result"]["steps"] == 300
+    assert document["progress"]["loss"] < 1.5
+    archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        centres = load(files.read("centres.safetensors"))["centres"]
+    table = csv.read_csv(rows)
+    points = np.stack([table["age"].to_numpy(), table["pay"].to_numpy()], 1)
+    nearest = np.square(points[:, None] - centres).sum(2).argmin(1)
+    means = np.stack([points[nearest == number].mean(0) for number in range(5)])
+    np.testing.assert_allclose(centres, means, atol=1e-9)  # Lloyd's algorithm has come to rest
+
+
+def test_its_parameters_are_checked_like_any_others(start_cluster: Callable[..., Cluster], installed: Path) -> None:
+    cluster = start_cluster("--parameter-servers", "0", environment={"PYTHONPATH": str(installed)})
+    wrong = {"workload": "kmeans", "params": {"data": "/nowhere.csv", "colums": ["x"], "clusters": 0}}
+    answer = cluster.client.post("/jobs", json=wrong)
+    assert answer.status_code == 422
+    fields = {problem["field"] for problem in answer.json()["errors"]}
+    assert {"params.colums", "params.clusters", "params.columns"} <= fields
+    job = cluster.submit({"workload": "kmeans", "params": {"data": "/nowhere.csv", "columns": ["x"], "clusters": 2}})
+    assert "/nowhere.csv does not exist" in cluster.wait_for(job, "failed")["reason"]
