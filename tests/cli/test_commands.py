@@ -80,6 +80,19 @@ def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
     assert "ROLECALL_TOKEN" in done.stderr
 
 
+def test_local_says_where_it_is_as_json(tmp_path: Path) -> None:
+    command = [*ROLECALL, "local", "--port", "0", "--trainers", "0", "--parameter-servers", "0", "--json"]
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "ROLECALL_TOKEN": "a-token-of-this-test"}
+    with subprocess.Popen([*command, "--data", str(tmp_path)], env=environment, stdout=-1, stderr=-1) as process:
+        try:
+            assert process.stdout
+            said = json.loads(process.stdout.readline())
+            assert json.loads(Path(said["token_file"]).read_text())["url"] == said["url"]
+            assert (Path(said["logs"]) / "master.log").exists()
+        finally:
+            process.terminate()
+
+
 def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -138,6 +138,8 @@ def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Pa
     assert sorted(line for line in rest.splitlines() if "stopped: " in line) == sorted(farewells)
     only = run(cluster, "logs", job, "--role", "trainer", "--json")
     assert sorted(json.loads(only)) == sorted(line for line in whole if line.startswith("[trainer-"))
+    each = run(cluster, "logs", job, "-f", "--json").splitlines()
+    assert sorted(map(json.loads, each)) == sorted(whole)
 
 
 def test_pause_resume_cancel_and_retry(cluster: Cluster, rows: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from json import dumps
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,8 @@ Token = Annotated[
     str | None, typer.Option("--token", envvar="ROLECALL_TOKEN", help="The users' token; made if not given.")
 ]
 
+Json = Annotated[bool, typer.Option("--json", help="Say where the cluster is as JSON.")]
+
 
 def local(  # noqa: PLR0917 - the command line is the signature
     trainers: Count = 2,
@@ -44,10 +47,12 @@ def local(  # noqa: PLR0917 - the command line is the signature
     port: Port = 8080,
     data: Data = Path(".rolecall"),
     token: Token = None,
+    json: Json = False,
 ) -> None:
     """Run a cluster on this machine until Ctrl-C.
 
-    Prints `ready URL` when every node has registered. The other commands find the cluster by themselves.
+    Prints `ready URL` when every node has registered; with --json, one line with `url`, `token_file` and `logs`. The
+    other commands find the cluster by themselves.
     """
     counts = {
         Role.MASTER: 1,
@@ -64,9 +69,11 @@ def local(  # noqa: PLR0917 - the command line is the signature
         _await_ready(supervisor, connection, programs)
         if supervisor.told:
             return
-        err.print(f"token in {store(connection)}, logs in {data}/logs; Ctrl-C ends the cluster")
+        token_file = store(connection)
         stack.callback(forget, connection)
-        print(f"ready {connection.url}", flush=True)
+        err.print(f"token in {token_file}, logs in {data}/logs; Ctrl-C ends the cluster")
+        ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
+        print(dumps(ready) if json else f"ready {connection.url}", flush=True)
         while not supervisor.told:
             supervisor.wait()
 

@@ -1,5 +1,6 @@
 """`rolecall logs`: what a job's workers print."""
 
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -25,15 +26,15 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print the logs of a job's workers; with --json, a list of lines."""
+    """Print the logs of a job's workers; with --json, a list of lines, or with --follow one JSON text per line."""
     chosen = {"role": role, "rank": rank, "attempt": attempt, "follow": "true" if follow else None}
     with connect(url, token) as client:
         lines = client.log_lines(job, {name: value for name, value in chosen.items() if value is not None})
         try:
-            if json:
+            if json and not follow:
                 print_json(list(lines))
                 return
             for line in lines:
-                print(line, flush=follow)
+                print(dumps(line, ensure_ascii=False) if json else line, flush=follow)
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
