@@ -99,7 +99,13 @@ def test_every_route_but_health_wants_its_own_token(tmp_path: Path) -> None:
         upload = "/internal/jobs/x/attempts/1/blobs/b"
         check_problem(await client.http.put(upload, headers=bearer(NODE_TOKEN), content=b""), 401)
         assert (await client.http.get("/healthz")).json() == {"status": "ok"}
-        assert (await client.http.get("/")).headers["location"] == "/docs"
+        for path in ("/", "/docs", "/openapi.json"):
+            refused = await client.http.get(path, auth=("me", NODE_TOKEN))
+            check_problem(refused, 401)
+            assert refused.headers["www-authenticate"].startswith("Basic")
+            check_problem(await client.http.get(path), 401)
+        assert (await client.user("GET", "/")).headers["location"] == "/docs"
+        assert "openapi.json" in (await client.http.get("/docs", auth=("me", TOKEN))).text
 
     on_master(tmp_path, flow)
 
@@ -182,7 +188,7 @@ def test_what_can_be_read_of_the_cluster(tmp_path: Path) -> None:
             "rolecall_placement_seconds_count 0.0",
         ):
             assert line in text.splitlines()
-        schema = (await client.http.get("/openapi.json")).json()
+        schema = (await client.user("GET", "/openapi.json")).json()
         assert schema["components"]["securitySchemes"]
 
     on_master(tmp_path, flow)

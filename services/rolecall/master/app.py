@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 
 from rolecall import __version__
-from rolecall.master.api import attempts, cluster, files, jobs, nodes
+from rolecall.master.api import attempts, cluster, description, files, jobs, nodes
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import add_problem_handlers
 from rolecall.master.catalogue import Catalogue, load
@@ -20,12 +20,12 @@ _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submi
 
 def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> FastAPI:
     """The master as an ASGI application; without a catalogue, that of the installed workloads."""
-    app = FastAPI(title="Rolecall", version=__version__, description=_ABOUT, lifespan=_lifespan, redoc_url=None)
+    app = FastAPI(title="Rolecall", version=__version__, description=_ABOUT, lifespan=_lifespan, openapi_url=None)
     app.state.settings = settings
     app.state.catalogue = catalogue or load()
     app.state.news = Signal()
     app.state.changed = Signal(echo=app.state.news)
-    for module in (jobs, files, cluster, nodes, attempts):
+    for module in (jobs, files, cluster, nodes, attempts, description):
         app.include_router(module.router)
     app.include_router(cluster.open_router)
     app.add_middleware(BodyLimit)

@@ -5,13 +5,14 @@ from typing import Annotated
 
 from fastapi import Depends, HTTPException
 from fastapi.requests import HTTPConnection
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
 
 from rolecall.master.core import Master
 from rolecall.spec.token import attempt_token
 
 _bearer = HTTPBearer(auto_error=False, description="`ROLECALL_TOKEN`, or inside the cluster `ROLECALL_NODE_TOKEN`.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+Password = Annotated[HTTPBasicCredentials | None, Depends(HTTPBasic(auto_error=False))]
 
 
 def get_master(connection: HTTPConnection) -> Master:
@@ -25,6 +26,14 @@ Running = Annotated[Master, Depends(get_master)]
 def require_user(master: Running, bearer: Bearer) -> None:
     """Refuse whoever does not bear the user's token."""
     _require(bearer, master.settings.token.get_secret_value(), "the user's token (ROLECALL_TOKEN)")
+
+
+def require_reader(master: Running, bearer: Bearer, password: Password) -> None:
+    """Refuse whoever shows the user's token neither as a bearer token nor, from a browser, as a password."""
+    given = bearer.credentials if bearer else password.password if password else ""
+    if not hmac.compare_digest(given.encode(), master.settings.token.get_secret_value().encode()):
+        said = "the user's token (ROLECALL_TOKEN) opens this page: as the password, with any name, or as a bearer token"
+        raise HTTPException(401, said, {"WWW-Authenticate": 'Basic realm="rolecall", Bearer realm="rolecall"'})
 
 
 def require_node(master: Running, bearer: Bearer) -> None:

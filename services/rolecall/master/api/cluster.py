@@ -3,7 +3,6 @@
 from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Response
-from fastapi.responses import RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -101,12 +100,6 @@ async def metrics(master: Running) -> Response:
 async def healthz() -> Health:
     """Open to all; says nothing about the cluster."""
     return Health(status="ok")
-
-
-@open_router.get("/", include_in_schema=False)
-async def home() -> RedirectResponse:
-    """The way to the documentation."""
-    return RedirectResponse("/docs")
 
 
 def _workload(workload: Workload) -> WorkloadDocument:
