@@ -8,8 +8,9 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from rolecall.workloads.embedding_ddp.batches import open_dataset
+from rolecall.workloads.embedding_ddp.dense import make_dense
 from rolecall.workloads.embedding_ddp.embedding import first_rows
-from rolecall.workloads.embedding_ddp.model import DenseNet, pool
+from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
 
 SPARSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "sparse-adam": torch.optim.SparseAdam}
@@ -33,7 +34,7 @@ def train_alone(params: Params, cache: Path) -> Reference:
     with torch.no_grad():
         table.weight.copy_(torch.cat(list(first_rows(params, dataset.num_ids))))
     torch.manual_seed(params.seed)
-    dense = DenseNet(**dataset.dense_shape(params)).to(dtype)
+    dense = make_dense(params, dataset.dense_inputs).to(dtype)
     arguments = [chosen.model_dump(exclude={"name"}) for chosen in (params.sparse_optimizer, params.dense_optimizer)]
     if "initial_accumulator" in arguments[0]:
         arguments[0]["initial_accumulator_value"] = arguments[0].pop("initial_accumulator")

@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from rolecall.workloads.embedding_ddp.dense import make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
-from rolecall.workloads.embedding_ddp.model import DenseNet, pool, stable_hash
+from rolecall.workloads.embedding_ddp.model import pool, stable_hash
 
 from .tables import csv, opened, params
 
@@ -22,6 +23,24 @@ print(json.dumps([scores, "rolecall" in sys.modules]))
 """
 
 
+_THEIRS = """
+from torch import nn
+def wide(inputs, width):
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, 1))
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the user's own builders, allowed."""
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "their_layers.py").write_text(_THEIRS)
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(folder))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    return folder
+
+
 def test_a_hash_never_changes() -> None:
     assert [stable_hash(text) for text in ("", "é")] == [13020603013274838756, 3394012004367669963]
 
@@ -30,7 +49,9 @@ def test_a_hash_never_changes() -> None:
     "pooling",
     ["sum", *(pytest.param(pooling, marks=pytest.mark.slow) for pooling in ("mean", "none"))],
 )
-def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, pooling: str) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, plugins: Path, pooling: str, own: bool) -> None:
+    changes = {"model": {"builder": "their_layers:wide", "arguments": {"width": 6}}, "hidden": [128, 64]} if own else {}
     lines = [f"{i % 2},{'ab|c?'[i % 5]}|x{i % 3},{i if i % 4 else ''},h{i}" for i in range(40)]
     path = csv(tmp_path / "a.csv", *lines, header="y,c,n,h")
     data = {
@@ -41,11 +62,11 @@ def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, pooling: s
         ],
         "numeric": [{"column": "n", "log": True}, {"column": "n", "transform": "buckets", "buckets": 4}],
     }
-    given = params(path, data=data, pooling=pooling, batch_size=64, precision="float64")
+    given = params(path, data=data, pooling=pooling, batch_size=64, precision="float64", **changes)
     dataset = opened(tmp_path, given)
     torch.manual_seed(0)
     table = torch.randn(dataset.num_ids, 3, dtype=torch.float64)
-    dense = DenseNet(**dataset.dense_shape(given)).double()
+    dense = make_dense(given, dataset.dense_inputs).double()
     (batch,) = dataset.eval_batches("test", 0, 1)
     with torch.no_grad():
         expected = torch.sigmoid(dense(pool(F.embedding(batch.ids, table), batch), batch.numeric))
@@ -57,7 +78,12 @@ def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, pooling: s
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     command = [sys.executable, "-P", "-c", "import sys; sys.path.insert(0, '.')\n" + _USER, str(tmp_path / "rows.json")]
     done = subprocess.run(
-        command, cwd=tmp_path / "user", capture_output=True, text=True, check=True, env={"PATH": "/usr/bin"}
+        command,
+        cwd=tmp_path / "user",
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": "/usr/bin", "PYTHONPATH": str(plugins)},
     )
     scores, sees_rolecall = json.loads(done.stdout)
     assert not sees_rolecall

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -76,10 +76,10 @@ class Dataset:
         """How many rows a split has."""
         return self.cache.rows[split]
 
-    def dense_shape(self, params: Params) -> dict[str, Any]:
-        """The arguments of `DenseNet`."""
-        inputs = self.width * params.embedding_dim + len(self.columns.numbers)
-        return {"inputs": inputs, "hidden": params.hidden, "dropout": params.dropout}
+    @property
+    def dense_inputs(self) -> int:
+        """How many numbers of a row the dense layers get."""
+        return self.width * self.params.embedding_dim + len(self.columns.numbers)
 
     def train_batches(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
         """This trainer's shares of the epoch's global batches, from `start_step` (counted within the epoch) on."""

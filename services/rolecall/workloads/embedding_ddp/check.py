@@ -2,6 +2,7 @@
 
 from rolecall.spec import workload
 from rolecall.spec.role import Role
+from rolecall.workloads.builders import check_builder
 from rolecall.workloads.embedding_ddp.files import find
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.rows import require_columns
@@ -19,10 +20,14 @@ def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: workload.Params, role: Role) -> None:
-    """On a trainer's node, raises `InputError` unless every file is readable and has the columns."""
+    """On a trainer's node, raises `InputError` unless every file is readable and has the columns, and the job may bring
+    its model.
+    """
     assert isinstance(params, Params)
     if role is not Role.TRAINER:
         return
+    if params.model is not None:
+        check_builder(params.model)
     for paths in params.data.sources.values():
         for file in find(paths, params.data):
             require_columns(file, params.data)

@@ -24,6 +24,7 @@ from model import load
 load(".").predict([{example}])  # the probability that each row's `{label}` is positive
 ```
 """
+_OWN_LAYERS = "\nIts dense layers are made by `{builder}`, whose module must be importable.\n"
 
 
 def write_export(
@@ -55,6 +56,7 @@ def _description(dataset: Dataset, params: Params) -> dict[str, object]:
         "pooling": params.pooling,
         "hidden": params.hidden,
         "dropout": params.dropout,
+        "model": params.model and params.model.model_dump(),
         "missing": params.data.missing,
         **asdict(dataset.columns),
     }
@@ -63,7 +65,8 @@ def _description(dataset: Dataset, params: Params) -> dict[str, object]:
 def _readme(dataset: Dataset, params: Params) -> str:
     names = dict.fromkeys(column.name for column in (*dataset.columns.ids, *dataset.columns.numbers))
     example = "{" + ", ".join(f'"{name}": None' for name in names) + "}"
-    return _README.replace("{example}", example).replace("{label}", params.data.label.column)
+    text = _README.replace("{example}", example).replace("{label}", params.data.label.column)
+    return text + (_OWN_LAYERS.replace("{builder}", params.model.builder) if params.model else "")
 
 
 def write_weights(

@@ -4,10 +4,12 @@
     model = load(".")
     model.predict([{"age": 42, "occupation": "Sales"}])  # a probability per row
 
-It needs torch, numpy and safetensors, and nothing of the service that trained it.
+It needs torch, numpy and safetensors, and nothing of the service that trained it; where the job brought dense layers of
+its own, also the package that makes them.
 """
 
 import hashlib
+import importlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -81,19 +83,24 @@ def pool(vectors: Tensor, lookup: Lookup) -> Tensor:
 
 
 class DenseNet(nn.Module):
-    """A perceptron from the pooled vectors and the normalised numbers to one logit."""
+    """From the pooled vectors and the normalised numbers to one logit, by layers from [b, inputs] to [b] or [b, 1]."""
 
-    def __init__(self, inputs: int, hidden: Sequence[int], dropout: float) -> None:
+    def __init__(self, layers: nn.Module) -> None:
         super().__init__()
-        widths = [inputs, *hidden]
-        layers: list[nn.Module] = []
-        for before, after in zip(widths, hidden, strict=False):
-            layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+        self.layers = layers
 
     def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
         """The logits [b] of pooled vectors [b, width · dim] and numbers [b, N]."""
-        return self.layers(torch.cat([pooled, numbers.to(pooled.dtype)], dim=1)).squeeze(1)
+        return self.layers(torch.cat([pooled, numbers.to(pooled.dtype)], dim=1)).reshape(len(pooled))
+
+
+def perceptron(inputs: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
+    """Layers from [b, inputs] to [b, 1]."""
+    widths = [inputs, *hidden]
+    layers: list[nn.Module] = []
+    for before, after in zip(widths, hidden, strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 1))
 
 
 def stable_hash(text: str) -> int:
@@ -185,7 +192,7 @@ class ExportedModel(nn.Module):
         self.encoder = Encoder(description)
         self.table = nn.Parameter(table)
         inputs = self.encoder.width * table.shape[1] + len(self.encoder.numbers)
-        self.dense = DenseNet(inputs, description["hidden"], description["dropout"]).to(table.dtype)
+        self.dense = DenseNet(_layers(description, inputs)).to(table.dtype)
 
     def forward(self, lookup: Lookup, numbers: Tensor) -> Tensor:
         """The logits [b]."""
@@ -196,6 +203,13 @@ class ExportedModel(nn.Module):
         """The probability [b] that each raw row (column name to value, or list of values) is positive."""
         numbers = self.encoder.normalized(rows).to(self.table.device)
         return torch.sigmoid(self(self.encoder.lookup(rows), numbers))
+
+
+def _layers(description: dict[str, Any], inputs: int) -> nn.Module:
+    if (own := description["model"]) is None:
+        return perceptron(inputs, description["hidden"], description["dropout"])
+    module, _, function = own["builder"].partition(":")
+    return getattr(importlib.import_module(module), function)(inputs, **own["arguments"])
 
 
 def load(folder: str | Path) -> ExportedModel:

@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.spec import workload
 from rolecall.workloads import params as shared
+from rolecall.workloads.builders import Builder
 from rolecall.workloads.params import Adam, AdamW, Fraction, Lr, LrSchedule, Paths, Sgd, TrainingParams, Value, listed
 
 
@@ -206,6 +207,9 @@ class Params(TrainingParams):
     """The widths of the hidden layers; an empty list is a logistic regression on the embeddings."""
     dropout: Fraction = 0.0
     """The share of each hidden layer's outputs that is dropped in training."""
+    model: Builder | None = None
+    """Dense layers of the job's own, in place of `hidden` and `dropout`: a function that is called with the number of
+    inputs and gives a torch module from [b, inputs] to [b] or [b, 1] logits."""
     batch_size: Annotated[int, Field(ge=1)] = 1024
     """Rows per step over all trainers together; each takes its equal share."""
     protocol: Literal["sync", "async", "seed"] = "sync"
@@ -225,6 +229,8 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.model and (self.hidden, self.dropout) != ((128, 64), 0.0):
+            raise ValueError("hidden and dropout shape the layers that model replaces; give either those or model")
         if self.protocol == "seed" and self.lr_schedule != LrSchedule():
             raise ValueError("protocol: seed keeps its learning rates constant; leave lr_schedule out")
         if self.early_stopping and self.data.validation == 0.0:

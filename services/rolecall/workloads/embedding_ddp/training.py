@@ -13,10 +13,11 @@ from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.batches import Batch, Dataset
+from rolecall.workloads.embedding_ddp.dense import make_dense
 from rolecall.workloads.embedding_ddp.embedding import RemoteEmbedding, Shards
 from rolecall.workloads.embedding_ddp.evaluation import score
 from rolecall.workloads.embedding_ddp.export import write_export
-from rolecall.workloads.embedding_ddp.model import DenseNet, pool
+from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.protocols import SeedProtocol, ServerOwned, UpdateProtocol
 from rolecall.workloads.loop import Held, TrainingLoop
@@ -37,7 +38,7 @@ class Training(TrainingLoop[Batch]):
         self._world = context.count(Role.TRAINER)
         # All trainers begin with the same dense layers, but drop different units.
         torch.manual_seed(params.seed)
-        dense = DenseNet(**dataset.dense_shape(params)).to(context.device, getattr(torch, params.precision))
+        dense = make_dense(params, dataset.dense_inputs).to(context.device, getattr(torch, params.precision))
         torch.manual_seed(params.seed + 1 + self._rank)
         self._table = RemoteEmbedding(shards)
         self._dense = DistributedDataParallel(dense)
