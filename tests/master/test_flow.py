@@ -79,6 +79,39 @@ def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_path: 
     asyncio.run(flow())
 
 
+def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(tmp_path: Path) -> None:
+    async def flow() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            node = await one_trainer(client)
+            job = (await client.submit(roles={"trainer": 1, "parameter-server": 0}))["id"]
+            (worker,) = await node.workers()
+            await node.say(worker, WorkerState.RUNNING)
+            assert (await client.checkpoint(job, 1, 5)).status_code == 201
+            known = _files(tmp_path / "blobs" / job)
+            await client.worker("PUT", job, 1, "/attempts/1/blobs/never-closed", content=b"a part")
+            (tmp_path / "blobs" / job / "1" / ".upload-cut-off").write_bytes(b"half")
+            assert len(_files(tmp_path / "blobs" / job)) == len(known) + 2
+            await node.say(worker, WorkerState.FAILED, failure=failure())
+            resumed = await _next_attempt(node, 2)
+            assert _resumes_at(resumed) == 5
+            await client.worker("PUT", job, 2, "/attempts/2/blobs/at-work", content=b"a part")
+            await node.say(resumed, WorkerState.RUNNING)
+            assert {path.name for path in _files(tmp_path / "blobs" / job)} == {path.name for path in known} | {
+                "at-work"
+            }
+            await node.say(resumed, WorkerState.SUCCEEDED)
+            await client.until(job, "succeeded")
+            async with asyncio.timeout(10):  # it is deleted after the job's end is told
+                while _files(tmp_path / "blobs" / job) != known:
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(flow())
+
+
+def _files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_damaged_checkpoint_is_forgotten_and_the_one_before_it_taken(tmp_path: Path) -> None:
     async def flow() -> None:
         async with serving(make_settings(tmp_path)) as client:

@@ -66,6 +66,12 @@ class Blobs:
         """Delete a blob; nothing happens if it is gone already."""
         await asyncio.to_thread(self._delete, job, blob)
 
+    async def sweep(self, job: str, attempt: int, wanted: set[str]) -> int:
+        """Delete what attempts up to `attempt` left and nobody knows of (uploads cut off, parts of checkpoints that
+        were never closed, artifacts that a later one replaced); return how many files that were.
+        """
+        return await asyncio.to_thread(self._sweep, job, attempt, wanted)
+
     def read(self, job: str, blob: str) -> Iterator[bytes]:
         """The blob's bytes in pieces. Raises `NotFound` at once when there is no such blob."""
         try:
@@ -89,6 +95,17 @@ class Blobs:
             else:
                 system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
                 system.rm(path)
+
+    def _sweep(self, job: str, attempt: int, wanted: set[str]) -> int:
+        system, root = _resolve(self._url or str(self._root))
+        swept = 0
+        for path in system.find(f"{root}/{job}"):
+            blob = path.removeprefix(f"{root}/{job}/")
+            number = blob.partition("/")[0]
+            if blob not in wanted and number.isdecimal() and int(number) <= attempt:
+                system.rm(path)
+                swept += 1
+        return swept
 
     def _open(self, job: str, blob: str) -> IO[bytes]:
         if self._url is None:

@@ -5,6 +5,7 @@ something changed, and at least every `TICK_S` seconds for what only time change
 """
 
 import logging
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 
 from prometheus_client import Histogram
@@ -114,8 +115,8 @@ class Reconciler:
             found = await jobs.in_states(connection, (*_PLACED, JobState.QUEUED))
             gangs = await attempts.gangs(connection, [job for job in found if job.state.holds_slots])
             draining = {node.name for node in await nodes.everything(connection) if node.draining}
-        moved = [await self._advance_gang(gang, draining) for gang in gangs]
-        moved += [await self._expire(job) for job in found if job.state is JobState.QUEUED]
+        moved = [await _apart(gang.job.id, self._advance_gang(gang, draining)) for gang in gangs]
+        moved += [await _apart(job.id, self._expire(job)) for job in found if job.state is JobState.QUEUED]
         return any(moved)
 
     async def _advance_gang(self, gang: Gang, draining: set[str]) -> bool:
@@ -137,9 +138,19 @@ class Reconciler:
             await self._flush_progress()
         async with self._database.write() as connection:
             await take_step(connection, gang, step, _now())
+        _log.info("job %s attempt %d: %s%s", gang.job.id, gang.attempt.number, step.after, _because(step.reason))
         if not step.after.holds_slots:
             self._progress.forget(gang.job.id)
-        _log.info("job %s attempt %d: %s%s", gang.job.id, gang.attempt.number, step.after, _because(step.reason))
+            await self._sweep(gang.job.id, gang.attempt.number)
+
+    async def _sweep(self, job: str, attempt: int) -> None:
+        """Delete what the attempts so far left in the blob store and nobody can ask for."""
+        async with self._database.read() as connection:
+            known = [manifest for manifest, _ in await checkpoints.of_job(connection, job)]
+            shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
+        swept = await self._blobs.sweep(job, attempt, shared | _blobs(known))
+        if swept:
+            _log.info("job %s: %d files that were left over are deleted", job, swept)
 
     async def _expire(self, job: JobRecord) -> bool:
         step = lifecycle.overdue_step(job, _now())
@@ -197,6 +208,17 @@ class Reconciler:
             queued = await jobs.in_states(connection, [JobState.QUEUED])
         waits = [(job.not_before - _now()).total_seconds() for job in queued if job.not_before and not _is_ready(job)]
         return min([TICK_S, *waits])
+
+
+async def _apart(job: str, step: Awaitable[bool]) -> bool:
+    """Whether the step was taken. One that fails must not hold the other jobs' back: it is tried again next time."""
+    try:
+        return await step
+    except Conflict as conflict:
+        _log.debug("job %s was overtaken: %s", job, conflict)  # by a call, which has asked for the next pass
+    except Exception:  # noqa: BLE001 - each job is a tick of its own
+        _log.exception("job %s could not be brought forward", job)
+    return False
 
 
 async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
