@@ -5,6 +5,7 @@ VENV ?= .venv
 LOCK ?= requirements.lock
 # What `make lock` pins; the other bound is the lowest torch that pyproject.toml allows.
 TORCH ?= 2.14.1
+TORCHVISION ?= 0.29.1
 LOWEST_TORCH ?= 2.11.0
 
 BIN := $(VENV)/bin
@@ -42,7 +43,7 @@ check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
 
 lock: $(INSTALLED)  ## Resolve requirements.lock and requirements-lowest.lock anew
 	$(BIN)/pip install --quiet uv
-	echo "torch==$(TORCH)" | $(RESOLVE) --output-file requirements.lock
+	printf "torch==$(TORCH)\ntorchvision==$(TORCHVISION)\n" | $(RESOLVE) --output-file requirements.lock
 	echo "torch==$(LOWEST_TORCH)" | $(RESOLVE) --output-file requirements-lowest.lock
 
 clean:  ## Remove everything that the other targets made

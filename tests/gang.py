@@ -90,7 +90,7 @@ def run_gang(
         worker.start()
     try:
         _tell_port(folder, gang, time.monotonic() + timeout_s)
-        _await(workers, folder, time.monotonic() + timeout_s)
+        _await(workers, _expendable(workload, gang), folder, time.monotonic() + timeout_s)
     finally:
         for worker in workers:
             worker.kill()
@@ -172,10 +172,16 @@ def _rendezvous(progress: Path) -> dict[str, Any] | None:
     return next((line for line in lines if line["kind"] == "rendezvous"), None)
 
 
-def _await(workers: list[Any], folder: Path, give_up: float) -> None:
+def _expendable(workload: str, gang: GangPlan) -> list[bool]:
+    """Of each worker, whether the gang goes on without it."""
+    roles = catalogue.load(workload).expendable
+    return [worker.role in roles for worker in gang.workers]
+
+
+def _await(workers: list[Any], expendable: list[bool], folder: Path, give_up: float) -> None:
     while any(worker.is_alive() for worker in workers):
         multiprocessing.connection.wait([worker.sentinel for worker in workers if worker.is_alive()], 0.2)
-        if any(worker.exitcode for worker in workers):
+        if any(worker.exitcode for worker, may_die in zip(workers, expendable, strict=True) if not may_die):
             raise AssertionError(_first_failure(folder))
         if time.monotonic() > give_up:
             raise TimeoutError("the gang did not end in time")

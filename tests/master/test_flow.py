@@ -102,7 +102,7 @@ def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(tmp_path: Path) -
             await node.say(resumed, WorkerState.SUCCEEDED)
             await client.until(job, "succeeded")
             async with asyncio.timeout(10):  # it is deleted after the job's end is told
-                while _files(tmp_path / "blobs" / job) != known:
+                while _files(tmp_path / "blobs" / job) != known:  # noqa: ASYNC110 - nobody tells of it
                     await asyncio.sleep(0.02)
 
     asyncio.run(flow())

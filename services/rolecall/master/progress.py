@@ -39,14 +39,21 @@ class ProgressBook:
         self._latest: dict[str, Latest] = {}
         self._unstored: set[str] = set()
 
-    async def ingest(self, connection: AsyncConnection, key: StreamKey) -> None:
-        """Take in the lines of a stream of a job's current attempt that have not been read yet."""
+    async def ingest(self, connection: AsyncConnection, key: StreamKey) -> int:
+        """Take in the lines of a stream of a job's current attempt that have not been read yet.
+
+        Returns how far was read, for `settle`. Reading lines twice changes nothing.
+        """
         start = self._parsed.get(key, 0)
         while piece := self._streams.read(key, start):
             for offset, line in parse(piece, start):
                 await self._take(connection, key, offset, line)
             start += len(piece)
-        self._parsed[key] = start
+        return start
+
+    def settle(self, key: StreamKey, offset: int) -> None:
+        """Never read again what lies before `offset`: it is committed."""
+        self._parsed[key] = max(offset, self._parsed.get(key, 0))
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
         """The newest progress, if this master has read any of that attempt."""

@@ -161,16 +161,25 @@ def _export_environment(launch: WorkerLaunch, port: int) -> None:
 
 
 def _part(launch: WorkerLaunch, workload: Workload, store: dist.TCPStore) -> None:
-    """Nobody leaves before all are done, or the others' last calls would fail; rank 0, who has the store, is last."""
+    """Nobody leaves before all are done, or the others' last calls would fail; rank 0, who has the store, is last.
+
+    A gang of which some may be lost can't wait for all: there the essential workers let the others go, and only then
+    return from their roles.
+    """
     if workload.rpc:
-        rpc.shutdown(graceful=True, timeout=0)
+        rpc.shutdown(graceful=not workload.expendable, timeout=0)
     if dist.is_initialized():
         dist.destroy_process_group()
+    if launch.worker.role in workload.expendable:
+        return
     if launch.worker.rank != 0:
         store.set(f"parted/{launch.worker.rank}", "1")
         return
-    others = [f"parted/{worker.rank}" for worker in launch.gang.workers if worker.rank != 0]
+    _await_parting(store, [w for w in launch.gang.workers if w.rank != 0 and w.role not in workload.expendable])
+
+
+def _await_parting(store: dist.TCPStore, others: list[WorkerPlan]) -> None:
     try:
-        store.wait(others, timedelta(seconds=_PART_TIMEOUT_S))
+        store.wait([f"parted/{worker.rank}" for worker in others], timedelta(seconds=_PART_TIMEOUT_S))
     except dist.DistStoreError:
         _LOG.warning("not all workers of the gang said that they left within %.0f s", _PART_TIMEOUT_S)

@@ -84,7 +84,7 @@ class Reporter:
         """Tell people something that is not a number, in one line."""
         self._write(kind="event", message=message)
 
-    def evaluated(self, step: int, epoch: int, **metrics: float) -> None:
+    def evaluated(self, step: int, epoch: int | None, **metrics: float) -> None:
         """Report what an evaluation found, e.g. `validation_auc`."""
         self._write_step()
         self._write(kind="step", step=step, epoch=epoch, metrics=metrics)

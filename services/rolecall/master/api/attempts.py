@@ -58,7 +58,8 @@ async def append(  # noqa: PLR0917 - the framework passes by name
     size = await master.streams.append(key, offset, request.stream())
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         async with master.database.write() as connection:
-            await master.progress.ingest(connection, key)
+            taken = await master.progress.ingest(connection, key)
+        master.progress.settle(key, taken)
     master.news.notify()
     return StreamOffset(size=size)
 
