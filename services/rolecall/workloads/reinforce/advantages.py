@@ -1,0 +1,37 @@
+"""How much better an action was than expected. Pure."""
+
+import torch
+from torch import Tensor
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, terminated: Tensor, truncated: Tensor, *, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalized advantage estimates (Schulman et al., 2016), [T, n].
+
+    `rewards`, `terminated` and `truncated` are [T, n]; `values` [T + 1, n] are those of the observations before each
+    step and after the last. Where an episode was cut off the value of its last observation stands for what would have
+    come; where the task ended nothing comes. With `gae_lambda` 1 advantage plus value is the discounted return.
+    """
+    deltas = rewards + gamma * values[1:] * ~terminated - values[:-1]
+    carried = gamma * gae_lambda * (~(terminated | truncated)).to(values)
+    found = torch.empty_like(deltas)
+    later = torch.zeros_like(deltas[0])
+    for step in reversed(range(len(deltas))):
+        later = deltas[step] + carried[step] * later
+        found[step] = later
+    return found
+
+
+def discounted_sums(rewards: Tensor, ended: Tensor, before: Tensor, gamma: float) -> Tensor:
+    """The discounted sums of past rewards after each step, [T, n]; `before` [n] is the sum before the first.
+
+    `ended` [T, n] are the steps after which a sum begins anew.
+    """
+    sums = torch.empty_like(rewards)
+    running = before
+    for step in range(len(rewards)):
+        running = running * gamma + rewards[step]
+        sums[step] = running
+        running = running * ~ended[step]
+    return sums

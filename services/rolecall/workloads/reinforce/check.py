@@ -1,0 +1,31 @@
+"""What can be decided about a `reinforce` job before its gang meets. Torch-free."""
+
+import importlib
+
+from rolecall.spec import workload
+from rolecall.spec.role import Role
+from rolecall.workloads.reinforce.params import Params
+
+
+def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
+    """Raises `ValueError` if the job asks for more observers to be left, or to answer, than it has."""
+    assert isinstance(params, Params)
+    observers = counts[Role.OBSERVER]
+    if params.least_observers > observers:
+        raise ValueError(
+            f"least_observers is {params.least_observers}, the job has {observers} observers; "
+            f"set it to {observers} or less, or take more observers"
+        )
+    if params.inference.batch is not None and params.inference.batch > observers:
+        raise ValueError(
+            f"inference.batch {params.inference.batch} would never be full with {observers} observers; "
+            f"set it to {observers} or less"
+        )
+
+
+def check_node(params: workload.Params, role: Role) -> None:
+    """Raises `InputError` unless this node can make the environment, and the policy can play it."""
+    # The master imports this file, and must not import Gymnasium and what environments bring along with it.
+    environments = importlib.import_module("rolecall.workloads.reinforce.environments")
+    assert isinstance(params, Params)
+    environments.check(params)

@@ -1,0 +1,41 @@
+"""Writes the learnt policy as one file that needs no cluster: plain PyTorch code, safetensors and JSON in a zip."""
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save
+
+from rolecall.workloads.export import write_archive
+from rolecall.workloads.reinforce import model
+from rolecall.workloads.reinforce.model import Policy
+from rolecall.workloads.reinforce.params import Params
+
+_README = """# An exported reinforce policy
+
+It needs Python 3.10 or later with `torch`, `numpy` and `safetensors`{more}. In this folder:
+
+```python
+from model import load
+policy = load(".")
+action = policy.act(observation)  # for one observation of the environment `{environment}`
+```
+
+`model.json` says what the policy's spaces and layers are, and which environment and wrappers it has learnt in.
+"""
+
+
+def write_export(folder: Path, policy: Policy, params: Params) -> Path:
+    """Writes `model.zip` into `folder` and gives its path; the policy must lie on the CPU."""
+    environment = params.environment.model_dump(mode="json")
+    builder = f", and the package of the builder `{params.policy.builder}`" if params.policy.name == "custom" else ""
+    description = {"workload": "reinforce", "environment": environment, **policy.description}
+    return write_archive(
+        folder,
+        "model.zip",
+        {
+            "model.py": Path(model.__file__),
+            "model.json": json.dumps(description, indent=1),
+            "model.safetensors": save({name: value.contiguous() for name, value in policy.state_dict().items()}),
+            "README.md": _README.format(environment=params.environment.id, more=builder),
+        },
+    )

@@ -1,0 +1,247 @@
+"""The policy, as it learns and as it is handed to users: this file goes into every exported model, unchanged.
+
+    from model import load
+    policy = load(".")
+    observation, _ = environment.reset()
+    environment.step(policy.act(observation))
+
+It needs torch, numpy and safetensors, and nothing of the service that trained it.
+"""
+
+import json
+import math
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+_LARGEST_OBSERVATION = 10.0
+_ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+class Mlp(nn.Module):
+    """Two multilayer perceptrons with orthogonal first weights; the last layer of the actor begins near zero."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: list[int], activation: str) -> None:
+        super().__init__()
+        self.actor = _layers([inputs, *hidden, outputs], activation, last_gain=0.01)
+        self.critic = _layers([inputs, *hidden, 1], activation, last_gain=1.0)
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs [n, outputs] and the values [n] of observations [n, ...]."""
+        flat = observations.flatten(1)
+        return self.actor(flat), self.critic(flat).squeeze(-1)
+
+    def outputs(self, observations: Tensor) -> Tensor:
+        """The outputs alone."""
+        return self.actor(observations.flatten(1))
+
+
+def _layers(widths: list[int], activation: str, last_gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for index, (inputs, outputs) in enumerate(pairwise(widths)):
+        last = index == len(widths) - 2
+        layer = nn.Linear(inputs, outputs)
+        nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if last else [layer, _ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers)
+
+
+class Normalizer(nn.Module):
+    """Brings observations to mean 0 and deviation 1, as far as they have been seen."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(shape, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Observations [n, ...], none of their numbers further from 0 than 10."""
+        scale = (self.variance + 1e-8).rsqrt()
+        scaled = (observations - self.mean.to(observations.dtype)) * scale.to(observations.dtype)
+        return scaled.clamp(-_LARGEST_OBSERVATION, _LARGEST_OBSERVATION)
+
+    @torch.no_grad()
+    def learn(self, observations: Tensor) -> None:
+        """Take observations [n, ...] into mean and variance (Chan, Golub and LeVeque, 1979)."""
+        seen = observations.double()
+        count = self.count + len(seen)
+        delta = seen.mean(0) - self.mean
+        squares = self.variance * self.count + seen.var(0, correction=0) * len(seen)
+        squares += delta.square() * self.count * len(seen) / count
+        self.mean += delta * len(seen) / count
+        self.variance.copy_(squares / count)
+        self.count.copy_(count)
+
+
+class Categorical(nn.Module):
+    """One of `count` actions; the outputs are logits."""
+
+    def __init__(self, count: int, start: int) -> None:
+        super().__init__()
+        self.size = count
+        self.start = start
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        """Actions [n], drawn by the Gumbel-max trick: exponential noise E makes argmax(p / E) a draw from p."""
+        return (outputs.softmax(-1) / torch.empty_like(outputs).exponential_()).argmax(-1)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The likeliest actions [n]."""
+        return outputs.argmax(-1)
+
+    def log_probs(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Of actions [n], in nats."""
+        return outputs.log_softmax(-1).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Of the distributions [n], in nats."""
+        logs = outputs.log_softmax(-1)
+        return -(logs.exp() * logs).sum(-1)
+
+    def playable(self, actions: Tensor) -> Tensor:
+        """As the environment wants them."""
+        return actions + self.start
+
+
+class Gaussian(nn.Module):
+    """Numbers drawn around the outputs, with a deviation that is learnt and the same everywhere.
+
+    Where the environment's bounds are finite, -1 and 1 mean them, and what is drawn beyond is brought back.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, low: list[float], high: list[float], shape: list[int]) -> None:
+        super().__init__()
+        self.size = math.prod(shape)
+        self._shape = shape
+        self.log_deviation = nn.Parameter(torch.zeros(self.size))
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("high", torch.tensor(high), persistent=False)
+        self._bounded = bool((self.low.isfinite() & self.high.isfinite()).all())
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        """Actions [n, size]."""
+        return outputs + self.log_deviation.exp() * torch.randn_like(outputs)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The likeliest actions [n, size]."""
+        return outputs
+
+    def log_probs(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Of actions [n, size], in nats."""
+        distance = (actions - outputs) / self.log_deviation.exp()
+        logs = -0.5 * distance.square() - self.log_deviation - 0.5 * math.log(2 * math.pi)
+        return logs.sum(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Of the distributions [n], in nats."""
+        each = self.log_deviation + 0.5 * (1 + math.log(2 * math.pi))
+        return each.sum().expand(len(outputs))
+
+    def playable(self, actions: Tensor) -> Tensor:
+        """As the environment wants them, [n, *shape]."""
+        if self._bounded:
+            actions = self.low + (actions + 1) * (self.high - self.low) / 2
+        return actions.clamp(self.low, self.high).reshape(len(actions), *self._shape)
+
+
+class Policy(nn.Module):
+    """What to do: a network between an environment's observations and its actions.
+
+    `description` holds the spaces (`observation`, `action`), the `policy`, whether to `normalize` observations, and the
+    `precision` of the weights, all as JSON has them.
+    """
+
+    def __init__(self, description: dict[str, Any]) -> None:
+        super().__init__()
+        self.description = description
+        self._choices = description["observation"].get("count")
+        shape = (self._choices,) if self._choices else tuple(description["observation"]["shape"])
+        kind = getattr(torch, description["precision"])
+        self.head = _head(description["action"]).to(kind)
+        self.network = _network(description["policy"], shape, self.head.size).to(kind)
+        self.normalizer = Normalizer(shape) if description["normalize"] else None
+
+    def encode(self, observations: Tensor) -> Tensor:
+        """Raw observations [n, ...] as the network's type of numbers; a choice becomes a vector with a single 1."""
+        kind = next(self.network.parameters()).dtype
+        if self._choices:
+            start = self.description["observation"]["start"]
+            return F.one_hot(observations.long().reshape(-1) - start, self._choices).to(kind)
+        return observations.to(kind)
+
+    def outputs(self, observations: Tensor) -> Tensor:
+        """What the head makes actions of, for raw observations [n, ...]."""
+        seen = self._normalized(observations)
+        return self.network.outputs(seen) if isinstance(self.network, Mlp) else self.network(seen)[0]
+
+    def decide(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Drawn actions [n, ...] and their log-probabilities [n] for raw observations [n, ...]."""
+        outputs = self.outputs(observations)
+        actions = self.head.sample(outputs)
+        return actions, self.head.log_probs(outputs, actions)
+
+    def judge(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log-probabilities, entropies and values [n] each."""
+        outputs, values = self.network(self._normalized(observations))
+        return self.head.log_probs(outputs, actions), self.head.entropy(outputs), values
+
+    def values(self, observations: Tensor) -> Tensor:
+        """The expected discounted rewards [n] from raw observations [n, ...] on."""
+        return self.network(self._normalized(observations))[1]
+
+    @torch.inference_mode()
+    def act(self, observation: Any, *, deterministic: bool = True) -> Any:
+        """What to do for one raw observation: what `environment.step` takes."""
+        batch = torch.as_tensor(np.asarray(observation)).unsqueeze(0).to(self.device)
+        outputs = self.outputs(batch)
+        action = self.head.mode(outputs) if deterministic else self.head.sample(outputs)
+        playable = self.head.playable(action)[0].cpu()
+        return int(playable) if isinstance(self.head, Categorical) else playable.numpy()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy lies."""
+        return next(self.network.parameters()).device
+
+    def _normalized(self, observations: Tensor) -> Tensor:
+        encoded = self.encode(observations)
+        return encoded if self.normalizer is None else self.normalizer(encoded)
+
+
+def _head(action: dict[str, Any]) -> Categorical | Gaussian:
+    if "count" in action:
+        return Categorical(action["count"], action["start"])
+    # JSON has no infinity: an open bound is null there.
+    low = [-math.inf if bound is None else bound for bound in action["low"]]
+    high = [math.inf if bound is None else bound for bound in action["high"]]
+    return Gaussian(low, high, action["shape"])
+
+
+def _network(policy: dict[str, Any], shape: tuple[int, ...], outputs: int) -> nn.Module:
+    if policy["name"] == "mlp":
+        return Mlp(math.prod(shape), outputs, policy["hidden"], policy["activation"])
+    module, _, name = policy["builder"].partition(":")
+    builder = import_module(module)
+    for part in name.split("."):
+        builder = getattr(builder, part)
+    return builder(observation_shape=shape, outputs=outputs, **policy["arguments"])
+
+
+def load(folder: str | Path) -> Policy:
+    """The policy in an unpacked export, ready to act."""
+    description = json.loads((Path(folder) / "model.json").read_text())
+    policy = Policy(description)
+    policy.load_state_dict(load_file(Path(folder) / "model.safetensors"))
+    return policy.eval()

@@ -1,0 +1,68 @@
+"""A picture that moves: one episode as the policy plays it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from PIL import Image
+
+from rolecall.spec.errors import InputError
+from rolecall.workloads.reinforce import environments
+from rolecall.workloads.reinforce.model import Policy
+from rolecall.workloads.reinforce.params import Params
+
+_WIDTH = 300
+_MOST_FRAMES = 250
+_LEAST_FRAME_MS = 20  # Shorter ones are slowed down by those who show them.
+
+
+class NoPicture(Exception):
+    """The environment can't be rendered; the text says why."""
+
+
+def film(policy: Policy, params: Params, path: Path) -> None:
+    """Play the evaluation's first episode and write it to `path` as a GIF, at the speed it has.
+
+    Raises `NoPicture`.
+    """
+    # Environments that draw with SDL need no screen for it.
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    try:
+        environment = environments.make(params.environment, render=True)
+    except InputError as error:
+        raise NoPicture(str(error)) from error
+    try:
+        frames = _play(policy, environment, params)
+    finally:
+        environment.close()
+    per_second = environment.metadata.get("render_fps", 30)
+    kept = frames[:: -(-len(frames) // _MOST_FRAMES)]
+    duration = len(frames) / len(kept) * 1000 / per_second
+    kept[0].save(path, save_all=True, append_images=kept[1:], duration=max(_LEAST_FRAME_MS, round(duration)), loop=0)
+
+
+def _play(policy: Policy, environment: environments.Env, params: Params) -> list[Image.Image]:
+    observation, _ = environment.reset(seed=params.evaluation.seed)
+    frames = [_frame(environment)]
+    ended = False
+    while not ended:
+        action = policy.act(observation, deterministic=params.evaluation.deterministic)
+        observation, _, terminated, truncated, _ = environment.step(action)
+        frames.append(_frame(environment))
+        ended = terminated or truncated
+    return frames
+
+
+def _frame(environment: environments.Env) -> Image.Image:
+    """What the environment looks like now, small and in few colours."""
+    try:
+        picture: Any = environment.render()
+    except (gymnasium.error.Error, ImportError, NotImplementedError) as error:
+        raise NoPicture(f"the environment can't be rendered: {error}") from error
+    if getattr(picture, "ndim", None) != 3:
+        raise NoPicture("the environment does not render to pictures (rgb_array)")
+    image = Image.fromarray(picture)
+    height = max(1, round(image.height * _WIDTH / image.width))
+    return image.resize((_WIDTH, height)).quantize(64)

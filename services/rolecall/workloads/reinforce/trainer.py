@@ -1,0 +1,9 @@
+"""The trainer is the agent: it learns a policy from what its observers live through."""
+
+from rolecall.runtime.context import WorkerContext
+from rolecall.workloads.reinforce.training import Training
+
+
+def run(context: WorkerContext) -> None:
+    """Learn to the end (or until asked to leave), and let the observers leave."""
+    context.report.result(**Training(context).run())

@@ -1,0 +1,64 @@
+"""Writes the trained model as one file that needs no cluster."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from rolecall.workloads.export import write_archive
+from rolecall.workloads.resnet_pipeline import model
+from rolecall.workloads.resnet_pipeline.params import Params
+
+_README = """# An exported resnet-pipeline model
+
+It needs Python 3.10 or later with `torch`, `torchvision` and `safetensors`. In this folder:
+
+```python
+from PIL import Image
+from model import load
+classifier = load(".")
+classifier.predict([Image.open("image.png")])  # the probability of each of classifier.classes
+```
+
+`model.safetensors` has torchvision's own names:
+"""
+_PLAIN = """
+```python
+from safetensors.torch import load_file
+from torchvision.models import {model}
+{imports}{model}(num_classes={classes}{norm}).load_state_dict(load_file("model.safetensors"))
+```
+"""
+
+
+def write_export(folder: Path, params: Params, classes: Sequence[str], weights: Mapping[str, torch.Tensor]) -> Path:
+    """Writes `model.zip` into `folder` and gives its path; `weights` bear torchvision's names."""
+    tensors = folder / "model.safetensors"
+    save_file(dict(weights), tensors)
+    about = {
+        "workload": "resnet-pipeline",
+        "model": params.model,
+        "norm": params.norm,
+        "classes": classes,
+        "size": params.data.size,
+        "mean": params.data.mean,
+        "std": params.data.std,
+    }
+    batch_norm = params.norm == "batch"
+    plain = _PLAIN.format(
+        model=params.model,
+        classes=len(classes),
+        imports="" if batch_norm else "from torch.nn import GroupNorm\n",
+        norm="" if batch_norm else ", norm_layer=lambda channels: GroupNorm(32, channels)",
+    )
+    files = {
+        "model.py": Path(model.__file__),
+        "model.json": json.dumps(about, indent=1, ensure_ascii=False),
+        "model.safetensors": tensors,
+        "README.md": _README + plain,
+    }
+    path = write_archive(folder, "model.zip", files)
+    tensors.unlink()
+    return path

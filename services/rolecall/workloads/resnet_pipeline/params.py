@@ -1,0 +1,108 @@
+"""What a user may say about a `resnet-pipeline` job. Torch-free; docstrings are the API's descriptions."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rolecall.workloads.images.params import Images
+from rolecall.workloads.params import Adam, AdamW, Fraction, LrSchedule, Sgd, TrainingParams
+
+_LAYERS = {
+    "resnet18": (2, 2, 2, 2),
+    "resnet34": (3, 4, 6, 3),
+    "resnet50": (3, 4, 6, 3),
+    "resnet101": (3, 4, 23, 3),
+    "resnet152": (3, 8, 36, 3),
+}
+# Torchvision's stem and layers halve height and width five times.
+_SHRINKS = 32
+
+
+def block_names(model: str) -> tuple[str, ...]:
+    """What a model can be cut between, in order: `stem`, torchvision's names of the residual blocks, `head`."""
+    layers = enumerate(_LAYERS[model], start=1)
+    return ("stem", *(f"layer{layer}.{block}" for layer, blocks in layers for block in range(blocks)), "head")
+
+
+class Params(TrainingParams):
+    """The parameters of a `resnet-pipeline` job."""
+
+    data: Images
+    """The images."""
+    model: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet18"
+    """Which of torchvision's ResNets (He et al., 2015)."""
+    norm: Literal["batch", "group"] = "batch"
+    """`batch`: BatchNorm over each micro-batch, so that their number changes the result; `group`: GroupNorm (Wu and He,
+    2018) with 32 groups, over each image alone."""
+    label_smoothing: Fraction = 0.0
+    """The share of the target that is spread over all classes."""
+    batch_size: Annotated[int, Field(ge=1)] = 128
+    """Images per step over all replicas together. What doesn't fill a batch is left out of its epoch."""
+    micro_batches: Annotated[int, Field(ge=1, le=256)] = 4
+    """Into how many parts each replica's share of a batch is split. More keep the stages busier, smaller ones cost more
+    per image."""
+    replicas: Annotated[int, Field(ge=1)] = 1
+    """How many pipelines share each batch; `roles.stage` counts the stages of all of them."""
+    cuts: tuple[str, ...] | None = None
+    """The blocks with which the second and every later stage begins, e.g. `["layer3.0"]` for two stages. Without it the
+    stages measure what each block costs them, and the cuts make the slowest stage as fast as it can be."""
+    protocol: Literal["1f1b", "seed"] = "1f1b"
+    """`1f1b`: stages hand activations and gradients to each other, each alternating one forward and one backward pass
+    (Narayanan et al., 2021), and own their optimizers; `seed`: with the tools of torch's RPC pipeline tutorial, RRefs,
+    distributed autograd and DistributedOptimizer, all forward passes before all backward passes."""
+    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Sgd(
+        name="sgd", lr=0.05, momentum=0.9, weight_decay=5e-4
+    )
+    """The optimizer: `sgd`, `adam` or `adamw`."""
+    precision: Literal["float32", "bfloat16", "float64"] = "float32"
+    """The type of weights and arithmetic; `bfloat16` computes in it where that is safe (torch.autocast) and keeps
+    float32 weights; `float64` is for proofs of parity."""
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Images in one micro-batch."""
+        return self.batch_size // (self.replicas * self.micro_batches)
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> Self:
+        share, rest = divmod(self.batch_size, self.replicas)
+        if rest:
+            raise ValueError(
+                f"batch_size {self.batch_size} can't be shared by {self.replicas} replicas; take "
+                f"{share * self.replicas or self.replicas} or {(share + 1) * self.replicas}"
+            )
+        if share % self.micro_batches:
+            legal = ", ".join(str(count) for count in range(1, min(share, 256) + 1) if share % count == 0)
+            raise ValueError(
+                f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; legal: {legal}"
+            )
+        if self.norm == "batch" and self.micro_batch_size == 1 and self.data.size <= _SHRINKS:
+            raise ValueError(
+                f"norm: batch needs more than one value per channel, and a micro-batch of one image of "
+                f"{self.data.size} pixels ends with one; take fewer micro_batches, a larger batch_size or norm: group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _legal_cuts(self) -> Self:
+        if self.cuts is None:
+            return self
+        legal = block_names(self.model)[1:]
+        if unknown := [cut for cut in self.cuts if cut not in legal]:
+            raise ValueError(f"cuts: {self.model} has no block {', '.join(unknown)}; legal: {', '.join(legal)}")
+        places = [legal.index(cut) for cut in self.cuts]
+        if places != sorted(set(places)):
+            raise ValueError(f"cuts must follow the model's order, each once: {', '.join(legal)}")
+        return self
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.protocol == "seed" and self.lr_schedule != LrSchedule():
+            raise ValueError("protocol: seed keeps its learning rates constant; leave lr_schedule out")
+        if self.protocol == "seed" and self.replicas > 1:
+            raise ValueError("protocol: seed has one replica; take protocol: 1f1b for more")
+        if self.early_stopping and not self.data.has_validation:
+            raise ValueError(
+                "early_stopping needs validation images; set data.validation to a share above 0, or to a source"
+            )
+        return self

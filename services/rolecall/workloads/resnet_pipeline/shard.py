@@ -1,0 +1,131 @@
+"""One stage's part of the model, its gradients and its optimizer. It knows nothing of its neighbours."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from torch import nn
+
+from rolecall.spec.errors import CheckpointError, WorkloadError
+from rolecall.workloads.optimizers import dense_optimizer, scale_rates
+from rolecall.workloads.resnet_pipeline.model import Blocks, build_resnet, torchvision_name
+from rolecall.workloads.resnet_pipeline.params import Params
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+def weight_type(params: Params) -> torch.dtype:
+    """The type of weights; `bfloat16` is only computed in."""
+    return torch.float64 if params.precision == "float64" else torch.float32
+
+
+def seeded_resnet(params: Params, classes: int) -> nn.Module:
+    """The whole model with its first weights, the same in every process."""
+    torch.manual_seed(params.seed)
+    return build_resnet(params.model, classes, params.norm)
+
+
+def autocast(params: Params, device: torch.device) -> torch.autocast:
+    """Where `precision` asks for it, arithmetic in bfloat16; raises `WorkloadError` if the GPU has none."""
+    wanted = params.precision == "bfloat16"
+    if wanted and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise WorkloadError(f"{torch.cuda.get_device_name(device)} has no bfloat16; set precision to float32")
+    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
+
+
+class Shard:
+    """Consecutive blocks; features come in and go out as [b, channels, height, width], at the last as the loss."""
+
+    def __init__(self, params: Params, classes: int, names: Sequence[str], device: torch.device) -> None:
+        self._params, self._device = params, device
+        self._autocast = autocast(params, device)
+        blocks = Blocks(seeded_resnet(params, classes), names)
+        # Channels last: a third faster than contiguous on CPUs, and what tensor cores want.
+        self.blocks = blocks.to(device, weight_type(params), memory_format=torch.channels_last)
+        kind, arguments = dense_optimizer(params.optimizer)
+        self._optimizer = kind(self.blocks.parameters(), **arguments)
+        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def compute(self, features: torch.Tensor) -> torch.Tensor:
+        """The blocks' outputs, with their graph."""
+        features = features.to(self._device).contiguous(memory_format=torch.channels_last)
+        with self._autocast:
+            return self.blocks(features)
+
+    def scaled_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The micro-batch's part of its replica's mean cross-entropy, in nats."""
+        target = labels.to(self._device)
+        loss = F.cross_entropy(
+            logits.to(weight_type(self._params)), target, label_smoothing=self._params.label_smoothing
+        )
+        return loss / self._params.micro_batches
+
+    def forward(self, micro_batch: int, features: torch.Tensor, *, from_neighbour: bool) -> torch.Tensor:
+        """The outputs for the next stage; what `backward` needs is held."""
+        inputs = features.to(self._device).requires_grad_(from_neighbour)
+        outputs = self.compute(inputs)
+        self._held[micro_batch] = inputs, outputs
+        return outputs.detach()
+
+    def forward_loss(self, micro_batch: int, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """At the last stage: the micro-batch's part of the loss; what `backward` needs is held."""
+        self.forward(micro_batch, features, from_neighbour=True)
+        inputs, logits = self._held[micro_batch]
+        loss = self.scaled_loss(logits, labels)
+        self._held[micro_batch] = inputs, loss
+        return loss.detach()
+
+    def backward(self, micro_batch: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Add the micro-batch's gradients to those of this step; the gradient for the stage before, if there is one."""
+        inputs, outputs = self._held.pop(micro_batch)
+        outputs.backward(None if gradient is None else gradient.to(self._device))
+        return inputs.grad
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Within, the blocks compute as a finished model does and hold nothing."""
+        self.blocks.eval()
+        with torch.no_grad():
+            yield
+        self.blocks.train()
+
+    def update(self, rate_factor: float) -> None:
+        """Step the optimizer, its learning rate times `rate_factor`, and forget the gradients."""
+        scale_rates(self._optimizer, rate_factor)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def to_be_averaged(self) -> Iterator[torch.Tensor]:
+        """What replicas must share after a step's backward passes: gradients and running statistics."""
+        yield from (parameter.grad for parameter in self.blocks.parameters() if parameter.grad is not None)
+        yield from (buffer for buffer in self.blocks.buffers() if buffer.is_floating_point())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers on the CPU, by torchvision's names."""
+        state = self.blocks.state_dict()
+        return {torchvision_name(name): value.cpu().contiguous() for name, value in state.items()}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All that a checkpoint needs, by names that don't depend on the cuts."""
+        model = {_MODEL + name: value for name, value in self.weights().items()}
+        return model | {
+            f"{_OPTIMIZER}{torchvision_name(name)}/{key}": torch.as_tensor(value)
+            for name, parameter in self.blocks.named_parameters()
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if value is not None
+        }
+
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `state` gave, of this and of other shards; raises `CheckpointError` if a tensor is missing."""
+        mine = {name: _MODEL + torchvision_name(name) for name in self.blocks.state_dict()}
+        if missing := [name for name in mine.values() if name not in tensors]:
+            raise CheckpointError(
+                f"the checkpoint lacks {missing[0]} and {len(missing) - 1} more tensors of this stage"
+            )
+        self.blocks.load_state_dict({name: tensors[there] for name, there in mine.items()})
+        state = {}
+        for index, (name, _) in enumerate(self.blocks.named_parameters()):
+            prefix = f"{_OPTIMIZER}{torchvision_name(name)}/"
+            state[index] = {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
+        self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})

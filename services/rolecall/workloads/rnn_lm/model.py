@@ -1,0 +1,106 @@
+"""The language model, as it trains and as it is handed to users: this file goes into every exported model, unchanged.
+
+    from model import load
+    model = load(".")
+    print(model.generate("It is a truth", tokens=50))
+
+It needs torch, safetensors and tokenizers, and nothing of the service that trained it; where the job brought a
+recurrent part of its own, also the package that makes it.
+"""
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+State = tuple[Tensor, ...]
+"""What the recurrent part carries on; an LSTM's hidden and cell state, [layers, b, hidden_dim] each."""
+
+
+class Recurrent(nn.Module):
+    """The part between embedding and decoder: an LSTM with dropout before, between and after its layers."""
+
+    def __init__(self, embedding_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(embedding_dim, hidden_dim, layers, dropout=dropout if layers > 1 else 0.0)
+
+    def forward(self, vectors: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Hidden states [t, b, hidden_dim] of vectors [t, b, embedding_dim], and the state after them."""
+        hidden, after = self.lstm(self.dropout(vectors), state)
+        return self.dropout(hidden), after
+
+
+class LanguageModel(nn.Module):
+    """The whole model in one process: embedding, recurrent part, decoder, and the tokenizer of its text."""
+
+    def __init__(self, shape: dict[str, Any], tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+        self.embedding = nn.Embedding(tokenizer.get_vocab_size(), shape["embedding_dim"])
+        self.recurrent = _recurrent(shape)
+        self.decoder = nn.Linear(shape["hidden_dim"], tokenizer.get_vocab_size())
+
+    def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Logits [t, b, vocabulary] of the token after each of tokens [t, b], and the state after them."""
+        hidden, after = self.recurrent(self.embedding(tokens), state)
+        return self.decoder(hidden), after
+
+    @torch.inference_mode()
+    def generate(self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, seed: int = 0) -> str:
+        """The prompt, continued by `tokens` tokens drawn at random; never by an unknown one."""
+        ids = self._encoded(prompt)
+        generator = torch.Generator().manual_seed(seed)
+        given, state = torch.tensor(ids), None
+        for _ in range(tokens):
+            logits, state = self(given.unsqueeze(1).to(self.decoder.weight.device), state)
+            given = torch.multinomial(self._odds(logits[-1, 0], temperature), 1, generator=generator)
+            ids.append(int(given))
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    @torch.inference_mode()
+    def perplexity(self, text: str) -> float:
+        """Exp of the mean cross-entropy of the text's tokens but the first, read as one stream."""
+        ids = torch.tensor(self._encoded(text), device=self.decoder.weight.device).unsqueeze(1)
+        loss, state = 0.0, None
+        for given, wanted in zip(ids[:-1].split(1000), ids[1:].split(1000), strict=True):
+            logits, state = self(given, state)
+            loss += float(F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"))
+        return math.exp(loss / (len(ids) - 1))
+
+    def _odds(self, logits: Tensor, temperature: float) -> Tensor:
+        unknown = self.tokenizer.token_to_id("<unk>")
+        if unknown is not None:
+            logits[unknown] = -torch.inf
+        return (logits.double().cpu() / temperature).softmax(0)
+
+    def _encoded(self, text: str) -> list[int]:
+        ids = self.tokenizer.encode(text).ids
+        if not ids:
+            raise ValueError(f"{text!r} has no tokens; write some text, or a line end for a fresh start")
+        return ids
+
+
+def _recurrent(shape: dict[str, Any]) -> nn.Module:
+    if (own := shape["model"]) is None:
+        return Recurrent(shape["embedding_dim"], shape["hidden_dim"], shape["layers"], shape["dropout"])
+    module, _, function = own["builder"].partition(":")
+    make = getattr(importlib.import_module(module), function)
+    return make(shape["embedding_dim"], shape["hidden_dim"], **own["arguments"])
+
+
+def load(folder: str | Path) -> LanguageModel:
+    """The model in an unpacked export, ready to write."""
+    description = json.loads((Path(folder) / "model.json").read_text())
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    weights = load_file(Path(folder) / "model.safetensors")
+    model = LanguageModel(description["shape"], tokenizer)
+    model.to(weights["embedding.weight"].dtype).load_state_dict(weights)
+    return model.eval()

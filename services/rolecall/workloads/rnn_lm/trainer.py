@@ -1,0 +1,65 @@
+"""A trainer reads its streams of the text and trains the LSTM in DDP, between embedding and decoder on the servers."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import rpc
+from torch.futures import Future
+
+from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.runtime.remote import Mailbox
+from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.role import Role
+from rolecall.workloads.rnn_lm.layers import Shard, Shards, make_shards
+from rolecall.workloads.rnn_lm.params import Params
+from rolecall.workloads.rnn_lm.training import Training
+from rolecall.workloads.text.corpus import Corpus, open_corpus
+
+_shards: Mailbox[list[Shard], list[Shard]] = Mailbox()
+
+
+def run(context: WorkerContext) -> None:
+    """Read the text, meet the shards that the first trainer has made, train; the first tells the result."""
+    params = context.params
+    assert isinstance(params, Params)
+    corpus = open_corpus(params.text, context.cache)
+    _require_same_text(corpus)
+    shards = _make_and_share(context, corpus) if context.role_rank == 0 else _shards.serve(lambda shards: shards)
+    result = Training(context, corpus, Shards(shards)).run()
+    if result is None:
+        raise Stopped("left between two steps, as asked")
+    if context.role_rank == 0:
+        context.report.result(**result)
+
+
+def _require_same_text(corpus: Corpus) -> None:
+    """Every trainer's node has read the text by itself, so they could differ."""
+    seen: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, corpus.fingerprint)
+    different = [worker_name(Role.TRAINER, rank) for rank, one in enumerate(seen) if one != seen[0]]
+    if different:
+        raise InputError(
+            f"{', '.join(different)} and trainer-0 see different texts; the files must be the same on every node"
+        )
+
+
+def _make_and_share(context: WorkerContext, corpus: Corpus) -> list[Shard]:
+    servers, trainers = context.count(Role.PARAMETER_SERVER), context.count(Role.TRAINER)
+    vocabulary = corpus.vocabulary_size
+    if vocabulary < servers:
+        raise InputError(
+            f"the text has {vocabulary} different tokens for {servers} parameter servers; take at most {vocabulary}"
+        )
+    context.report.event(f"{vocabulary} different tokens over {servers} parameter server(s)")
+    assert isinstance(context.params, Params)
+    shards = make_shards(context.params, servers, vocabulary, trainers)
+    others = [worker_name(Role.TRAINER, rank) for rank in range(1, trainers)]
+    torch.futures.wait_all([rpc.rpc_async(name, meet_shards, args=(shards,)) for name in others])
+    return shards
+
+
+@rpc.functions.async_execution
+def meet_shards(shards: list[Shard]) -> Future[list[Shard]]:
+    """Called by the first trainer: train between these."""
+    return _shards.post(shards)

@@ -1,0 +1,60 @@
+"""What can be decided about a `transformer-pipeline` job before its gang meets. Torch-free."""
+
+from rolecall.spec import workload
+from rolecall.spec.role import Role
+from rolecall.workloads.builders import check_builder
+from rolecall.workloads.text.check import check_text
+from rolecall.workloads.transformer_pipeline.params import Params
+
+
+def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
+    """Raises `ValueError` if the stages that are asked for can't form the pipelines that the parameters describe."""
+    assert isinstance(params, Params)
+    ranks = _pipeline_ranks(params, counts[Role.STAGE])
+    stages = ranks * params.stages_per_rank
+    if params.layers < stages:
+        raise ValueError(
+            f"{ranks} pipeline ranks with {params.stages_per_rank} virtual stages each make {stages} virtual stages, "
+            f"and layers is {params.layers}; each needs a layer: set layers to {stages} or more, or take fewer stages"
+        )
+    _check_micro_batches(params, ranks, stages)
+
+
+def check_node(params: workload.Params, role: Role) -> None:
+    """On a stage's node, raises `InputError` unless every file is text, and the layers ones that the job may bring."""
+    assert isinstance(params, Params)
+    if params.model is not None:
+        check_builder(params.model)
+    check_text(params.text)
+
+
+def _pipeline_ranks(params: Params, workers: int) -> int:
+    """How many ranks one replica of the pipeline has."""
+    ranks, rest = divmod(workers, params.replicas)
+    if rest:
+        raise ValueError(
+            f"{workers} stages are not shared evenly by {params.replicas} replicas; "
+            f"take {params.replicas} × the pipeline's ranks, e.g. {params.replicas * max(2, ranks + 1)}"
+        )
+    if ranks < 2:
+        raise ValueError(
+            f"{workers} stages make {params.replicas} pipelines of 1 rank; a pipeline needs 2 ranks or more: "
+            f"take {2 * params.replicas} stages, or replicas: {max(1, workers // 2)} at most"
+        )
+    return ranks
+
+
+def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:
+    rules = params.rules
+    if rules.micro_batches.legal(params.micro_batches, ranks, stages):
+        return
+    legal = rules.legal_micro_batches(params.replica_batch, ranks, stages)
+    said = (
+        f"legal for batches of {params.replica_batch} are {', '.join(map(str, legal))}"
+        if legal
+        else (f"batches of {params.replica_batch} have no such number: take a larger batch_size")
+    )
+    raise ValueError(
+        f"micro_batches is {params.micro_batches}; schedule {rules.name} with {ranks} ranks and {stages} virtual "
+        f"stages needs {rules.micro_batches.said}; {said}"
+    )

@@ -1,0 +1,115 @@
+"""What a job leaves to its user: an archive that needs no cluster, and a text that the model wrote."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from rolecall.runtime.context import WorkerContext
+from rolecall.workloads.export import write_archive
+from rolecall.workloads.text.corpus import Corpus
+from rolecall.workloads.transformer_pipeline import model
+from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
+from rolecall.workloads.transformer_pipeline.params import Params
+from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
+from rolecall.workloads.transformer_pipeline.sample import write_sample
+
+_README = """# An exported transformer-pipeline model
+
+It needs Python 3.10 or later with `torch`, `safetensors` and `tokenizers`. In this folder:
+
+```python
+from model import load
+model = load(".")
+print(model.generate("\\n", tokens=100, temperature=0.8))  # text that begins anew
+print(model.perplexity("Some text of your own."))
+```
+
+`model.decoder` is a plain `torch.nn.Module` from tokens [b, t] to logits [b, t, vocabulary].
+"""
+_OWN_LAYERS = "\nIts layers are made by `{builder}`, whose module must be importable.\n"
+
+
+def export(context: WorkerContext, pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:
+    """Stores `model.zip` and `sample.txt`; called by all workers, of whom the first replica's do it."""
+    params = context.params
+    assert isinstance(params, Params)
+    if pipeline.grid.replica == 0:
+        _export_sample(context, pipeline, params, corpus)
+        _export_model(context, pipeline, params, shape, corpus)
+    dist.barrier()
+
+
+def _export_sample(context: WorkerContext, pipeline: Pipeline, params: Params, corpus: Corpus) -> None:
+    text = write_sample(pipeline, params, corpus) if params.sample.tokens else ""
+    if text and pipeline.grid.rank == 0:
+        path = context.workdir.scratch / "sample.txt"
+        path.write_text(text + "\n")
+        context.artifacts.put(path.name, path)
+
+
+def _export_model(context: WorkerContext, pipeline: Pipeline, params: Params, shape: Shape, corpus: Corpus) -> None:
+    """The first rank writes the stages' weights one after the other, so that it never holds more than one of them."""
+    files: dict[str, str | bytes | Path] = {
+        path.name: path for path in _collected(pipeline, shape, context.workdir.scratch)
+    }
+    if pipeline.grid.rank != 0:
+        return
+    files |= {
+        "model.py": Path(model.__file__),
+        "model.json": json.dumps(_description(params, shape), indent=1, ensure_ascii=False),
+        "tokenizer.json": corpus.tokenizer_json,
+        "README.md": _README + (_OWN_LAYERS.format(builder=params.model.builder) if params.model else ""),
+    }
+    path = write_archive(context.workdir.scratch, "model.zip", files)
+    context.artifacts.put(path.name, path)
+
+
+def _description(params: Params, shape: Shape) -> dict[str, object]:
+    return {
+        "workload": "transformer-pipeline",
+        "shape": asdict(shape),
+        "model": params.model and params.model.model_dump(mode="json"),
+        "text": params.text.model_dump(mode="json"),
+    }
+
+
+def _collected(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]:
+    """On the first rank each virtual stage's file; the other ranks send what they hold."""
+    for stage in range(len(pipeline.cuts)):
+        weights = _collect(pipeline, shape, stage)
+        if pipeline.grid.rank == 0:
+            path = folder / f"model-{stage + 1:05d}-of-{len(pipeline.cuts):05d}.safetensors"
+            save_file(weights, path)
+            yield path
+
+
+def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, torch.Tensor]:
+    """One virtual stage's weights, on the first rank and on that which holds them."""
+    grid, owner = pipeline.grid, pipeline.rank_of(stage)
+    if grid.rank == owner:
+        held = dict(pipeline.parts[stage].named_parameters())
+        names = _names(shape, pipeline, stage)
+        if owner != 0:
+            for name in names:
+                dist.send(held[name].detach().contiguous(), group=grid.pipeline, group_dst=0)
+        return {name: held[name].detach().cpu() for name in names}
+    if grid.rank == 0:
+        return {name: _received(weight, pipeline, owner) for name, weight in _names(shape, pipeline, stage).items()}
+    return {}
+
+
+def _names(shape: Shape, pipeline: Pipeline, stage: int) -> dict[str, torch.nn.Parameter]:
+    """The weights of a stage without their values, in the order in which they travel."""
+    with torch.device("meta"):
+        return dict(Decoder(shape, pipeline.cuts[stage], pipeline.make_layer).named_parameters())
+
+
+def _received(weight: torch.Tensor, pipeline: Pipeline, owner: int) -> torch.Tensor:
+    buffer = torch.empty(weight.shape, dtype=pipeline.dtype, device=pipeline.grid.device)
+    dist.recv(buffer, group=pipeline.grid.pipeline, group_src=owner)
+    return buffer.cpu()

@@ -1,0 +1,45 @@
+"""The layers that a job brings of its own."""
+
+import torch
+from torch import nn
+
+from rolecall.runtime.data_order import mixed_one
+from rolecall.spec.errors import InputError
+from rolecall.workloads.builders import build
+from rolecall.workloads.transformer_pipeline.model import MakeLayer
+from rolecall.workloads.transformer_pipeline.params import Params
+
+
+def own_layers(params: Params) -> MakeLayer | None:
+    """Makes the job's own layers, each with first weights that depend on the seed and its number alone.
+
+    None if the job brings none; raises `InputError` if they are not what a stage can hold.
+    """
+    own = params.model
+    if own is None:
+        return None
+
+    def make(index: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mixed_one(params.seed, index) % 2**63)
+            return build(own, params.dim, params.context)
+
+    _require_fit(make(0), params, own.builder)
+    return make
+
+
+@torch.no_grad()
+def _require_fit(layer: nn.Module, params: Params, name: str) -> None:
+    given = torch.randn(1, 2, params.dim, generator=torch.Generator().manual_seed(0))
+    changed = given.clone()
+    changed[:, -1] += 1.0
+    layer.eval()
+    before, after = layer(given), layer(changed)
+    if not isinstance(before, torch.Tensor) or before.shape != given.shape:
+        raise InputError(
+            f"{name} gives a layer that does not fit: from [b, t, {params.dim}] it must give the same shape"
+        )
+    if not torch.equal(before[:, 0], after[:, 0]):
+        raise InputError(f"{name} gives a layer in which a token sees a later one; mask its attention causally")
+    if len(layer.state_dict()) > len(list(layer.parameters())):
+        raise InputError(f"{name} gives a layer with buffers that are saved; register them with persistent=False")

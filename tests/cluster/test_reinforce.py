@@ -1,0 +1,179 @@
+"""`reinforce` on a real cluster: what it must reach, and what it makes of workers that are lost."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load as load_tensors
+from tests.cluster.jobs import past_step, workers
+from tests.conftest import Cluster, running_cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+EXAMPLE = json.loads((Path(__file__).parents[2] / "examples/reinforce.json").read_text())
+PLAY = """
+import gymnasium
+from model import load
+
+policy, environment = load("."), gymnasium.make("CartPole-v1")
+observation, _ = environment.reset(seed=1)
+total, ended = 0.0, False
+while not ended:
+    observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))
+    total, ended = total + reward, terminated or truncated
+print(total)
+"""
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with two observers."""
+    folder = tmp_path_factory.mktemp("watched")
+    with running_cluster(folder, "--trainers", "1", "--observers", "2", "--parameter-servers", "0") as started:
+        yield started
+
+
+def job(**params: Any) -> dict[str, Any]:
+    return EXAMPLE | {"params": EXAMPLE["params"] | params}
+
+
+def endless(**params: Any) -> dict[str, Any]:
+    """Runs until it is stopped, or to `max_updates`; updates are short."""
+    quick = {
+        "algorithm": {"name": "ppo", "steps": 32, "epochs": 2},
+        "evaluation": {"every_updates": 10**6, "episodes": 2},
+    }
+    return job(target_return=None, env_steps=10**9, **quick | params)
+
+
+def exact() -> dict[str, Any]:
+    """Reproducible to the last bit."""
+    return endless(max_updates=120, checkpoint_every_updates=10, checkpoint_every_s=None, normalize_rewards=True)
+
+
+def artifact(cluster: Cluster, job: str, name: str) -> bytes:
+    return cluster.client.get(f"/jobs/{job}/artifacts/{name}").raise_for_status().content
+
+
+def weights(cluster: Cluster, job: str) -> dict[str, torch.Tensor]:
+    with zipfile.ZipFile(io.BytesIO(artifact(cluster, job, "model.zip"))) as archive:
+        return load_tensors(archive.read("model.safetensors"))
+
+
+def events(cluster: Cluster, job: str) -> str:
+    return cluster.client.get(f"/jobs/{job}/events").text
+
+
+def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Cluster, tmp_path: Path) -> None:
+    submitted = watched.submit(EXAMPLE)
+    document = watched.wait_for(submitted, "succeeded", 60)
+    assert document["result"]["evaluation_return"] >= 475
+    assert document["result"]["observers"] == 2
+    assert {worker["state"] for worker in document["attempts"][0]["workers"]} == {"succeeded"}
+    series = json.dumps(watched.client.get(f"/jobs/{submitted}/metrics").json())
+    assert "observer_0_return" in series
+    assert "observer_1_return" in series
+    with Image.open(io.BytesIO(artifact(watched, submitted, "episode.gif"))) as movie:
+        assert movie.n_frames > 30
+    with zipfile.ZipFile(io.BytesIO(artifact(watched, submitted, "model.zip"))) as model:
+        model.extractall(tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    played = subprocess.check_output([sys.executable, "-c", PLAY], cwd=tmp_path, env=environment, text=True)
+    assert float(played) >= 450
+
+
+@pytest.mark.parametrize(
+    ("params", "bound_s"),
+    [
+        ({"algorithm": "reinforce", "seed": 0}, 60),
+        ({"algorithm": "reinforce", "seed": 1}, 60),
+        ({"algorithm": "ppo", "seed": 1}, 60),
+        ({"environment": "Acrobot-v1", "target_return": -100}, 90),
+        ({"environment": "Pendulum-v1", "target_return": -200, "algorithm": {"name": "ppo", "gamma": 0.9}}, 90),
+    ],
+    ids=["reinforce, seed 0", "reinforce, seed 1", "ppo, seed 1", "Acrobot", "Pendulum"],
+)
+def test_tasks_are_solved_in_time(watched: Cluster, params: dict[str, Any], bound_s: float) -> None:
+    document = watched.wait_for(watched.submit(job(**params)), "succeeded", bound_s)
+    assert document["result"]["evaluation_return"] >= document["params"]["target_return"]
+
+
+def test_the_agent_decides_for_its_observers(watched: Cluster) -> None:
+    document = watched.wait_for(watched.submit(job(policy_at="agent")), "succeeded", 60)
+    assert document["result"]["evaluation_return"] >= 475
+
+
+def test_the_tutorials_protocol_runs(watched: Cluster) -> None:
+    params = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1, "protocol": "seed"}
+    document = watched.wait_for(watched.submit(endless(max_updates=30, **params)), "succeeded", 60)
+    assert document["result"]["episodes"] == 60
+
+
+def test_a_lost_observer_does_not_end_the_attempt(watched: Cluster) -> None:
+    submitted = watched.submit(endless(max_updates=300))
+    gang = workers(watched.until(submitted, past_step(5)))
+    os.kill(gang["observer-1"]["pid"], signal.SIGKILL)
+    document = watched.wait_for(submitted, "succeeded", 60)
+    assert len(document["attempts"]) == 1
+    assert {name: one["state"] for name, one in workers(document).items()} == {
+        "trainer-0": "succeeded",
+        "observer-0": "succeeded",
+        "observer-1": "lost",
+    }
+    assert document["result"]["observers"] == 1
+    assert "observer-1 is lost" in events(watched, submitted)
+    assert "going on with 1 of 2 observers" in events(watched, submitted)
+
+
+def test_a_gang_that_misses_an_observer_is_formed_anew_within_three_seconds(watched: Cluster) -> None:
+    submitted = watched.submit(endless(least_observers=2))
+    gang = workers(watched.until(submitted, past_step(5)))
+    os.kill(gang["observer-0"]["pid"], signal.SIGKILL)
+    began = time.monotonic()
+    document = watched.until(submitted, lambda one: len(one["attempts"]) == 2 and one["state"] == "running")
+    assert time.monotonic() - began <= 3.0
+    assert "1 of 2 observers are left" in document["attempts"][0]["cause"]
+    resumed = watched.until(submitted, lambda _: "resumed from the checkpoint" in events(watched, submitted), 10)
+    assert resumed["attempts"][1]["number"] == 2
+    watched.client.post(f"/jobs/{submitted}/cancel")
+    watched.wait_for(submitted, "cancelled", 10)
+
+
+def test_a_killed_agent_resumes_to_the_same_weights(watched: Cluster) -> None:
+    whole = watched.submit(exact())
+    watched.wait_for(whole, "succeeded", 60)
+    submitted = watched.submit(exact())
+    gang = workers(watched.until(submitted, past_step(15)))
+    os.kill(gang["trainer-0"]["pid"], signal.SIGKILL)
+    document = watched.wait_for(submitted, "succeeded", 60)
+    assert "trainer-0 on trainer-0: killed by SIGKILL" in document["attempts"][0]["cause"]
+    assert "resumed from the checkpoint at step" in events(watched, submitted)
+    torch.testing.assert_close(weights(watched, submitted), weights(watched, whole), rtol=0, atol=0)
+
+
+def test_a_paused_job_goes_on_where_it_was(watched: Cluster) -> None:
+    submitted = watched.submit(endless(max_updates=120))
+    watched.until(submitted, past_step(10))
+    watched.client.post(f"/jobs/{submitted}/pause")
+    watched.wait_for(submitted, "paused", 15)
+    watched.client.post(f"/jobs/{submitted}/resume")
+    document = watched.wait_for(submitted, "succeeded", 60)
+    assert document["result"]["updates"] == 120
+    assert "resumed from the checkpoint at step" in events(watched, submitted)
+
+
+def test_an_unknown_environment_fails_at_once_and_for_good(watched: Cluster) -> None:
+    document = watched.wait_for(watched.submit(job(environment="CartPoll-v1")), "failed", 15)
+    assert "CartPoll" in document["reason"]
+    assert len(document["attempts"]) == 1

@@ -1,0 +1,166 @@
+"""`resnet-pipeline` on a real cluster: the example as it is shipped, a gang that loses a stage, and Fashion-MNIST."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+from tests.cluster.jobs import past_step, workers
+from tests.conftest import Cluster, running_cluster
+from tests.pictures import write_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    options = ("--stages", "2", "--trainers", "0", "--parameter-servers", "0")
+    with running_cluster(tmp_path_factory.mktemp("stages"), *options) as started:
+        yield started
+
+
+def example() -> dict[str, Any]:
+    """With paths that don't depend on where the cluster was started."""
+    text = (ROOT / "examples/resnet-pipeline.json").read_text()
+    return json.loads(text.replace("examples/data", str(ROOT / "examples/data")))
+
+
+def unpacked(cluster: Cluster, job: str, folder: Path) -> Path:
+    content = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def weights(cluster: Cluster, job: str, folder: Path) -> dict[str, torch.Tensor]:
+    return load_tensors((unpacked(cluster, job, folder) / "model.safetensors").read_bytes())
+
+
+def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path: Path) -> None:
+    job = stages.submit(example())
+    document = stages.wait_for(job, "succeeded", 240)
+    assert document["result"]["test_accuracy"] > 0.65
+    assert [worker["role"] for worker in document["attempts"][0]["workers"]] == ["master", "stage", "stage"]
+    assert "cut before " in stages.client.get(f"/jobs/{job}/events").text
+    assert "validation_accuracy" in json.dumps(stages.client.get(f"/jobs/{job}/metrics").json())
+    asked = (
+        "from PIL import Image; from model import load; m = load('.');"
+        "print(m.classes[0], m.predict([Image.new('L', (28, 28))]).shape)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    folder = unpacked(stages, job, tmp_path)
+    answered = subprocess.check_output([sys.executable, "-c", asked], cwd=folder, env=environment, text=True)
+    assert answered == "T-shirt/top torch.Size([1, 10])\n"
+
+
+def exact_job(folder: Path) -> dict[str, Any]:
+    """Reproducible to the last bit, images from loader processes, a checkpoint every 10 steps."""
+    data = {"train": str(folder), "size": 32, "augment": ["zoom", "flip"], "loader_processes": 2}
+    return {
+        "workload": "resnet-pipeline",
+        "roles": {"stage": 2},
+        "params": {
+            "data": data,
+            "batch_size": 16,
+            "epochs": 100,
+            "max_steps": 60,
+            "checkpoint_every_steps": 10,
+            "checkpoint_every_s": None,
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("pictures"), 150, 40)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(stages: Cluster, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    job = stages.submit(exact_job(folder))
+    stages.wait_for(job, "succeeded", 120)
+    return weights(stages, job, tmp_path_factory.mktemp("uninterrupted"))
+
+
+@pytest.mark.parametrize("victim", ["stage-0", "stage-1"])
+def test_a_killed_stage_costs_an_attempt_and_not_the_result(
+    stages: Cluster, folder: Path, uninterrupted: dict[str, torch.Tensor], tmp_path: Path, victim: str
+) -> None:
+    job = stages.submit(exact_job(folder))
+    gang = workers(stages.until(job, past_step(20), 120))
+    os.kill(gang[victim]["pid"], signal.SIGKILL)
+    document = stages.wait_for(job, "succeeded", 120)
+    assert f"{victim} on {gang[victim]['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
+    assert "resumed from the checkpoint at step" in stages.client.get(f"/jobs/{job}/events").text
+    torch.testing.assert_close(weights(stages, job, tmp_path), uninterrupted, rtol=0, atol=0)
+
+
+def test_a_paused_job_goes_on_where_it_was(stages: Cluster, folder: Path) -> None:
+    request = exact_job(folder)
+    request["params"]["checkpoint_every_steps"] = None
+    job = stages.submit(request)
+    stages.until(job, past_step(5), 120)
+    stages.client.post(f"/jobs/{job}/pause")
+    stages.wait_for(job, "paused", 30)
+    stages.client.post(f"/jobs/{job}/resume")
+    document = stages.wait_for(job, "succeeded", 120)
+    assert document["result"]["steps"] == 60
+    assert "resumed from the checkpoint at step" in stages.client.get(f"/jobs/{job}/events").text
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"train": "/nowhere/pictures"}, "/nowhere/pictures does not exist on this node"),
+        ({"train": {"images": "{own}", "labels": "{own}"}}, "is no IDX file"),
+    ],
+)
+def test_bad_images_fail_at_once_and_for_good(stages: Cluster, data: dict[str, Any], said: str) -> None:
+    request = example()
+    request["params"]["data"] = json.loads(json.dumps(data).replace("{own}", __file__))
+    document = stages.wait_for(stages.submit(request), "failed", 15)
+    assert said in document["reason"]
+    assert len(document["attempts"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "roles", "said"),
+    [
+        ({"micro_batches": 3}, {"stage": 2}, "legal: 1, 2, 4, 8, 16, 32, 64"),
+        ({"cuts": ["layer9.0"]}, {"stage": 2}, "legal: layer1.0"),
+        ({}, {"stage": 11}, "legal: 1 times 2 to 10"),
+    ],
+)
+def test_what_is_not_legal_is_refused(
+    stages: Cluster, changes: dict[str, Any], roles: dict[str, int], said: str
+) -> None:
+    request = example() | {"roles": roles}
+    request["params"] |= changes
+    answer = stages.client.post("/jobs", json=request)
+    assert answer.status_code == 422
+    assert said in answer.text
+
+
+@pytest.mark.skipif(not FASHION.exists(), reason=f"{FASHION} is not there (apt-get install dataset-fashion-mnist)")
+def test_fashion_mnist_is_learnt(stages: Cluster) -> None:
+    """By one epoch; on two idle cores it takes a third of the five minutes."""
+    request = example()
+    for split, name in (("train", "train"), ("test", "t10k")):
+        files = {"images": f"{name}-images-idx3-ubyte.gz", "labels": f"{name}-labels-idx1-ubyte.gz"}
+        request["params"]["data"][split] = {kind: str(FASHION / file) for kind, file in files.items()}
+    request["params"] |= {"epochs": 1, "batch_size": 256, "micro_batches": 4}
+    result = stages.wait_for(stages.submit(request), "succeeded", 540)["result"]
+    assert result["test_accuracy"] >= 0.85
+    assert result["wall_s"] <= 300

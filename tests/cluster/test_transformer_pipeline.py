@@ -1,0 +1,101 @@
+"""`transformer-pipeline` on a real cluster: the example as it is shipped, and a gang that loses a stage."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+from tests.cluster.jobs import past_step, workers
+from tests.conftest import Cluster, running_cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+_USER = """
+import sys
+from model import load
+model = load(".")
+print(model.perplexity("It is a truth universally acknowledged, that a single man must be in want of a wife."))
+print(model.generate("It is a truth", tokens=20), file=sys.stderr)
+print("rolecall" in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with two stages and no other workers."""
+    with running_cluster(
+        tmp_path_factory.mktemp("cluster"), "--stages", "2", "--trainers", "0", "--parameter-servers", "0"
+    ) as started:
+        yield started
+
+
+def example() -> dict[str, Any]:
+    """With paths that don't depend on where the cluster was started."""
+    text = (ROOT / "examples/transformer-pipeline.json").read_text()
+    return json.loads(text.replace("examples/data", str(ROOT / "examples/data")))
+
+
+def artifact(cluster: Cluster, job: str, name: str) -> bytes:
+    return cluster.client.get(f"/jobs/{job}/artifacts/{name}").raise_for_status().content
+
+
+def weights(cluster: Cluster, job: str) -> dict[str, torch.Tensor]:
+    with zipfile.ZipFile(io.BytesIO(artifact(cluster, job, "model.zip"))) as archive:
+        parts = [load_tensors(archive.read(name)) for name in archive.namelist() if name.endswith(".safetensors")]
+    return {name: weight for part in parts for name, weight in part.items()}
+
+
+def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.submit(example())
+    result = cluster.wait_for(job, "succeeded", 240)["result"]
+    assert result["test_loss"] < 4.3  # 6.9 before the first step: the logarithm of 1024 tokens
+    times = [result[f"stage_{rank}_{kind}_s"] for rank in range(2) for kind in ("compute", "wait", "idle")]
+    assert min(times) > 0
+    assert result["bubble_theory"] == pytest.approx(1 / 5)
+    assert 0 < result["bubble_measured"] < 1
+    assert artifact(cluster, job, "sample.txt").decode().startswith("It is a truth")
+    with zipfile.ZipFile(io.BytesIO(artifact(cluster, job, "model.zip"))) as archive:
+        archive.extractall(tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answer = subprocess.check_output([sys.executable, "-c", _USER], cwd=tmp_path, env=environment, text=True).split()
+    assert 1 < float(answer[0]) < 200
+    assert answer[1] == "False"
+
+
+def exact_job() -> dict[str, Any]:
+    """Small, with dropout and a checkpoint every 40 steps."""
+    job = example()
+    job["params"] |= {"max_steps": 200, "layers": 2, "dim": 16, "heads": 2, "context": 32, "dropout": 0.2}
+    job["params"] |= {"checkpoint_every_steps": 40, "checkpoint_every_s": None, "sample": {"tokens": 0}}
+    job["params"]["text"] |= {"vocabulary": 300, "test": None, "train": job["params"]["text"]["train"][0]}
+    return job
+
+
+def test_a_killed_stage_costs_an_attempt_and_not_the_result(cluster: Cluster) -> None:
+    undisturbed = cluster.submit(exact_job())
+    cluster.wait_for(undisturbed, "succeeded", 120)
+    job = cluster.submit(exact_job())
+    gang = workers(cluster.until(job, past_step(60), 60))
+    os.kill(gang["stage-1"]["pid"], signal.SIGKILL)
+    document = cluster.wait_for(job, "succeeded", 120)
+    assert f"stage-1 on {gang['stage-1']['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
+    assert "resumed from the checkpoint at step" in cluster.client.get(f"/jobs/{job}/events").text
+    torch.testing.assert_close(weights(cluster, job), weights(cluster, undisturbed), rtol=0, atol=0)
+
+
+def test_what_is_not_legal_is_refused_with_what_is(cluster: Cluster) -> None:
+    job = example()
+    job["params"] |= {"schedule": "DualPipeV", "micro_batches": 2}
+    answer = cluster.client.post("/jobs", json=job)
+    assert answer.status_code == 422
+    assert "legal for batches of 32 are 4, 8, 16, 32" in answer.text

@@ -1,0 +1,192 @@
+"""One process that does what `reinforce` does, written anew from the papers: no vector environments, no masks.
+
+It plays its environments one after the other, keeps every episode as a list, and takes torch's own distributions for
+probabilities. What it shares with the workload are the policy's first weights and the seeds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical, Independent, Normal
+
+from rolecall.workloads.reinforce import environments
+from rolecall.workloads.reinforce.learner import new_policy
+from rolecall.workloads.reinforce.params import Params
+from rolecall.workloads.reinforce.seeds import Stream, seed_of, seeds_of
+
+
+@dataclass
+class Step:
+    """One transition; `after` is the observation that followed, even if the episode ended with it."""
+
+    time: int
+    before: Any
+    action: Tensor
+    log_prob: Tensor
+    reward: float
+    after: Any
+    terminated: bool
+    ended: bool
+
+
+@dataclass
+class Seat:
+    """One environment and where it stands."""
+
+    environment: gymnasium.Env[Any, Any]
+    observation: Any
+    begins: bool = False
+    steps: list[Step] = field(default_factory=list)
+
+
+class Alone:
+    """The whole job in one process."""
+
+    def __init__(self, params: Params, observers: int) -> None:
+        self.params = params
+        spaces = environments.describe(params.environment)
+        self.discrete = "count" in spaces["action"]
+        self.policy = new_policy(params, spaces)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=params.chosen_optimizer.lr, eps=1e-5)
+        self.seats = [
+            [Seat(gymnasium.make(params.environment.id), None) for _ in range(params.environments)]
+            for _ in range(observers)
+        ]
+        self.losses: list[float] = []
+
+    def distribution(self, observations: list[Any]) -> Any:
+        seen = torch.as_tensor(np.stack(observations)).double()
+        outputs = self.policy.network.actor(seen)
+        if self.discrete:
+            return Categorical(logits=outputs)
+        return Independent(Normal(outputs, self.policy.head.log_deviation.exp()), 1)
+
+    def value(self, observations: list[Any]) -> Tensor:
+        return self.policy.network.critic(torch.as_tensor(np.stack(observations)).double()).squeeze(-1)
+
+    def run(self, updates: int) -> None:
+        for update in range(1, updates + 1):
+            for observer, seats in enumerate(self.seats):
+                self.play(observer, update, seats)
+            transitions = [one for seats in self.seats for one in self.judged(seats)]
+            torch.manual_seed(seed_of(self.params.seed, Stream.MINIBATCHES, update))
+            self.learn(transitions)
+
+    def play(self, observer: int, update: int, seats: list[Seat]) -> None:
+        whole = self.params.algorithm.name == "reinforce"
+        if update == 1 or whole:
+            seeds = seeds_of(self.params.seed, Stream.ENVIRONMENTS, observer, update, count=len(seats))
+            for seat, seed in zip(seats, seeds, strict=True):
+                seat.observation, _ = seat.environment.reset(seed=seed)
+                seat.begins = False
+        for seat in seats:
+            seat.steps = []
+        torch.manual_seed(seed_of(self.params.seed, Stream.ACTIONS, observer, update))
+        done = 0
+        while not self.enough(seats, done):
+            self.step(seats, done, whole)
+            done += 1
+
+    def enough(self, seats: list[Seat], done: int) -> bool:
+        if self.params.algorithm.name == "reinforce":
+            return all(seat.steps and seat.steps[-1].ended for seat in seats)
+        return done == self.params.algorithm.steps
+
+    @torch.no_grad()
+    def step(self, seats: list[Seat], time: int, whole: bool) -> None:
+        """Every seat steps, but for those whose episode is over: they begin a new one, or wait."""
+        distribution = self.distribution([seat.observation for seat in seats])
+        actions = self.draw(distribution)
+        log_probs = distribution.log_prob(actions)
+        for index, seat in enumerate(seats):
+            if whole and seat.steps and seat.steps[-1].ended:
+                continue
+            if seat.begins:
+                seat.observation, _ = seat.environment.reset()
+                seat.begins = False
+                continue
+            after, reward, terminated, truncated, _ = seat.environment.step(self.playable(actions[index]))
+            ended = terminated or truncated
+            seat.steps.append(
+                Step(time, seat.observation, actions[index], log_probs[index], float(reward), after, terminated, ended)
+            )
+            seat.observation, seat.begins = after, ended
+
+    def draw(self, distribution: Any) -> Tensor:
+        """The same noise as the workload's, whose way of drawing is part of its promise."""
+        if self.discrete:
+            return (distribution.probs / torch.empty_like(distribution.probs).exponential_()).argmax(-1)
+        return distribution.mean + distribution.stddev * torch.randn_like(distribution.mean)
+
+    def playable(self, action: Tensor) -> Any:
+        if self.discrete:
+            return int(action)
+        bound = self.seats[0][0].environment.action_space.high
+        return np.clip(action.numpy() * bound, -bound, bound).astype(np.float32)
+
+    @torch.no_grad()
+    def judged(self, seats: list[Seat]) -> list[tuple[Step, float, float]]:
+        """Each step with its value and advantage, the discounted sum of later errors of values; in order of time."""
+        found = []
+        algorithm = self.params.algorithm
+        gae_lambda = 1.0 if algorithm.name == "reinforce" else algorithm.gae_lambda
+        for seat in seats:
+            values = self.value([step.before for step in seat.steps])
+            next_values = self.value([step.after for step in seat.steps])
+            errors = [
+                step.reward + (0.0 if step.terminated else algorithm.gamma * float(later)) - float(now)
+                for step, now, later in zip(seat.steps, values, next_values, strict=True)
+            ]
+            for index, step in enumerate(seat.steps):
+                advantage, weight = 0.0, 1.0
+                for offset in range(index, len(seat.steps)):
+                    advantage += weight * errors[offset]
+                    weight *= algorithm.gamma * gae_lambda
+                    if seat.steps[offset].ended:
+                        break
+                found.append((step, float(values[index]), advantage))
+        return sorted(found, key=lambda row: row[0].time)
+
+    def learn(self, transitions: list[Any]) -> None:
+        count = len(transitions)
+        algorithm = self.params.algorithm
+        if algorithm.name == "reinforce":
+            batches = [torch.arange(count)]
+        else:
+            batches = [
+                part
+                for _ in range(algorithm.epochs)
+                for part in torch.randperm(count).split(algorithm.minibatch_size)
+                if len(part) > 1
+            ]
+        losses = [self.optimize([transitions[int(index)] for index in batch]) for batch in batches]
+        self.losses.append(sum(losses) / len(losses))
+
+    def optimize(self, batch: list[Any]) -> float:
+        algorithm = self.params.algorithm
+        steps = [step for step, _, _ in batch]
+        values, advantages = (torch.tensor([row[i] for row in batch], dtype=torch.float64) for i in (1, 2))
+        distribution = self.distribution([step.before for step in steps])
+        log_probs = distribution.log_prob(torch.stack([step.action for step in steps]))
+        weights = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        if algorithm.name == "reinforce":
+            gain = (log_probs * weights).mean()
+        else:
+            ratio = torch.exp(log_probs - torch.stack([step.log_prob for step in steps]))
+            bounded = torch.clip(ratio, 1 - algorithm.clip, 1 + algorithm.clip)
+            gain = torch.min(ratio * weights, bounded * weights).mean()
+        errors = self.value([step.before for step in steps]) - (values + advantages)
+        loss = (
+            -gain
+            + algorithm.value_coefficient * 0.5 * (errors**2).mean()
+            - algorithm.entropy_coefficient * distribution.entropy().mean()
+        )
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.policy.parameters(), self.params.max_grad_norm)
+        self.optimizer.step()
+        return loss.item()

@@ -1,0 +1,100 @@
+"""Every workload's first losses are those of the day when they were proved right.
+
+Parity tests would not notice a change that a gang and its reference make together, in the order of the data or in the
+first weights. After a change that is meant, `python -m tests.numerics.test_golden` writes the new losses.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gang import run_gang
+from tests.rows import COLUMNS, write_rows
+
+from rolecall.spec.role import Role
+
+GOLDEN = Path(__file__).with_name("golden.json")
+DATA = Path(__file__).parents[2] / "examples" / "data"
+TEXT = {"train": str(DATA / "austen/persuasion.txt.gz"), "validation": 0.0}
+ALWAYS = {"precision": "float64", "seed": 7}
+CASES: dict[str, tuple[dict[Role, int], dict[str, Any]]] = {
+    "embedding-ddp": (
+        {Role.MASTER: 1, Role.PARAMETER_SERVER: 2, Role.TRAINER: 2},
+        {"embedding_dim": 8, "hidden": [16], "dropout": 0.1, "batch_size": 64, "max_steps": 20},
+    ),
+    "rnn-lm": (
+        {Role.PARAMETER_SERVER: 1, Role.TRAINER: 2},
+        {
+            "text": {**TEXT, "vocabulary": 300},
+            "embedding_dim": 8,
+            "hidden_dim": 8,
+            "layers": 1,
+            "batch_size": 8,
+            "bptt": 10,
+            "max_steps": 10,
+        },
+    ),
+    "resnet-pipeline": (
+        {Role.MASTER: 1, Role.STAGE: 2},
+        {
+            "data": {
+                "train": {
+                    "images": str(DATA / "fashion-mnist/test-images.gz"),
+                    "labels": str(DATA / "fashion-mnist/test-labels.gz"),
+                },
+                "size": 32,
+                "augment": ["shift", "flip"],
+                "loader_processes": 0,
+            },
+            "cuts": ["layer3.0"],
+            "batch_size": 8,
+            "micro_batches": 2,
+            "max_steps": 4,
+        },
+    ),
+    "transformer-pipeline": (
+        {Role.STAGE: 2},
+        {
+            "text": {**TEXT, "vocabulary": 300},
+            "context": 16,
+            "layers": 4,
+            "dim": 16,
+            "heads": 2,
+            "batch_size": 8,
+            "micro_batches": 4,
+            "max_steps": 10,
+            "sample": {"tokens": 0},
+        },
+    ),
+    "reinforce": (
+        {Role.TRAINER: 1, Role.OBSERVER: 2},
+        {"environment": "CartPole-v1", "environments": 4, "max_updates": 4, "evaluation": {"episodes": 2}},
+    ),
+}
+
+
+def losses(workload: str, folder: Path) -> dict[str, list[float]]:
+    """Every step's loss on each worker that reports one."""
+    roles, params = CASES[workload]
+    if workload == "embedding-ddp":
+        folder.mkdir(exist_ok=True)
+        params = {**params, "data": {"train": str(write_rows(folder / "rows.csv", rows=1500)), **COLUMNS}}
+    return run_gang(workload, {**params, **ALWAYS}, roles, folder / "gang").losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", CASES)
+def test_the_first_losses_are_the_golden_ones(workload: str, tmp_path: Path) -> None:
+    expected = json.loads(GOLDEN.read_text())[workload]
+    found = losses(workload, tmp_path)
+    assert found.keys() == expected.keys()
+    for worker, series in expected.items():
+        assert found[worker] == pytest.approx(series, rel=1e-7), worker
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        series = {workload: losses(workload, Path(made, workload)) for workload in CASES}
+    GOLDEN.write_text(json.dumps(series, indent=1) + "\n")

@@ -1,0 +1,191 @@
+"""`rnn-lm` by a gang of processes gives what one process gives."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+from tests.gang import GangResult, run_gang
+from tests.numerics.rnn_lm_reference import Reference, train_alone
+
+from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.role import Role
+from rolecall.workloads.rnn_lm.params import Params
+
+ROOT = Path(__file__).parents[2]
+STEPS_PER_EPOCH = 105
+SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.5, "weight_decay": 1e-4}
+ADAM = {"name": "adam", "lr": 0.005}
+ADAMW = {"name": "adamw", "lr": 0.005, "weight_decay": 0.01}
+
+
+@pytest.fixture(scope="session")
+def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 500 lines, about 6,000 tokens, in which each word says something about the next."""
+    generator = torch.Generator().manual_seed(1)
+    path = tmp_path_factory.mktemp("text") / "prose.txt"
+    word, lines = 0, []
+    for _ in range(500):
+        words = []
+        for _ in range(11):
+            word = (3 * word + int(torch.randint(4, (), generator=generator))) % 97
+            words.append(f"w{word}")
+        lines.append(" ".join(words) + ".\n")
+    path.write_text("".join(lines))
+    return path
+
+
+def job(prose: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "text": {"train": str(prose), "validation": 0.1, "vocabulary": 90},
+        "embedding_dim": 12,
+        "hidden_dim": 16,
+        "layers": 2,
+        "dropout": 0.0,
+        "batch_size": 8,
+        "bptt": 7,
+        "epochs": 1000,
+        "seed": 3,
+        "max_grad_norm": 0.3,
+        "checkpoint_every_s": None,
+        "sample": {"tokens": 20},
+        **changes,
+    }
+
+
+def roles(servers: int, trainers: int) -> dict[Role, int]:
+    return {Role.PARAMETER_SERVER: servers, Role.TRAINER: trainers}
+
+
+def global_losses(result: GangResult, streams: int) -> torch.Tensor:
+    """Each trainer's mean, weighed by its share of the streams."""
+    trainers = len(result.losses)
+    bounds = torch.tensor([streams * rank // trainers for rank in range(trainers + 1)], dtype=torch.float64)
+    losses = torch.tensor(list(result.losses.values()), dtype=torch.float64)
+    return (losses * bounds.diff().unsqueeze(1)).sum(0) / streams
+
+
+def final_weights(result: GangResult) -> dict[str, torch.Tensor]:
+    with zipfile.ZipFile(result.artifact("model.zip")) as archive:
+        return load_tensors(archive.read("model.safetensors"))
+
+
+def assert_same(result: GangResult, alone: Reference, params: dict[str, Any], tolerance: float) -> None:
+    expected = torch.tensor(alone.losses, dtype=torch.float64)
+    torch.testing.assert_close(global_losses(result, params["batch_size"]), expected, rtol=0, atol=tolerance)
+    torch.testing.assert_close(final_weights(result), alone.weights, rtol=0, atol=tolerance)
+    for split, perplexity in alone.perplexity.items():
+        if f"{split}_perplexity" in result.result:
+            assert result.result[f"{split}_perplexity"] == pytest.approx(perplexity, rel=tolerance * 100)
+
+
+def test_a_small_gang_gives_what_one_process_gives(prose: Path, tmp_path: Path) -> None:
+    params = job(prose, precision="float64", optimizer=ADAM, max_steps=30)
+    result = run_gang("rnn-lm", params, roles(1, 1), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
+
+
+# Each gang has what the others lack, so that few gangs cover all of: 1 to 3 servers, 1 to 3 trainers, unequal shares,
+# every optimizer, both places of the loss, clipping or none, a course of the rate, a short last segment.
+GANGS = {
+    "two-servers": ((2, 1), {"optimizer": SGD, "loss_at": "trainer", "text": {"lowercase": True}}),
+    "two-trainers": ((1, 2), {"optimizer": ADAM, "lr_schedule": {"shape": "cosine", "warmup_steps": 10}}),
+    "two-of-each": ((2, 2), {"optimizer": ADAMW, "max_grad_norm": None, "layers": 1, "text": {"tokens": "character"}}),
+    "unequal-shares": ((3, 3), {"optimizer": SGD, "bptt": 11}),
+    "logits-of-three": (
+        (3, 1),
+        {"optimizer": ADAM, "loss_at": "trainer", "text": {"tokens": "bpe", "vocabulary": 300}},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gang", GANGS)
+def test_float64_parity_over_200_steps(prose: Path, tmp_path: Path, gang: str) -> None:
+    counts, changes = GANGS[gang]
+    params = job(prose, precision="float64", max_steps=200, **{k: v for k, v in changes.items() if k != "text"})
+    params["text"] |= changes.get("text", {})
+    result = run_gang("rnn-lm", params, roles(*counts), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
+
+
+@pytest.mark.slow
+def test_float32_parity_over_100_steps(prose: Path, tmp_path: Path) -> None:
+    params = job(prose, optimizer=SGD, max_steps=100)
+    result = run_gang("rnn-lm", params, roles(2, 2), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-5)
+
+
+@pytest.mark.slow
+def test_dropout_of_one_trainer_is_that_of_one_process(prose: Path, tmp_path: Path) -> None:
+    params = job(prose, precision="float64", optimizer=ADAM, max_steps=50, dropout=0.3)
+    result = run_gang("rnn-lm", params, roles(1, 1), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["within an epoch", "at an epoch's end"])
+def test_a_checkpoint_continues_to_the_uninterrupted_weights(prose: Path, tmp_path: Path, place: str) -> None:
+    step = 50 if place == "within an epoch" else STEPS_PER_EPOCH
+    params = job(prose, optimizer=ADAM, max_steps=150, dropout=0.2, checkpoint_every_steps=step)
+    whole = run_gang("rnn-lm", params, roles(2, 2), tmp_path / "whole")
+    manifest = CheckpointManifest.model_validate_json((tmp_path / f"whole/checkpoint-{step:06d}.json").read_text())
+    assert manifest.position["epoch"] == (0 if place == "within an epoch" else 1)
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "blobs").symlink_to(tmp_path / "whole" / "blobs")
+    expected = final_weights(whole)
+    resumed = run_gang("rnn-lm", params, roles(2, 2), tmp_path / "resumed", resume_from=manifest)
+    for worker, losses in resumed.losses.items():
+        assert losses == whole.losses[worker][step:]
+    torch.testing.assert_close(final_weights(resumed), expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_early_stopping_leaves_the_best_epochs_weights(prose: Path, tmp_path: Path) -> None:
+    optimizer = {"name": "adam", "lr": 0.1}
+    params = job(prose, optimizer=optimizer, max_grad_norm=None, epochs=20, early_stopping={"patience": 1})
+    gang = run_gang("rnn-lm", params, roles(1, 1), tmp_path)
+    epochs = validation_losses(gang)
+    assert len(epochs) < 20
+    assert gang.result["validation_loss"] == min(epochs) < epochs[-1]
+
+
+def validation_losses(result: GangResult) -> list[float]:
+    """After each epoch, as the first trainer reported them."""
+    lines = map(json.loads, (result.folder / "work/job/1/1/progress.jsonl").read_text().splitlines())
+    scores = [line["metrics"] for line in lines if line["kind"] == "step"]
+    return [metrics["validation_loss"] for metrics in scores if "validation_loss" in metrics]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [SGD, ADAM, ADAMW], ids=lambda one: one["name"])
+def test_the_seed_protocol_with_one_trainer_gives_what_one_process_gives(
+    prose: Path, tmp_path: Path, optimizer: dict[str, Any]
+) -> None:
+    params = job(prose, precision="float64", optimizer=optimizer, max_steps=20, protocol="seed", max_grad_norm=None)
+    result = run_gang("rnn-lm", params, roles(2, 1), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
+
+
+@pytest.mark.slow
+def test_the_seed_protocol_with_two_trainers_learns_as_well(prose: Path, tmp_path: Path) -> None:
+    """It takes two steps of the remote weights for each one of the reference, so it may be ahead."""
+    params = job(prose, optimizer=ADAM, max_steps=200, protocol="seed", max_grad_norm=None)
+    result = run_gang("rnn-lm", params, roles(1, 2), tmp_path)
+    alone = train_alone(Params.model_validate(params), tmp_path / "cache")
+    assert result.result["validation_perplexity"] < 1.1 * alone.perplexity["validation"]
+
+
+@pytest.mark.slow
+def test_the_examples_first_steps_reach_the_perplexity_of_one_process(tmp_path: Path) -> None:
+    """In float32 and on real text; how far the whole example gets is a test of the cluster."""
+    text = (ROOT / "examples/rnn-lm.json").read_text().replace("examples/data", str(ROOT / "examples/data"))
+    params = {**json.loads(text)["params"], "max_steps": 100}
+    params["text"] |= {"test": None, "validation": 0.02}
+    result = run_gang("rnn-lm", params, roles(2, 2), tmp_path)
+    alone = train_alone(Params.model_validate(params), tmp_path / "cache")
+    assert alone.perplexity["validation"] < 300
+    assert result.result["validation_perplexity"] == pytest.approx(alone.perplexity["validation"], rel=0.01)

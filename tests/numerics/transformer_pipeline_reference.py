@@ -1,0 +1,226 @@
+"""`transformer-pipeline` in one process, written without pipelines, and gangs that try whole lists of schedules."""
+
+import json
+import multiprocessing
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.distributed.pipelining import pipeline
+
+from rolecall.runtime.data_order import DataOrder
+from rolecall.workloads.text.corpus import open_corpus
+from rolecall.workloads.transformer_pipeline import split
+from rolecall.workloads.transformer_pipeline.grid import Grid, arrange
+from rolecall.workloads.transformer_pipeline.layers import own_layers
+from rolecall.workloads.transformer_pipeline.model import Decoder
+from rolecall.workloads.transformer_pipeline.params import Params
+from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
+from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES
+from rolecall.workloads.transformer_pipeline.split import build
+from rolecall.workloads.transformer_pipeline.training import decoder_shape
+
+CPU = torch.device("cpu")
+VOCABULARY = 29
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def whole_decoder(params: Params, vocabulary: int) -> Decoder:
+    """The model in one piece, with the first weights that the stages begin with."""
+    dtype = torch.float64 if params.precision == "float64" else torch.float32
+    return build(
+        decoder_shape(params, vocabulary),
+        None,
+        seed=params.seed,
+        dtype=dtype,
+        device=CPU,
+        make_layer=own_layers(params),
+    )
+
+
+def mean_loss(model: Decoder, tokens: Tensor, targets: Tensor) -> Tensor:
+    """Over all tokens of a batch."""
+    return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+
+@dataclass
+class Reference:
+    """Every step's loss, and what is left after the last."""
+
+    losses: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    validation_loss: float = 0.0
+
+
+def train_alone(params: Params, cache: Path) -> Reference:
+    """Plain PyTorch: the whole model, the whole batch, one optimizer, torch's own clipping."""
+    corpus = open_corpus(params.text, cache)
+    model = whole_decoder(params, corpus.vocabulary_size)
+    arguments = params.optimizer.model_dump(exclude={"name"})
+    vectors = [weight for weight in model.parameters() if weight.ndim == 1]
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = OPTIMIZERS[params.optimizer.name](groups, **arguments)
+    reference = Reference()
+    steps = params.max_steps or 0
+    batches = _batches(corpus.tokens("train"), params)
+    for step, (tokens, targets) in zip(range(steps), batches, strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = params.optimizer.lr * params.lr_schedule.factor(step, steps)
+        optimizer.zero_grad()
+        loss = mean_loss(model, tokens, targets)
+        loss.backward()
+        if params.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), params.max_grad_norm)
+        optimizer.step()
+        reference.losses.append(loss.item())
+    reference.weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    with torch.no_grad():
+        rows = range((len(corpus.tokens("validation")) - 1) // params.context)
+        held_out = _rows(corpus.tokens("validation"), list(rows), params.context)
+        reference.validation_loss = mean_loss(model, *held_out).item()
+    return reference
+
+
+def _batches(tokens: Tensor, params: Params) -> Iterator[tuple[Tensor, Tensor]]:
+    count = (len(tokens) - 1) // params.context
+    order = DataOrder(count, params.batch_size, params.seed)
+    for epoch in range(params.epochs):
+        for step in range(count // params.batch_size):
+            yield _rows(tokens, order.share(epoch, step, 0, 1).tolist(), params.context)
+
+
+def _rows(tokens: Tensor, rows: list[int], context: int) -> tuple[Tensor, Tensor]:
+    cut = [tokens[row * context : (row + 1) * context + 1].long() for row in rows]
+    return torch.stack([row[:-1] for row in cut]), torch.stack([row[1:] for row in cut])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far one rank's step was from the single process's."""
+
+    case: str
+    loss: float
+    gradient: float
+
+
+def case(schedule: str, replicas: int, micro_batches: int, **changes: Any) -> dict[str, Any]:
+    """A small job for one step of 16 sequences per replica; its text is never read."""
+    return {
+        "text": {"train": "unread", "tokens": "character"},
+        "context": 8,
+        "layers": 10,
+        "dim": 16,
+        "heads": 2,
+        "hidden": 32,
+        "batch_size": 16 * replicas,
+        "schedule": schedule,
+        "replicas": replicas,
+        "micro_batches": micro_batches,
+        "precision": "float64",
+        **changes,
+    }
+
+
+def legal_cases(ranks: int, replicas: int) -> Iterator[dict[str, Any]]:
+    """Every schedule with every split that it takes and all micro-batch counts, as the table of rules has it.
+
+    A trace takes seconds, so traced stages are tried with few counts; float32 with one.
+    """
+    for name, rules in SCHEDULES.items():
+        for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
+            counts = rules.legal_micro_batches(16, ranks, ranks * virtual)
+            for count in counts:
+                yield case(name, replicas, count, virtual_stages=virtual)
+            yield case(name, replicas, counts[-1], virtual_stages=virtual, precision="float32")
+        least = next(count for count in counts if count >= ranks)
+        for count in (least, counts[-1]) if replicas == 1 else counts[-1:]:
+            yield case(name, replicas, count, split="tracer")
+
+
+def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 200) -> list[Outcome]:
+    """One gang of processes that takes a step of each case in turn; the outcomes of all ranks."""
+    processes = multiprocessing.get_context("forkserver")
+    gang = [
+        processes.Process(target=_work, args=(rank, workers, list(cases), folder), daemon=True)
+        for rank in range(workers)
+    ]
+    for process in gang:
+        process.start()
+    for process in gang:
+        process.join(timeout_s)
+    for process in gang:
+        process.kill()
+    failures = sorted(folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
+    assert not failures, failures[0].read_text()
+    lines = [line for rank in range(workers) for line in (folder / f"outcomes-{rank}").read_text().splitlines()]
+    assert len(lines) == workers * len(cases)
+    return [Outcome(**json.loads(line)) for line in lines]
+
+
+def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    split.pipeline = _traced_once
+    try:
+        store = dist.FileStore(str(folder / "store"), workers)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=timedelta(seconds=60))
+        grids: dict[int, Grid] = {}
+        with (folder / f"outcomes-{rank}").open("w") as file:
+            for given in cases:
+                params = Params.model_validate(given)
+                if params.replicas not in grids:
+                    grids[params.replicas] = arrange(params.replicas, CPU)
+                file.write(json.dumps(_try(params, grids[params.replicas])) + "\n")
+        dist.destroy_process_group()
+    except BaseException:
+        (folder / f"failure-{rank}").write_text(traceback.format_exc())
+        raise
+
+
+def _try(params: Params, grid: Grid) -> dict[str, Any]:
+    """One step, and how far its loss and gradients are from the single process's."""
+    tokens, targets = _random_batch(params)
+    whole = whole_decoder(params, VOCABULARY)
+    expected = mean_loss(whole, tokens, targets)
+    expected.backward()
+    gradients = {name: weight.grad for name, weight in whole.named_parameters()}
+    stages = Pipeline(params, decoder_shape(params, VOCABULARY), grid)
+    mine = slice(grid.replica * params.replica_batch, (grid.replica + 1) * params.replica_batch)
+    for _, weight in stages.named_parameters():
+        weight.grad = None
+    loss = stages.step(tokens[mine], targets[mine])
+    dist.all_reduce(loss)
+    grid.add_gradients(weight for _, weight in stages.named_parameters())
+    distances = [(weight.grad - gradients[name]).abs().max() for name, weight in stages.named_parameters()]
+    return {
+        "case": f"{params.schedule}/{params.split}/{params.stages_per_rank}x{params.micro_batches}/{params.precision}"
+        + ("/checkpointed" if params.activation_checkpointing else ""),
+        "loss": float(abs(loss - expected.detach())),
+        "gradient": float(torch.stack(distances).max()),
+    }
+
+
+def _random_batch(params: Params) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    tokens = torch.randint(VOCABULARY, (params.batch_size, params.context + 1), generator=generator)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+_traces: dict[Any, Any] = {}
+
+
+def _traced_once(module: Decoder, mb_args: tuple[Tensor], split_spec: dict[str, Any]) -> Any:
+    """In place of torch's `pipeline`: schedules that cut the same model alike share one trace."""
+    key = (tuple(split_spec), mb_args[0].shape)
+    if key not in _traces:
+        _traces[key] = pipeline(module, mb_args, split_spec=split_spec)
+    return _traces[key]

@@ -1,0 +1,55 @@
+"""What a job leaves to its user."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from rolecall.workloads.reinforce import environments
+from rolecall.workloads.reinforce.export import write_export
+from rolecall.workloads.reinforce.learner import new_policy
+from rolecall.workloads.reinforce.movie import NoPicture, film
+from rolecall.workloads.reinforce.params import Params
+
+PLAY = """
+import sys
+import gymnasium
+from model import load
+policy, environment = load("."), gymnasium.make("Pendulum-v1")
+observation, _ = environment.reset(seed=1)
+action = policy.act(observation)
+environment.step(action)
+assert not any(name.startswith("rolecall") for name in sys.modules)
+print(action.tolist())
+"""
+
+
+def test_the_exported_policy_acts_in_a_fresh_process(tmp_path: Path) -> None:
+    params = Params.model_validate({"environment": "Pendulum-v1", "normalize_observations": True})
+    policy = new_policy(params, environments.describe(params.environment))
+    with zipfile.ZipFile(write_export(tmp_path, policy, params)) as archive:
+        archive.extractall(tmp_path / "model")
+    environment = environments.make(params.environment)
+    observation, _ = environment.reset(seed=1)
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    played = subprocess.check_output([sys.executable, "-c", PLAY], cwd=tmp_path / "model", env=clean, text=True)
+    assert played.strip() == str(policy.act(observation).tolist())
+
+
+def test_an_episode_is_filmed(tmp_path: Path) -> None:
+    params = Params.model_validate({"environment": "CartPole-v1"})
+    film(new_policy(params, environments.describe(params.environment)), params, tmp_path / "episode.gif")
+    with Image.open(tmp_path / "episode.gif") as movie:
+        assert movie.size == (300, 200)
+        assert movie.n_frames > 5
+
+
+def test_what_can_not_be_filmed_says_so(tmp_path: Path) -> None:
+    params = Params.model_validate({"environment": "tests.workloads.reinforce.playgrounds:Corridor"})
+    policy = new_policy(params, environments.describe(params.environment))
+    with pytest.raises(NoPicture, match="render_mode"):
+        film(policy, params, tmp_path / "episode.gif")

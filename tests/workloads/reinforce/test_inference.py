@@ -1,0 +1,84 @@
+"""Several observers' questions are answered together, and none waits too long."""
+
+import queue
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from rolecall.workloads.reinforce import inference
+from rolecall.workloads.reinforce.inference import Inference, act
+from rolecall.workloads.reinforce.model import Policy
+
+DESCRIPTION = {
+    "observation": {"shape": [4]},
+    "action": {"count": 2, "start": 0},
+    "policy": {"name": "mlp", "hidden": [8], "activation": "tanh"},
+    "normalize": False,
+    "precision": "float32",
+}
+
+
+class Counting(Policy):
+    """Notes how many observations each forward pass has."""
+
+    def __init__(self) -> None:
+        super().__init__(DESCRIPTION)
+        self.passes: list[int] = []
+
+    def decide(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.passes.append(len(observations))
+        return super().decide(observations)
+
+
+@pytest.fixture(autouse=True)
+def no_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "_questions", queue.SimpleQueue())
+
+
+def made(policy: Policy, enough: Callable[[], int], deadline_s: float) -> Inference:
+    serving = Inference(policy, torch.device("cpu"), enough, deadline_s)
+    for observer in range(2):
+        serving.begin(observer)
+    return serving
+
+
+def test_one_pass_answers_as_many_as_are_enough() -> None:
+    policy = Counting()
+    serving = made(policy, lambda: 2, 60.0)
+    with serving.serving():
+        answers = [act(0, torch.zeros(3, 4)), act(1, torch.ones(5, 4))]
+        assert [len(answer.wait()) for answer in answers] == [3, 5]
+    assert policy.passes == [8]
+    decisions = serving.decisions(1)
+    assert decisions.observations.tolist() == torch.ones(1, 5, 4).tolist()
+    assert decisions.actions.shape == decisions.log_probs.shape == (1, 5)
+
+
+def test_a_deadline_ends_the_waiting() -> None:
+    policy = Counting()
+    with made(policy, lambda: 2, 0.001).serving():
+        assert len(act(0, torch.zeros(3, 4)).wait()) == 3
+    assert policy.passes == [3]
+
+
+def test_what_ends_the_thread_is_raised_where_it_is_asked_for() -> None:
+    serving = made(Counting(), lambda: 1, 0.0)
+    with serving.serving():
+        serving.check()
+        act(0, torch.zeros(3, 9))
+        ended = threading.Event()
+        serving._serving.add_done_callback(lambda _: ended.set())  # type: ignore[union-attr]
+        assert ended.wait(10)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            serving.check()
+
+
+def test_it_decides_with_the_weights_it_is_given() -> None:
+    policy = Counting()
+    serving = made(policy, lambda: 1, 0.0)
+    weights = {name: torch.zeros_like(value) for name, value in policy.state_dict().items()}
+    serving.use(weights | {"network.actor.2.bias": torch.tensor([-100.0, 100.0])})
+    with serving.serving():
+        assert act(0, torch.zeros(50, 4)).wait().tolist() == [1] * 50

@@ -1,0 +1,61 @@
+"""What a job may say."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rolecall.spec.role import Role
+from rolecall.workloads.reinforce.check import check_counts
+from rolecall.workloads.reinforce.params import Params
+
+
+def params(**given: Any) -> Params:
+    return Params.model_validate({"environment": "CartPole-v1", **given})
+
+
+def test_names_stand_for_objects() -> None:
+    short = params(
+        algorithm="reinforce", policy="mlp", environment={"id": "CartPole-v1", "wrappers": ["FlattenObservation"]}
+    )
+    assert short.environment.id == "CartPole-v1"
+    assert short.environment.wrappers[0].entry_point == "FlattenObservation"
+    assert short.algorithm.name == "reinforce"
+    assert params().algorithm.name == "ppo"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"protocol": "seed"}, "protocol: seed needs algorithm: reinforce, policy_at: agent, environments: 1"),
+        (
+            {"protocol": "seed", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
+            | {"inference": {"batch": 2}},
+            "answers every question by itself",
+        ),
+        ({"inference": {"batch": 2}}, "needs policy_at: agent"),
+        (
+            {"environment": {"id": "CartPole-v1", "vectorization": "own", "wrappers": ["FlattenObservation"]}},
+            "need vectorization: loop",
+        ),
+        ({"policy": {"name": "custom", "builder": "no-colon"}}, "String should match pattern"),
+        ({"wait_for": 0}, "greater than 0"),
+        ({"algorithm": "sarsa"}, "'reinforce', 'ppo'"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        params(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"least_observers": 3}, "least_observers is 3, the job has 2 observers; set it to 2 or less"),
+        ({"policy_at": "agent", "inference": {"batch": 3}}, "never be full with 2 observers; set it to 2 or less"),
+    ],
+)
+def test_counts_must_fit(given: dict[str, Any], said: str) -> None:
+    check_counts(params(**given), {Role.TRAINER: 1, Role.OBSERVER: 3})
+    with pytest.raises(ValueError, match=said):
+        check_counts(params(**given), {Role.TRAINER: 1, Role.OBSERVER: 2})

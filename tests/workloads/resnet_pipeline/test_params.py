@@ -1,0 +1,118 @@
+"""What a user may say, and what comes back when it is not legal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torchvision.models import get_model
+
+from rolecall.spec.role import Role
+from rolecall.workloads.resnet_pipeline.check import check_counts, rpc_threads
+from rolecall.workloads.resnet_pipeline.params import Params, block_names
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "resnet-pipeline.json"
+MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
+
+def params(**changes: Any) -> Params:
+    return Params.model_validate({"data": {"train": "pictures"}, **changes})
+
+
+def test_the_example_is_legal() -> None:
+    body = json.loads(EXAMPLE.read_text())
+    check_counts(Params.model_validate(body["params"]), {Role(name): count for name, count in body["roles"].items()})
+
+
+@given(
+    counts=st.tuples(st.integers(1, 4), st.integers(1, 16), st.integers(2, 64)),
+    norm=st.sampled_from(["batch", "group"]),
+    source=st.sampled_from(["folder", {"images": "i.gz", "labels": "l.gz"}]),
+    validation=st.floats(0, 1, exclude_max=True) | st.sampled_from(["held", {"images": "i", "labels": "l"}]),
+)
+def test_workers_read_what_the_master_stored(
+    counts: tuple[int, int, int], norm: str, source: Any, validation: Any
+) -> None:
+    replicas, micro_batches, micro_batch_size = counts
+    given = params(
+        data={"train": source, "validation": validation, "size": 32},
+        replicas=replicas,
+        micro_batches=micro_batches,
+        batch_size=replicas * micro_batches * micro_batch_size,
+        norm=norm,
+    )
+    assert given.micro_batch_size == micro_batch_size
+    assert Params.model_validate(given.model_dump(mode="json")) == given
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_blocks_have_torchvisions_names(model: str) -> None:
+    theirs = [
+        f"{layer}.{block}"
+        for layer, blocks in get_model(model).named_children()
+        if layer.startswith("layer")
+        for block, _ in blocks.named_children()
+    ]
+    assert block_names(model) == ("stem", *theirs, "head")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"batch_size": 128, "micro_batches": 3},
+            "micro_batches 3 does not divide the 128 images of each replica; legal: 1, 2, 4, 8, 16, 32, 64, 128",
+        ),
+        ({"batch_size": 128, "replicas": 3}, "can't be shared by 3 replicas; take 126 or 129"),
+        ({"batch_size": 2, "replicas": 3}, "can't be shared by 3 replicas; take 3 or 3"),
+        (
+            {"batch_size": 4, "data": {"train": "p", "size": 32}},
+            "take fewer micro_batches, a larger batch_size or norm: group",
+        ),
+        ({"cuts": ["layer5.0"]}, "resnet18 has no block layer5.0; legal: layer1.0, layer1.1, layer2.0"),
+        ({"cuts": ["stem"]}, "no block stem"),
+        ({"cuts": ["layer3.0", "layer2.0"]}, "cuts must follow the model's order"),
+        ({"protocol": "seed", "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
+        ({"protocol": "seed", "replicas": 2}, "take protocol: 1f1b"),
+        ({"early_stopping": {}, "data": {"train": "p", "validation": 0.0}}, "early_stopping needs validation images"),
+        ({"data": {"train": "p", "classes": ["a", "b"]}}, "classes goes with IDX files"),
+        ({"data": {"train": "p", "augment": ["zoom", "shift"]}}, "list one of them"),
+        ({"data": {"train": "p", "augment": ["flip", "flip"]}}, "list each once"),
+        ({"data": {"train": {"images": "i"}}}, "labels"),
+        ({"data": {"train": "p", "std": [1, 0, 1]}}, "greater than 0"),
+        ({"modle": "resnet50"}, "modle"),
+    ],
+)
+def test_illegal_parameters_are_explained(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as error:
+        params(**changes)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stages", "said"),
+    [
+        ({}, 1, "1 stages for 1 replica(s)"),
+        ({}, 11, "each has 2 to 10 (resnet18 has 10 blocks); legal: 1 times 2 to 10"),
+        ({"replicas": 2}, 3, "3 stages for 2 replica(s)"),
+        ({"replicas": 2}, 2, "2 stages for 2 replica(s)"),
+        ({"cuts": ["layer2.0"]}, 3, "cuts has 1 block(s) for 3 stages per replica; it needs 2"),
+    ],
+)
+def test_stages_that_dont_fit_are_refused(changes: dict[str, Any], stages: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        check_counts(params(**changes), {Role.MASTER: 1, Role.STAGE: stages})
+
+
+@pytest.mark.parametrize(
+    ("changes", "stages"), [({}, 2), ({}, 10), ({"replicas": 2}, 4), ({"cuts": ["layer2.0", "head"]}, 3)]
+)
+def test_stages_that_fit(changes: dict[str, Any], stages: int) -> None:
+    check_counts(params(**changes), {Role.MASTER: 1, Role.STAGE: stages})
+
+
+def test_every_micro_batch_has_a_thread_and_two_are_left() -> None:
+    assert rpc_threads(params(micro_batches=64), {Role.STAGE: 2}) == 66

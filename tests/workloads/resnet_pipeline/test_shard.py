@@ -1,0 +1,69 @@
+"""One stage's arithmetic, without a gang."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rolecall.spec.errors import CheckpointError
+from rolecall.workloads.resnet_pipeline.costs import block_costs
+from rolecall.workloads.resnet_pipeline.params import Params, block_names
+from rolecall.workloads.resnet_pipeline.shard import Shard
+
+NAMES = block_names("resnet18")
+CPU = torch.device("cpu")
+
+
+def params(**changes: object) -> Params:
+    given = {"data": {"train": str(Path("pictures")), "size": 32}, "batch_size": 4, "micro_batches": 1, **changes}
+    return Params.model_validate(given)
+
+
+def stepped(names: tuple[str, ...], **changes: object) -> Shard:
+    """A last shard after one step."""
+    shard = Shard(params(**changes), 3, names, CPU)
+    features = torch.rand(4, 512, 2, 2, generator=torch.Generator().manual_seed(1))
+    shard.forward_loss(0, features, torch.tensor([0, 1, 2, 0]))
+    shard.backward(0)
+    shard.update(0.5)
+    return shard
+
+
+def test_a_state_goes_to_shards_of_other_cuts() -> None:
+    written = stepped(NAMES[-2:]).state()
+    alone = Shard(params(seed=7), 3, NAMES[-1:], CPU)
+    alone.restore(written)
+    restored = alone.state()
+    assert {name for name in restored if "momentum" in name} == {
+        f"optimizer/fc.{part}/momentum_buffer" for part in ("weight", "bias")
+    }
+    torch.testing.assert_close(restored, {name: written[name] for name in restored}, rtol=0, atol=0)
+
+
+def test_a_state_that_lacks_a_tensor_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"lacks model/layer4\.1\.conv1\.weight and 13 more"):
+        Shard(params(), 3, NAMES[-2:], CPU).restore({})
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32_weights() -> None:
+    shard = Shard(params(precision="bfloat16"), 3, NAMES[:2], CPU)
+    outputs = shard.forward(0, torch.rand(4, 3, 32, 32), from_neighbour=False)
+    assert outputs.dtype == torch.bfloat16
+    assert shard.backward(0, torch.ones_like(outputs)) is None
+    shard.update(1.0)
+    assert {value.dtype for value in shard.weights().values()} == {torch.float32, torch.int64}
+
+
+def test_inference_leaves_statistics_alone() -> None:
+    shard = Shard(params(), 3, NAMES, CPU)
+    before = shard.weights()
+    with shard.inference():
+        assert not shard.compute(torch.rand(4, 3, 32, 32)).requires_grad
+    torch.testing.assert_close(shard.weights(), before, rtol=0, atol=0)
+    assert shard.blocks.training
+
+
+def test_every_block_has_its_cost() -> None:
+    costs = block_costs(params(), 3, CPU)
+    assert len(costs) == len(NAMES)
+    assert min(costs) > 0

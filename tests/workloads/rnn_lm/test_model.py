@@ -1,0 +1,131 @@
+"""The exported model runs in plain PyTorch, and writes and judges text."""
+
+import math
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from rolecall.spec.errors import InputError
+from rolecall.workloads.rnn_lm.export import shape_of, write_model, write_sample
+from rolecall.workloads.rnn_lm.model import LanguageModel, load
+from rolecall.workloads.rnn_lm.params import Params
+from rolecall.workloads.rnn_lm.recurrent import make_recurrent
+from rolecall.workloads.text.corpus import Corpus, open_corpus
+
+TEXT = "The cat sat on the mat, as cats do.\nThe dog did not.\n" * 30
+
+
+@pytest.fixture
+def params(tmp_path: Path) -> Params:
+    (tmp_path / "text").write_text(TEXT)
+    given = {"text": {"train": str(tmp_path / "text"), "vocabulary": 12}, "embedding_dim": 8, "hidden_dim": 8}
+    return Params.model_validate({**given, "sample": {"prompt": "The cat", "tokens": 30}})
+
+
+@pytest.fixture
+def corpus(params: Params, tmp_path: Path) -> Corpus:
+    return open_corpus(params.text, tmp_path / "cache")
+
+
+@pytest.fixture
+def trained(params: Params, corpus: Corpus) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(shape_of(params), corpus.tokenizer).eval()
+
+
+def test_the_export_loads_in_a_process_without_rolecall(
+    params: Params, corpus: Corpus, trained: LanguageModel, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(write_model(tmp_path, params, corpus, trained.state_dict())) as archive:
+        archive.extractall(tmp_path / "model")
+    asked = (
+        "import sys; from model import load; model = load('.'); print(model.perplexity('The cat sat.'));"
+        "print(model.generate('The', tokens=9)); assert not any('rolecall' in name for name in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    answered = subprocess.check_output(
+        [sys.executable, "-c", asked], cwd=tmp_path / "model", env=environment, text=True
+    )
+    perplexity, text = answered.split("\n", 1)
+    assert float(perplexity) == pytest.approx(trained.perplexity("The cat sat."), rel=1e-5)
+    assert text.rstrip("\n") == trained.generate("The", tokens=9).rstrip("\n")
+
+
+def test_the_export_keeps_float64(params: Params, corpus: Corpus, trained: LanguageModel, tmp_path: Path) -> None:
+    with zipfile.ZipFile(write_model(tmp_path, params, corpus, trained.double().state_dict())) as archive:
+        archive.extractall(tmp_path / "model")
+    assert load(tmp_path / "model").decoder.weight.dtype == torch.float64
+
+
+def test_perplexity_is_that_of_the_whole_text_in_one_piece(corpus: Corpus, trained: LanguageModel) -> None:
+    ids = torch.tensor(corpus.encode(TEXT * 3)).unsqueeze(1)
+    assert len(ids) > 1001
+    loss = F.cross_entropy(trained(ids[:-1])[0].flatten(0, 1), ids[1:].flatten())
+    assert trained.perplexity(TEXT * 3) == pytest.approx(math.exp(float(loss.detach())), rel=1e-5)
+
+
+def test_samples_are_seeded_and_know_no_unknown_token(
+    params: Params, corpus: Corpus, trained: LanguageModel, tmp_path: Path
+) -> None:
+    first = write_sample(tmp_path, params, corpus, trained.state_dict()).read_text()
+    assert first == write_sample(tmp_path, params, corpus, trained.state_dict()).read_text()
+    assert first.startswith("The cat")
+    assert "<unk>" not in first
+    assert first != trained.generate("The cat", tokens=30, seed=1)
+
+
+def test_a_text_without_tokens_is_refused(trained: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="has no tokens"):
+        trained.generate("  ")
+
+
+OWN_PARTS = """
+import torch
+
+class Gru(torch.nn.GRU):
+    def __init__(self, inputs, outputs, as_tuple=True):
+        super().__init__(inputs, outputs)
+        self.as_tuple = as_tuple
+
+    def forward(self, vectors, state):
+        hidden, after = super().forward(vectors, state and state[0])
+        return hidden, (after,) if self.as_tuple else after
+"""
+
+
+@pytest.fixture
+def own_part(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Params]:
+    """The parameters of a job with a GRU of its own, made with these arguments."""
+    (tmp_path / "own_recurrent_parts.py").write_text(OWN_PARTS)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    given = params.model_dump(exclude={"layers", "dropout"})
+    return lambda **arguments: Params.model_validate(
+        {**given, "model": {"builder": "own_recurrent_parts:Gru", "arguments": arguments}}
+    )
+
+
+def test_a_recurrent_part_of_the_jobs_own_must_fit(own_part: Callable[..., Params]) -> None:
+    assert isinstance(make_recurrent(own_part()), torch.nn.GRU)
+    with pytest.raises(InputError, match="must give hidden states"):
+        make_recurrent(own_part(as_tuple=False))
+
+
+def test_an_export_with_a_part_of_its_own_needs_that_package(
+    own_part: Callable[..., Params], corpus: Corpus, tmp_path: Path
+) -> None:
+    params = own_part()
+    part = make_recurrent(params)
+    trained = LanguageModel(shape_of(params), corpus.tokenizer)
+    trained.recurrent.load_state_dict(part.state_dict())
+    with zipfile.ZipFile(write_model(tmp_path, params, corpus, trained.state_dict())) as archive:
+        archive.extractall(tmp_path / "model")
+    assert "`own_recurrent_parts:Gru`" in (tmp_path / "model/README.md").read_text()
+    assert load(tmp_path / "model").generate("The", tokens=9) == trained.eval().generate("The", tokens=9)

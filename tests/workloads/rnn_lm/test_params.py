@@ -1,0 +1,71 @@
+"""What is wrong with a job is said before its gang meets."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rolecall.spec.errors import InputError
+from rolecall.spec.job import JobRequest
+from rolecall.spec.role import Role
+from rolecall.workloads.rnn_lm import WORKLOAD
+from rolecall.workloads.rnn_lm.check import check_counts, check_node
+from rolecall.workloads.rnn_lm.params import Params
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_example_is_legal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    example = JobRequest.model_validate_json((ROOT / "examples/rnn-lm.json").read_text())
+    found = Params.model_validate(example.params)
+    check_counts(found, example.roles)
+    check_node(found, Role.TRAINER)
+
+
+def params(**given: Any) -> Params:
+    return Params.model_validate({"text": {"train": "text"}, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"protocol": "seed"}, "set max_grad_norm to null"),
+        ({"protocol": "seed", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
+        ({"early_stopping": {}, "text": {"train": "t", "validation": 0.0}}, "early_stopping needs validation text"),
+        ({"sample": {"prompt": " \t"}}, "a prompt of blanks has no tokens"),
+        ({"model": {"builder": "mine:gru"}, "layers": 2}, "give either those or model"),
+        ({"loss_at": "master"}, "'server' or 'trainer'"),
+        ({"dropout": 1.0}, "less than 1"),
+        ({"text": {"train": []}}, "at least 1 item"),
+        ({"hidden": 3}, "Extra inputs are not permitted"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        params(**given)
+
+
+def test_every_parameter_is_documented() -> None:
+    schema = WORKLOAD.params.model_json_schema()
+    definitions = [schema, *schema["$defs"].values()]
+    assert all("description" in one for found in definitions for one in found.get("properties", {}).values())
+
+
+def test_every_trainer_needs_a_stream() -> None:
+    check_counts(params(batch_size=2), {Role.PARAMETER_SERVER: 1, Role.TRAINER: 2})
+    with pytest.raises(ValueError, match="set it to 3 or more, or take at most 2 trainers"):
+        check_counts(params(batch_size=2), {Role.PARAMETER_SERVER: 1, Role.TRAINER: 3})
+
+
+def test_only_trainers_read_the_text(tmp_path: Path) -> None:
+    missing = params(text={"train": str(tmp_path / "text")})
+    check_node(missing, Role.PARAMETER_SERVER)
+    with pytest.raises(InputError, match="does not exist on this node"):
+        check_node(missing, Role.TRAINER)
+
+
+def test_a_builder_must_be_allowed() -> None:
+    with pytest.raises(InputError, match="the operator has not allowed builders of json"):
+        check_node(params(model={"builder": "json:loads"}), Role.TRAINER)

@@ -1,0 +1,80 @@
+"""The decoder, and how it is cut."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Rotation, Shape
+from rolecall.workloads.transformer_pipeline.split import build, head_cost, layer_cuts
+
+SHAPE = Shape(vocabulary=31, context=12, layers=3, dim=16, heads=2, hidden=24, positions="rope")
+CPU = torch.device("cpu")
+
+
+def decoder(shape: Shape = SHAPE, cut: Cut | None = None) -> Decoder:
+    return build(shape, cut, seed=1, dtype=torch.float64, device=CPU).eval()
+
+
+def tokens(rows: int = 3) -> torch.Tensor:
+    return torch.randint(31, (rows, 12), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_no_token_sees_a_later_one(positions: str) -> None:
+    model, given = decoder(replace(SHAPE, positions=positions)), tokens()
+    changed = given.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 31
+    before, after = model(given), model(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert not torch.equal(before[:, 7:], after[:, 7:])
+
+
+@pytest.mark.parametrize("positions", ["rope", "learned"])
+def test_order_matters_and_other_samples_do_not(positions: str) -> None:
+    model, given = decoder(replace(SHAPE, positions=positions)), tokens()
+    torch.testing.assert_close(model(given)[1:2], model(given[1:2]), rtol=0, atol=1e-12)
+    swapped = given[:, [1, 0, *range(2, 12)]]
+    assert not torch.allclose(model(given)[:, -1], model(swapped)[:, -1], atol=1e-6)
+
+
+def test_rotated_products_depend_on_distances_alone() -> None:
+    rotation = Rotation(12, 8).double()
+    query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    queries, keys = rotation(query.expand(1, 1, 12, 8))[0, 0], rotation(key.expand(1, 1, 12, 8))[0, 0]
+    products = queries @ keys.T
+    torch.testing.assert_close(products[5, 2], products[9, 6], rtol=1e-6, atol=1e-6)
+    assert not torch.isclose(products[5, 2], products[5, 4])
+
+
+def test_stages_one_after_the_other_are_the_whole_decoder() -> None:
+    x = tokens()
+    expected = decoder()(x)
+    for cut in layer_cuts(3, 3, head=0.0):
+        x = decoder(SHAPE, cut)(x)
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "head", "sizes"),
+    [
+        (8, 2, 0.0, [4, 4]),
+        (8, 2, 2.0, [5, 3]),
+        (8, 4, 2.0, [2, 2, 3, 1]),
+        (4, 4, 9.0, [1, 1, 1, 1]),
+        (7, 3, 0.0, [2, 2, 3]),
+    ],
+)
+def test_the_stage_with_the_output_matrix_gets_fewer_layers(
+    layers: int, stages: int, head: float, sizes: list[int]
+) -> None:
+    cuts = layer_cuts(layers, stages, head)
+    assert [cut.end - cut.first for cut in cuts] == sizes
+    assert [cut.first for cut in cuts[1:]] == [cut.end for cut in cuts[:-1]]
+    assert [cut.embeds for cut in cuts] == [True] + [False] * (stages - 1)
+    assert [cut.predicts for cut in cuts] == [False] * (stages - 1) + [True]
+
+
+def test_the_output_matrix_costs_its_weights() -> None:
+    layer = sum(weight.numel() for name, weight in decoder().named_parameters() if name.startswith("layers.0."))
+    assert head_cost(SHAPE) == pytest.approx(31 * 16 / layer)
