@@ -69,6 +69,23 @@ def test_roles_that_share_a_machine_share_its_cores() -> None:
     )
 
 
+def test_a_node_with_cores_of_its_own_shares_them_with_nobody() -> None:
+    nodes = [alive(make_node(f"trainer-{number}", TRAINER, 2, cores=2)) for number in range(2)]
+    assert capacity(TRAINER, nodes) == 2
+    quotas = [
+        one.model_copy(
+            update={
+                "spec": one.spec.model_copy(update={"machine": one.spec.machine.model_copy(update={"exclusive": True})})
+            }
+        )
+        for one in nodes
+    ]
+    assert capacity(TRAINER, quotas) == 4
+    plan = place({TRAINER: 3}, quotas, [])
+    assert isinstance(plan, GangPlan)
+    assert capacity(TRAINER, quotas, plan.workers) == 1
+
+
 def test_a_gpu_is_given_once_per_machine() -> None:
     nodes = [alive(make_node(name, TRAINER, 2, gpus=2)) for name in ("a", "b")]
     plan = place({TRAINER: 2}, nodes, [])

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rolecall.node.devices import available_cores, describe_machine, memory_limit, oom_kills, query_gpus, visible
+from rolecall.node.devices import (
+    available_cores,
+    describe_machine,
+    has_quota,
+    memory_limit,
+    oom_kills,
+    query_gpus,
+    visible,
+)
 from rolecall.spec.node import Gpu
 
 GPUS = tuple(Gpu(uuid=f"GPU-{letter}", name="H", memory_bytes=1) for letter in "abc")
@@ -35,6 +43,14 @@ def test_cores_by_cgroup_v1_quota(tmp_path: Path) -> None:
     assert available_cores(tmp_path) == 1
     (tmp_path / "cpu/cpu.cfs_quota_us").write_text("-1\n")
     assert available_cores(tmp_path) == len(os.sched_getaffinity(0))
+
+
+def test_a_quota_below_the_machines_cores_is_a_container_of_its_own(tmp_path: Path) -> None:
+    assert not has_quota(4, tmp_path)
+    (tmp_path / "cpu.max").write_text("400000 100000\n")
+    assert not has_quota(4, tmp_path)
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    assert has_quota(4, tmp_path)
 
 
 def test_memory_and_kills_by_cgroup(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Where a gang goes: pure arithmetic over what nodes offer and what is taken.
 
-A machine has two ledgers, each as large as its CPU slots: one for roles that compute, one for roles that serve. A GPU
-is given out once per machine, whichever container asks. All of it is one small flow network, `role -> node -> ledger or
-GPU`, so that a gang is found whenever one exists (augmenting paths; Ford and Fulkerson 1956), and whole or not at all.
+A machine has two ledgers, each as large as its CPU slots: one for roles that compute, one for roles that serve; a node
+whose cores are its own has two for itself. A GPU is given out once per machine, whichever container asks. All of it is
+one small flow network, `role -> node -> ledger or GPU`, so that a gang is found whenever one exists (augmenting paths;
+Ford and Fulkerson 1956), and whole or not at all.
 """
 
 from collections import Counter, defaultdict
@@ -29,7 +30,8 @@ class Waiting:
 class Pool(NamedTuple):
     """What nodes of one machine share: one of its ledgers, or one GPU."""
 
-    machine: str
+    owner: str
+    """The machine, or the node whose cores are its own."""
     kind: str
     """`compute`, `serve` or a GPU's UUID."""
 
@@ -85,9 +87,8 @@ class Flow:
         spec = self._specs.get(worker.node)
         if spec is None:
             return
-        kind = worker.gpu or ("compute" if worker.role.computes else "serve")
         self._seats_left[spec.name] -= 1
-        self._pool_left[Pool(spec.machine.boot_id, kind)] -= 1
+        self._pool_left[_gpu(spec, worker.gpu) if worker.gpu else _ledger(spec)] -= 1
 
     def _seat(self, role: Role, seen: set[Pool]) -> bool:
         """Seat one more worker of `role`, moving others of the gang out of its way if need be."""
@@ -125,10 +126,18 @@ class Flow:
 
 
 def _pools(spec: NodeSpec) -> list[Pool]:
+    gpus = [_gpu(spec, gpu.uuid) for gpu in spec.machine.gpus] if spec.role.computes else []
+    return gpus or [_ledger(spec)]
+
+
+def _gpu(spec: NodeSpec, uuid: str) -> Pool:
+    return Pool(spec.machine.boot_id, uuid)
+
+
+def _ledger(spec: NodeSpec) -> Pool:
     machine = spec.machine
-    if not spec.role.computes:
-        return [Pool(machine.boot_id, "serve")]
-    return [Pool(machine.boot_id, gpu.uuid) for gpu in machine.gpus] or [Pool(machine.boot_id, "compute")]
+    owner = f"{machine.boot_id}/{spec.name}" if machine.exclusive else machine.boot_id
+    return Pool(owner, "compute" if spec.role.computes else "serve")
 
 
 def _pool_sizes(offers: Sequence[NodeSpec]) -> defaultdict[Pool, int]:

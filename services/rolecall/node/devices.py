@@ -32,6 +32,7 @@ def describe_machine(cpu_slots: int | None) -> Machine:
         cpu_slots=cpu_slots or cores,
         memory_bytes=memory_limit(psutil.virtual_memory().total),
         gpus=visible(query_gpus(), os.environ),
+        exclusive=has_quota(os.cpu_count() or cores),
     )
 
 
@@ -47,6 +48,12 @@ def available_cores(cgroup: Path = CGROUP) -> int:
     allowed = len(os.sched_getaffinity(0))
     quota = _quota_v2(cgroup) or _quota_v1(cgroup) or float(allowed)
     return max(1, math.floor(min(allowed, quota)))
+
+
+def has_quota(cores: int, cgroup: Path = CGROUP) -> bool:
+    """Whether the cgroup's quota leaves less than the machine's `cores`, and so what no other container can take."""
+    quota = _quota_v2(cgroup) or _quota_v1(cgroup)
+    return quota is not None and quota < cores
 
 
 def memory_limit(total: int, cgroup: Path = CGROUP) -> int:

@@ -15,7 +15,7 @@ class Gpu(Value):
 
 
 class Machine(Value):
-    """The machine below a container. Nodes with the same `boot_id` share its cores and GPUs."""
+    """The machine below a container. Nodes with the same `boot_id` share its GPUs, and its cores if not exclusive."""
 
     boot_id: str
     """The kernel's random id of this boot: equal in all containers of one machine, different on every other."""
@@ -26,6 +26,8 @@ class Machine(Value):
     """In how many equal shares the cores are given out."""
     memory_bytes: int = Field(ge=0)
     gpus: tuple[Gpu, ...] = ()
+    exclusive: bool = False
+    """Whether the cores are this container's alone: a quota gives it fewer than the machine has."""
 
 
 class NodeSpec(Value):
