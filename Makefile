@@ -47,7 +47,7 @@ lock: $(INSTALLED)  ## Resolve requirements.lock and requirements-lowest.lock an
 	echo "torch==$(LOWEST_TORCH)" | $(RESOLVE) --output-file requirements-lowest.lock
 
 clean:  ## Remove everything that the other targets made
-	rm -rf .venv .venv-lowest .rolecall build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-checkov .rolecall build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): $(LOCK) pyproject.toml

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import random
 import secrets
 import socket
 import sys
@@ -25,6 +26,7 @@ _HOST = "127.0.0.1"
 _START_S = 60.0
 _GRACE_S = 5.0
 _LOG_LINES = 20
+_PORTS = 8192
 
 Count = Annotated[int, typer.Option(min=0, max=64, help="How many nodes of this role, with a slot each.")]
 Servers = Annotated[int, typer.Option(min=0, max=64, help="How many nodes of this role.")]
@@ -142,14 +144,33 @@ def _died(ended: Ended) -> str:
 
 
 def _free_port(port: int) -> int:
+    """The port if it can be used, or for 0 one that can.
+
+    Not one that the kernel would choose: it could give that to another program before the master listens there.
+    """
+    if port == 0:
+        choices = range(max(1024, _first_ephemeral_port() - _PORTS), _first_ephemeral_port())
+        return next(choice for choice in random.sample(choices, len(choices)) if _is_free(choice))
     try:
-        with socket.create_server((_HOST, port)) as listener:
-            return listener.getsockname()[1]
+        with socket.create_server((_HOST, port)):
+            return port
     except OSError as error:
         raise CommandError(
             Exit.FAILED,
             f"port {port} of {_HOST} can't be used ({error.strerror}); choose another: --port 0 takes a free one",
         ) from None
+
+
+def _is_free(port: int) -> bool:
+    try:
+        with socket.create_server((_HOST, port)):
+            return True
+    except OSError:
+        return False
+
+
+def _first_ephemeral_port() -> int:
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 def _checked(token: str | None) -> str | None:

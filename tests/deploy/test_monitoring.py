@@ -1,0 +1,209 @@
+"""What `monitoring/` holds: Prometheus accepts it and finds data behind every panel of the dashboards."""
+
+import json
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+from tests.cluster.jobs import long_job, past_step, short_job
+from tests.conftest import Cluster
+from tests.deploy.manifests import program
+
+from rolecall.settings import MasterSettings, NodeSettings
+from rolecall.spec.role import Role
+
+MONITORING = Path(__file__).parents[2] / "monitoring"
+GRAFANA = MONITORING / "grafana/provisioning"
+DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((MONITORING / "dashboards").iterdir())}
+DASHBOARD = pytest.mark.parametrize("name", DASHBOARDS)
+COLUMNS = 24
+PATIENCE_S = 60
+TOKENS = {"rolecall-master": "/run/secrets/rolecall_token", "rolecall-nodes": "/run/secrets/rolecall_node_token"}
+
+
+def _configuration() -> dict[str, Any]:
+    return yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+
+
+def _scrapes(configuration: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {scrape["job_name"]: scrape for scrape in configuration["scrape_configs"]}
+
+
+def test_prometheus_asks_every_service_of_compose() -> None:
+    scrapes = _scrapes(_configuration())
+    master, control = Role.MASTER.value, MasterSettings.model_fields["port"].default
+    assert scrapes["rolecall-master"]["static_configs"] == [{"targets": [f"{master}:{control}"]}]
+    (discovery,) = scrapes["rolecall-nodes"]["dns_sd_configs"]
+    assert sorted(discovery["names"]) == sorted(Role)
+    assert (discovery["type"], discovery["port"]) == ("A", NodeSettings.model_fields["metrics_port"].default)
+
+
+def test_labels_are_kept_and_tokens_come_from_files() -> None:
+    scrapes = _scrapes(_configuration())
+    assert {name: one["authorization"] for name, one in scrapes.items()} == {
+        name: {"credentials_file": path} for name, path in TOKENS.items()
+    }
+    assert all(one["honor_labels"] for one in scrapes.values()), "the label `job` is ours"
+
+
+def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
+    text = (MONITORING / "prometheus.yml").read_text()
+    for path in TOKENS.values():
+        (tmp_path / Path(path).name).write_text("a-token-of-the-tests")
+        text = text.replace(path, str(tmp_path / Path(path).name))
+    (tmp_path / "prometheus.yml").write_text(text)
+    command = [program("promtool"), "check", "config", tmp_path / "prometheus.yml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_grafana_is_told_where_everything_is() -> None:
+    (source,) = yaml.safe_load((GRAFANA / "datasources/prometheus.yaml").read_text())["datasources"]
+    assert (source["type"], source["url"], source["isDefault"]) == ("prometheus", "http://prometheus:9090", True)
+    assert source["jsonData"]["timeInterval"] == _configuration()["global"]["scrape_interval"]
+    (provider,) = yaml.safe_load((GRAFANA / "dashboards/rolecall.yaml").read_text())["providers"]
+    assert provider["options"]["path"] == "/var/lib/grafana/dashboards"
+
+
+def test_dashboards_have_identities_that_links_lead_to() -> None:
+    assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {
+        "cluster": "rolecall-cluster",
+        "job": "rolecall-job",
+    }
+    variables = {variable["name"] for variable in DASHBOARDS["job"]["templating"]["list"]}
+    for uid, variable in re.findall(r"/d/([\w-]+)\?var-(\w+)=", json.dumps(DASHBOARDS["cluster"])):
+        assert (uid, variable in variables) == ("rolecall-job", True)
+
+
+@DASHBOARD
+def test_panels_are_explained_and_do_not_overlap(name: str) -> None:
+    panels = DASHBOARDS[name]["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["title"]
+        assert panel["description"].endswith(".")
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= COLUMNS
+    assert not [(one["title"], other["title"]) for one, other in combinations(panels, 2) if _overlap(one, other)]
+
+
+def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    a, b = one["gridPos"], other["gridPos"]
+    return all(a[at] < b[at] + b[size] and b[at] < a[at] + a[size] for at, size in (("x", "w"), ("y", "h")))
+
+
+@pytest.mark.slow
+def test_there_is_data_behind_every_panel(start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path) -> None:
+    program("prometheus")
+    cluster = start_cluster()
+    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")
+    job = cluster.submit(long_job(rows))
+    cluster.until(job, past_step(0))
+    with _prometheus(cluster, tmp_path / "prometheus") as prometheus:
+        _await(lambda: _down(prometheus, targets=len(cluster.pids)))
+        _await(lambda: _without_data(prometheus, job))
+        _await(lambda: _not_offered(prometheus, job))
+        assert [name for name in _metrics() if not _query(prometheus, name)] == []
+    cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
+    cluster.wait_for(job, "cancelled")
+
+
+def _await(missing: Callable[[], list[str]]) -> None:
+    """Ask again until nothing is missing: Prometheus looks once a second, and rates need two looks."""
+    deadline = time.monotonic() + PATIENCE_S
+    while left := missing():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+
+
+def _down(prometheus: httpx.Client, targets: int) -> list[str]:
+    answers = _query(prometheus, "up")
+    down = [str(answer["metric"]) for answer in answers if answer["value"][1] != "1"]
+    return down if len(answers) == targets else [f"{len(answers)} of {targets} targets"]
+
+
+def _metrics() -> set[str]:
+    """The metrics that the panels name; an `or vector(0)` would hide one that does not exist."""
+    queries = [target["expr"] for b in DASHBOARDS.values() for panel in b["panels"] for target in panel["targets"]]
+    return {name for query in queries for name in re.findall(r"\brolecall_\w+|\bup\b", query)}
+
+
+def _without_data(prometheus: httpx.Client, job: str) -> list[str]:
+    return [
+        f"{board['title']}, {panel['title']}: {target['expr']}"
+        for board in DASHBOARDS.values()
+        for panel in board["panels"]
+        for target in panel["targets"]
+        if not _query(prometheus, target["expr"].replace("$job", job).replace("$__rate_interval", "10s"))
+    ]
+
+
+def _not_offered(prometheus: httpx.Client, job: str) -> list[str]:
+    """Whether the job dashboard's variable offers the job."""
+    (variable,) = [one for one in DASHBOARDS["job"]["templating"]["list"] if one["name"] == "job"]
+    found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
+    assert found
+    answer = prometheus.get(f"/api/v1/label/{found[2]}/values", params={"match[]": found[1]}).raise_for_status()
+    return [] if job in answer.json()["data"] else [job]
+
+
+def _query(prometheus: httpx.Client, expression: str) -> list[dict[str, Any]]:
+    answer = prometheus.get("/api/v1/query", params={"query": expression})
+    assert answer.status_code == 200, f"{expression}: {answer.text}"
+    return answer.json()["data"]["result"]
+
+
+@contextmanager
+def _prometheus(cluster: Cluster, folder: Path) -> Iterator[httpx.Client]:
+    """A real Prometheus with the shipped configuration, told where this cluster's programs and tokens are."""
+    folder.mkdir()
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(_moved(cluster, folder)))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}
+    command = [program("prometheus"), *(f"--{name}={value}" for name, value in options.items())]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([*command, f"--web.listen-address={address}"], stdout=log, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://{address}", timeout=10) as client:
+            _await(lambda: [] if _is_ready(client) else [(folder / "log").read_text()])
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/-/ready").is_success
+    except httpx.TransportError:
+        return False
+
+
+def _moved(cluster: Cluster, folder: Path) -> dict[str, Any]:
+    """The shipped configuration with other addresses, tokens and intervals; all else as it is."""
+    node_token = psutil.Process(cluster.pid("trainer-0")).environ()["ROLECALL_NODE_TOKEN"]
+    nodes = cluster.client.get("/nodes").raise_for_status().json()["nodes"]
+    places = {
+        "rolecall-master": (cluster.token, [cluster.url.removeprefix("http://")]),
+        "rolecall-nodes": (node_token, [f"127.0.0.1:{node['spec']['metrics_port']}" for node in nodes]),
+    }
+    configuration = _configuration() | {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
+    for name, scrape in _scrapes(configuration).items():
+        token, targets = places[name]
+        (folder / name).write_text(token)
+        scrape["authorization"] = {"credentials_file": str(folder / name)}
+        scrape.pop("dns_sd_configs", None)
+        scrape["static_configs"] = [{"targets": targets}]
+    return configuration
