@@ -73,7 +73,7 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.model and self.model_fields_set & {"layers", "dropout"}:
+        if self.model and (self.layers, self.dropout) != (2, 0.2):
             raise ValueError("layers and dropout shape the LSTM that model replaces; give either those or model")
         if self.protocol == "seed" and self.max_grad_norm is not None:
             raise ValueError("protocol: seed does not clip gradients; set max_grad_norm to null")
