@@ -8,10 +8,13 @@ import importlib
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -80,12 +83,17 @@ def run_gang(
     *,
     resume_from: CheckpointManifest | None = None,
     timeout_s: float = 240.0,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> GangResult:
-    """Run one attempt to its end; fails the test with the first worker's traceback if one fails."""
+    """Run one attempt to its end, `environment` added to the workers'; fails the test with the first worker's traceback
+    if one fails (but for workers that the workload can do without).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     gang = _plan(roles)
     launches = [_launch(workload, params, worker, gang, resume_from) for worker in gang.workers]
-    workers = [_processes.Process(target=_work, args=(launch, folder), daemon=True) for launch in launches]
+    workers = [
+        _processes.Process(target=_work, args=(launch, folder, dict(environment)), daemon=True) for launch in launches
+    ]
     for worker in workers:
         worker.start()
     try:
@@ -123,7 +131,8 @@ def _launch(
     )
 
 
-def _work(launch: WorkerLaunch, folder: Path) -> None:
+def _work(launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
     torch.set_num_threads(1)
     workdir = Workdir.of(folder, launch.job, launch.attempt, launch.worker.rank)
     workdir.scratch.mkdir(parents=True, exist_ok=True)

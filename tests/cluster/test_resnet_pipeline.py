@@ -23,11 +23,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 
+THEIRS = """
+from torch import nn
+
+def small(classes, width):
+    first = nn.Sequential(nn.Conv2d(3, width, 4, stride=4), nn.BatchNorm2d(width), nn.ReLU())
+    second = nn.Sequential(nn.Conv2d(width, width, 8), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(first, second, nn.Linear(width, classes))
+"""
+
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "their_nets.py").write_text(THEIRS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stages(plugins: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two stages' nodes, where jobs may bring a model of their own."""
     options = ("--stages", "2", "--trainers", "0", "--parameter-servers", "0")
-    with running_cluster(tmp_path_factory.mktemp("stages"), *options) as started:
+    environment = {"ROLECALL_PLUGINS": str(plugins)}
+    with running_cluster(tmp_path_factory.mktemp("stages"), *options, environment=environment) as started:
         yield started
 
 
@@ -105,6 +123,21 @@ def test_a_killed_stage_costs_an_attempt_and_not_the_result(
     assert f"{victim} on {gang[victim]['node']}: killed by SIGKILL" in document["attempts"][0]["cause"]
     assert "resumed from the checkpoint at step" in stages.client.get(f"/jobs/{job}/events").text
     torch.testing.assert_close(weights(stages, job, tmp_path), uninterrupted, rtol=0, atol=0)
+
+
+def test_a_model_of_the_jobs_own(stages: Cluster, plugins: Path, folder: Path, tmp_path: Path) -> None:
+    request = exact_job(folder)
+    request["params"] |= {"model": {"builder": "their_nets:small", "arguments": {"width": 8}}, "cuts": ["1"]}
+    job = stages.submit(request)
+    stages.wait_for(job, "succeeded", 120)
+    assert weights(stages, job, tmp_path)["2.weight"].shape == (3, 8)
+    answered = subprocess.check_output(
+        [sys.executable, "-c", "from model import load; print(load('.').classes)"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(plugins)},
+        text=True,
+    )
+    assert answered == "['checks', 'columns', 'rows']\n"
 
 
 def test_a_paused_job_goes_on_where_it_was(stages: Cluster, folder: Path) -> None:

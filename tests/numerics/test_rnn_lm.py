@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ STEPS_PER_EPOCH = 105
 SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.5, "weight_decay": 1e-4}
 ADAM = {"name": "adam", "lr": 0.005}
 ADAMW = {"name": "adamw", "lr": 0.005, "weight_decay": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As each worker of the gang has; on tensors this small a second thread would only wait."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

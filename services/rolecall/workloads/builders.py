@@ -43,9 +43,14 @@ def build(chosen: Builder, *given: Any) -> Any:
         raise InputError(f"{chosen.builder} can't be called with {chosen.arguments}: {error}") from error
 
 
+def require_allowed(module: str) -> None:
+    """Raises `InputError` unless jobs may name what `module` has; makes those of allowed folders importable."""
+    _require_allowed(module, read_builders())
+
+
 def _find(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
-    _require_allowed(module, read_builders())
+    require_allowed(module)
     try:
         found = getattr(importlib.import_module(module), function, None)
     except ImportError as error:

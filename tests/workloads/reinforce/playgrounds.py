@@ -86,6 +86,11 @@ class Levers(Maze):
     action_space = spaces.MultiDiscrete([2, 2])
 
 
+def no_environment() -> dict[str, Any]:
+    """What an entry point must not give."""
+    return {}
+
+
 class Scaled(gymnasium.RewardWrapper[Any, Any]):
     """A wrapper with an argument."""
 

@@ -7,6 +7,12 @@ from rolecall.workloads.reinforce import environments
 from rolecall.workloads.reinforce.collector import Collector, Decide
 from rolecall.workloads.reinforce.params import Environment
 
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
+
+
 CORRIDOR = Environment(id="tests.workloads.reinforce.playgrounds:Corridor", kwargs={"length": 3})
 
 

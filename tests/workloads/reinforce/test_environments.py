@@ -15,6 +15,11 @@ from rolecall.workloads.reinforce.params import Environment, Params
 HERE = "tests.workloads.reinforce.playgrounds"
 
 
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
+
+
 def environment(**given: Any) -> Environment:
     return Environment.model_validate({"id": "CartPole-v1", **given})
 
@@ -72,7 +77,10 @@ def test_the_step_after_an_end_begins_anew() -> None:
     ("given", "said"),
     [
         ({"environment": "CartPoll-v1"}, "CartPoll"),
-        ({"environment": "nowhere.at.all:Env"}, "No module named 'nowhere'"),
+        ({"environment": "subprocess:Popen"}, "not allowed builders of subprocess"),
+        ({"environment": "shutil:Walk-v0"}, "not allowed builders of shutil"),
+        ({"environment": "tests.workloads.reinforce.nowhere:Env"}, "No module named"),
+        ({"environment": f"{HERE}:no_environment"}, "is no gymnasium.Env but a dict"),
         ({"environment": f"{HERE}:Nothing"}, "Nothing"),
         ({"environment": {"id": "CartPole-v1", "kwargs": {"gravity": 1}}}, "gravity"),
         ({"environment": {"id": "CartPole-v1", "wrappers": ["NoSuchWrapper"]}}, "NoSuchWrapper"),
@@ -81,7 +89,7 @@ def test_the_step_after_an_end_begins_anew() -> None:
         ({"environment": {"id": "Acrobot-v1", "vectorization": "own"}}, "set environment.vectorization to loop"),
         (
             {"environment": "CartPole-v1", "policy": {"name": "custom", "builder": "nowhere:Net"}},
-            "builder 'nowhere:Net'",
+            "not allowed builders of nowhere",
         ),
     ],
 )

@@ -48,7 +48,8 @@ def test_an_episode_is_filmed(tmp_path: Path) -> None:
         assert movie.n_frames > 5
 
 
-def test_what_can_not_be_filmed_says_so(tmp_path: Path) -> None:
+def test_what_can_not_be_filmed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
     params = Params.model_validate({"environment": "tests.workloads.reinforce.playgrounds:Corridor"})
     policy = new_policy(params, environments.describe(params.environment))
     with pytest.raises(NoPicture, match="render_mode"):

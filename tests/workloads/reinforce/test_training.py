@@ -14,6 +14,7 @@ from rolecall.workloads.reinforce.trajectory import Outcomes
 
 GANG = {Role.TRAINER: 1, Role.OBSERVER: 2}
 HERE = "tests.workloads.reinforce.playgrounds"
+ALLOWED = {"ROLECALL_BUILDERS": "tests.workloads.reinforce"}
 
 
 def job(environment: str, **changes: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def test_seeds_are_shared_evenly() -> None:
 @pytest.mark.parametrize("policy_at", ["agent", "observer"])
 def test_the_agent_goes_on_without_a_lost_observer(tmp_path: Path, policy_at: str) -> None:
     """Observer 1's process dies in its second trajectory."""
-    result = run_gang("reinforce", job("Deadly", policy_at=policy_at), GANG, tmp_path)
+    result = run_gang("reinforce", job("Deadly", policy_at=policy_at), GANG, tmp_path, environment=ALLOWED)
     assert result.result["observers"] == 1
     assert result.result["updates"] == 6
 
@@ -63,7 +64,7 @@ def test_the_agent_goes_on_without_a_lost_observer(tmp_path: Path, policy_at: st
 @pytest.mark.slow
 def test_an_observer_that_dies_in_an_evaluation_leaves_its_episodes_to_the_others(tmp_path: Path) -> None:
     params = job("Deadly", evaluation={"episodes": 60, "movie": False}, max_updates=1)
-    result = run_gang("reinforce", params, GANG, tmp_path)
+    result = run_gang("reinforce", params, GANG, tmp_path, environment=ALLOWED)
     assert result.result["observers"] == 1
     assert result.result["evaluation_length"] >= 1
 
@@ -71,7 +72,7 @@ def test_an_observer_that_dies_in_an_evaluation_leaves_its_episodes_to_the_other
 @pytest.mark.slow
 def test_too_few_observers_end_the_attempt_behind_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="1 of 2 observers are left, and the job wants 2"):
-        run_gang("reinforce", job("Deadly", least_observers=2), GANG, tmp_path)
+        run_gang("reinforce", job("Deadly", least_observers=2), GANG, tmp_path, environment=ALLOWED)
     assert list(tmp_path.glob("checkpoint-*.json"))
 
 
@@ -80,6 +81,6 @@ def test_too_few_observers_end_the_attempt_behind_a_checkpoint(tmp_path: Path) -
 def test_a_slow_observer_does_not_hold_the_others(tmp_path: Path, policy_at: str) -> None:
     """While the slow one takes seconds over its 16 steps, the other plays alone."""
     params = job("Slow", wait_for=0.5, policy_at=policy_at, max_updates=8, evaluation={"episodes": 1, "movie": False})
-    result = run_gang("reinforce", params, GANG, tmp_path)
+    result = run_gang("reinforce", params, GANG, tmp_path, environment=ALLOWED)
     assert result.result["updates"] == 8
     assert result.result["env_steps"] < 1.5 * 8 * 16 * 2

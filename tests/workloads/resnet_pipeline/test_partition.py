@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolecall.workloads.resnet_pipeline.partition import best_cuts
+from rolecall.spec.errors import InputError
+from rolecall.workloads.resnet_pipeline.partition import best_cuts, places
 
 costs = st.integers(2, 4).flatmap(
     lambda stages: st.integers(stages, 8).flatmap(
@@ -44,3 +45,16 @@ def test_no_partition_is_better(costs: list[list[float]]) -> None:
 )
 def test_cuts(costs: list[list[float]], cuts: list[int]) -> None:
     assert best_cuts(costs) == cuts
+
+
+def test_cuts_are_found_by_name() -> None:
+    assert places(["b", "d"], ["a", "b", "c", "d"]) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "said"),
+    [(["a"], "no block a to cut before; legal: b, c"), (["c", "b"], "follow the model's order"), (["b", "b"], "once")],
+)
+def test_cuts_that_the_model_cant_have_are_refused(cuts: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        places(cuts, ["a", "b", "c"])

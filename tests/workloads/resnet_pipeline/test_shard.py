@@ -1,14 +1,16 @@
 """One stage's arithmetic, without a gang."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from rolecall.spec.errors import CheckpointError
+from rolecall.spec.errors import CheckpointError, InputError
 from rolecall.workloads.resnet_pipeline.costs import block_costs
+from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
-from rolecall.workloads.resnet_pipeline.shard import Shard
+from rolecall.workloads.resnet_pipeline.shard import Shard, whole_model
 
 NAMES = block_names("resnet18")
 CPU = torch.device("cpu")
@@ -61,6 +63,25 @@ def test_inference_leaves_statistics_alone() -> None:
         assert not shard.compute(torch.rand(4, 3, 32, 32)).requires_grad
     torch.testing.assert_close(shard.weights(), before, rtol=0, atol=0)
     assert shard.blocks.training
+
+
+def test_a_model_of_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "their_nets.py").write_text(
+        "from torch import nn\n"
+        "def small(classes, width):\n"
+        "    return nn.Sequential(nn.Conv2d(3, width, 32), nn.Flatten(), nn.Linear(width, classes))\n"
+        "def uncut(classes):\n"
+        "    return nn.Linear(1, classes)\n"
+    )
+    small = {"builder": "their_nets:small", "arguments": {"width": 4}}
+    model = whole_model(params(model=small), 3)
+    assert list(blocks_of(model)) == ["0", "1", "2"]
+    shard = Shard(params(model=small), 3, ["2"], CPU)
+    torch.testing.assert_close(shard.weights()["2.weight"], model[2].weight.detach(), rtol=0, atol=0)
+    with pytest.raises(InputError, match=r"their_nets:uncut gives a Linear; a model to be cut is an nn\.Sequential"):
+        whole_model(params(model={"builder": "their_nets:uncut"}), 3)
 
 
 def test_every_block_has_its_cost() -> None:

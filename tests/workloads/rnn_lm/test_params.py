@@ -35,7 +35,7 @@ def params(**given: Any) -> Params:
         ({"protocol": "seed", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
         ({"early_stopping": {}, "text": {"train": "t", "validation": 0.0}}, "early_stopping needs validation text"),
         ({"sample": {"prompt": " \t"}}, "a prompt of blanks has no tokens"),
-        ({"model": {"builder": "mine:gru"}, "layers": 2}, "give either those or model"),
+        ({"model": {"builder": "mine:gru"}, "layers": 3}, "give either those or model"),
         ({"loss_at": "master"}, "'server' or 'trainer'"),
         ({"dropout": 1.0}, "less than 1"),
         ({"text": {"train": []}}, "at least 1 item"),

@@ -34,6 +34,9 @@ def averaging(dim, context, reach=0):
 def shrinking(dim, context):
     return nn.Linear(dim, dim // 2)
 
+def nothing(dim, context):
+    return nn.Identity()
+
 def normed(dim, context):
     layer = nn.Linear(dim, dim)
     layer.register_buffer("seen", torch.zeros(1))
@@ -78,8 +81,9 @@ def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
     ("function", "arguments", "said"),
     [
         ("averaging", {"reach": 1}, "sees a later one"),
-        ("shrinking", {}, "must give the same shape"),
+        ("shrinking", {}, "must give the same"),
         ("normed", {}, "persistent=False"),
+        ("nothing", {}, "without weights"),
         ("averaging", {"width": 3}, "can't be called with"),
     ],
 )

@@ -11,7 +11,8 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from rolecall.spec.errors import InputError
-from rolecall.workloads.reinforce.params import Environment, Params, Wrapper
+from rolecall.workloads.builders import check_builder, require_allowed
+from rolecall.workloads.reinforce.params import Custom, Environment, Params, Wrapper
 
 Env = gymnasium.Env[Any, Any]
 
@@ -28,6 +29,8 @@ def make(environment: Environment, *, render: bool = False) -> Env:
             made = _wrapper(wrapper)(made, **wrapper.kwargs)
     except (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError) as error:
         raise InputError(f"the environment {environment.id!r} can't be made on this node: {error}") from error
+    if not isinstance(made, gymnasium.Env):
+        raise InputError(f"the environment {environment.id!r} is no gymnasium.Env but a {type(made).__name__}")
     return made
 
 
@@ -64,8 +67,8 @@ def check(params: Params) -> None:
     describe(params.environment)
     if params.environment.vectorization == "own":
         make_vector(params.environment, 1).close()
-    if params.policy.name == "custom":
-        _require_builder(params.policy.builder)
+    if isinstance(params.policy, Custom):
+        check_builder(params.policy)
 
 
 def _make_bare(environment: Environment, arguments: dict[str, Any]) -> Env:
@@ -79,6 +82,8 @@ def _make_bare(environment: Environment, arguments: dict[str, Any]) -> Env:
 def _entry_point(name: str) -> Callable[..., Any] | None:
     """What `package.module:Class` names. An id that a module registers has a version: it is no Python name."""
     module, colon, path = name.partition(":")
+    if colon and module.partition(".")[0] != "gymnasium":
+        require_allowed(module)
     if not colon or not all(part.isidentifier() for part in path.split(".")):
         return None
     found: Any = importlib.import_module(module)
@@ -89,13 +94,6 @@ def _entry_point(name: str) -> Callable[..., Any] | None:
 
 def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
     return _entry_point(wrapper.entry_point) or getattr(gymnasium.wrappers, wrapper.entry_point)
-
-
-def _require_builder(name: str) -> None:
-    try:
-        _entry_point(name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"the policy's builder {name!r} can't be had on this node: {error}") from error
 
 
 def _observation(space: spaces.Space[Any]) -> dict[str, Any]:

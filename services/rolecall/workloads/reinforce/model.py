@@ -232,11 +232,8 @@ def _head(action: dict[str, Any]) -> Categorical | Gaussian:
 def _network(policy: dict[str, Any], shape: tuple[int, ...], outputs: int) -> nn.Module:
     if policy["name"] == "mlp":
         return Mlp(math.prod(shape), outputs, policy["hidden"], policy["activation"])
-    module, _, name = policy["builder"].partition(":")
-    builder = import_module(module)
-    for part in name.split("."):
-        builder = getattr(builder, part)
-    return builder(observation_shape=shape, outputs=outputs, **policy["arguments"])
+    module, _, function = policy["builder"].partition(":")
+    return getattr(import_module(module), function)(shape, outputs, **policy["arguments"])
 
 
 def load(folder: str | Path) -> Policy:

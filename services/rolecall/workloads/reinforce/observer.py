@@ -129,10 +129,10 @@ class _Observer:
         self._policy.load_state_dict(order.weights)
         torch.manual_seed(seed_of(self._params.seed, Stream.ACTIONS, order.seeds[0]))
         count = len(order.seeds)
-        # Shares differ by one at most while no observer is lost, so that few sets of environments are kept.
-        collector = self._judging.setdefault(count, self._collector(count, loop=True))
-        collector.restart(list(order.seeds))
-        return Played(None, collector.episodes(self._judge))
+        if count not in self._judging:  # Shares stay the same while no observer is lost: few sets are kept.
+            self._judging[count] = self._collector(count, loop=True)
+        self._judging[count].restart(list(order.seeds))
+        return Played(None, self._judging[count].episodes(self._judge))
 
     @torch.inference_mode()
     def _draw(self, observations: Tensor, trace: Trace) -> Tensor:

@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.spec import workload
+from rolecall.workloads.builders import Builder
 from rolecall.workloads.params import Adam, AdamW, LrSchedule, Sgd
 
 Discount = Annotated[float, Field(gt=0, le=1)]
 Weight = Annotated[float, Field(ge=0)]
-EntryPoint = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
 
 def _identified(given: Any) -> Any:
@@ -28,7 +28,8 @@ class Wrapper(workload.Params):
     """A class that changes what an environment shows or takes."""
 
     entry_point: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_][\w.]*$")]
-    """`package.module:Class`, or the bare name of a class in `gymnasium.wrappers`, e.g. `FlattenObservation`."""
+    """The bare name of a class in `gymnasium.wrappers`, e.g. `FlattenObservation`, or `package.module:Class` where the
+    operator allowed it."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
 
@@ -38,7 +39,7 @@ class Environment(workload.Params):
 
     id: Annotated[str, Field(min_length=1)]
     """A registered id (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an entry point
-    (`package.module:Class`) in a package that is installed on the observers' nodes."""
+    (`package.module:Class`). What names a module must lie where the operator allowed it, as builders must."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_episode_steps: Annotated[int, Field(ge=1)] | None = None
@@ -67,17 +68,14 @@ class Mlp(workload.Params):
     """The function between the layers."""
 
 
-class Custom(workload.Params):
-    """A network from an installed package."""
+class Custom(Builder):
+    """A network of the user's own: the function is called with the shape of one observation, the number of outputs
+    (logits, or means of the actions) and the arguments. It gives a torch module that takes observations [n, *shape] and
+    gives the outputs [n, outputs] and the values [n].
+    """
 
     name: Literal["custom"]
     """Chooses this policy."""
-    builder: EntryPoint
-    """`package.module:callable`, called with `inputs` (numbers per observation), `outputs` (logits, or means of the
-    actions) and `arguments`; gives a torch module whose `forward` takes observations [n, inputs] and gives the outputs
-    [n, outputs] and the values [n]."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """More keyword arguments of the builder."""
 
 
 class Reinforce(workload.Params):
@@ -100,7 +98,7 @@ class Ppo(workload.Params):
 
     name: Literal["ppo"]
     """Chooses this algorithm."""
-    steps: Annotated[int, Field(ge=1)] = 128
+    steps: Annotated[int, Field(ge=4)] = 128
     """Steps of each environment per update."""
     epochs: Annotated[int, Field(ge=1)] = 10
     """Passes over the transitions of an update."""
@@ -116,7 +114,7 @@ class Ppo(workload.Params):
     """How far a value may move in one update; by default as far as it wants."""
     value_coefficient: Weight = 0.5
     """The weight of the value loss."""
-    entropy_coefficient: Weight = 0.0
+    entropy_coefficient: Weight = 0.01
     """The weight of the entropy, which keeps the policy exploring."""
     normalize_advantages: bool = True
     """Bring the advantages of each minibatch to mean 0 and deviation 1."""

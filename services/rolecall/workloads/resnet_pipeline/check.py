@@ -2,18 +2,21 @@
 
 from rolecall.spec import workload
 from rolecall.spec.role import Role
+from rolecall.workloads.builders import Builder, check_builder
 from rolecall.workloads.images.check import check_images
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
+
+_MOST = 256
 
 
 def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` unless the stages divide by the replicas, and the blocks suffice for a pipeline's stages."""
     assert isinstance(params, Params)
-    stages, replicas, blocks = counts[Role.STAGE], params.replicas, len(block_names(params.model))
-    if stages % replicas or not 2 <= stages // replicas <= blocks:
+    stages, replicas, most = counts[Role.STAGE], params.replicas, _most_stages(params)
+    if stages % replicas or not 2 <= stages // replicas <= most:
         raise ValueError(
-            f"{stages} stages for {replicas} replica(s): roles.stage counts the stages of all replicas, and each has "
-            f"2 to {blocks} ({params.model} has {blocks} blocks); legal: {replicas} times 2 to {blocks}"
+            f"{stages} stages for {replicas} replica(s): roles.stage counts the stages of all replicas, and each has 2 "
+            f"or more and at most as many as its model has blocks; legal: {replicas} times 2 to {most}"
         )
     if params.cuts is not None and len(params.cuts) != stages // replicas - 1:
         raise ValueError(
@@ -22,11 +25,21 @@ def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
         )
 
 
+def _most_stages(params: Params) -> int:
+    """The blocks of a model of the job's own are counted when it is built."""
+    return len(block_names(params.model)) if isinstance(params.model, str) else _MOST
+
+
 def check_node(params: workload.Params, role: Role) -> None:
-    """On a stage's node, raises `InputError` unless the images are there: any of them may play the first stage."""
+    """On a stage's node, raises `InputError` unless the images are there (any of them may play the first stage) and
+    the job may bring its model.
+    """
     assert isinstance(params, Params)
-    if role is Role.STAGE:
-        check_images(params.data)
+    if role is not Role.STAGE:
+        return
+    if isinstance(params.model, Builder):
+        check_builder(params.model)
+    check_images(params.data)
 
 
 def rpc_threads(params: workload.Params, counts: dict[Role, int]) -> int:

@@ -22,43 +22,52 @@ classifier = load(".")
 classifier.predict([Image.open("image.png")])  # the probability of each of classifier.classes
 ```
 
-`model.safetensors` has torchvision's own names:
 """
 _PLAIN = """
+`model.safetensors` has torchvision's own names:
+
 ```python
 from safetensors.torch import load_file
 from torchvision.models import {model}
 {imports}{model}(num_classes={classes}{norm}).load_state_dict(load_file("model.safetensors"))
 ```
 """
+_OWN = """
+The model is made by `{builder}`, whose module must be importable; `model.safetensors` has its names.
+"""
 
 
 def write_export(folder: Path, params: Params, classes: Sequence[str], weights: Mapping[str, torch.Tensor]) -> Path:
-    """Writes `model.zip` into `folder` and gives its path; `weights` bear torchvision's names."""
+    """Writes `model.zip` into `folder` and gives its path; `weights` bear the whole model's names."""
     tensors = folder / "model.safetensors"
     save_file(dict(weights), tensors)
     about = {
         "workload": "resnet-pipeline",
-        "model": params.model,
+        "model": params.model if isinstance(params.model, str) else params.model.model_dump(),
         "norm": params.norm,
         "classes": classes,
         "size": params.data.size,
         "mean": params.data.mean,
         "std": params.data.std,
     }
-    batch_norm = params.norm == "batch"
-    plain = _PLAIN.format(
-        model=params.model,
-        classes=len(classes),
-        imports="" if batch_norm else "from torch.nn import GroupNorm\n",
-        norm="" if batch_norm else ", norm_layer=lambda channels: GroupNorm(32, channels)",
-    )
     files = {
         "model.py": Path(model.__file__),
         "model.json": json.dumps(about, indent=1, ensure_ascii=False),
         "model.safetensors": tensors,
-        "README.md": _README + plain,
+        "README.md": _README + _about_weights(params, len(classes)),
     }
     path = write_archive(folder, "model.zip", files)
     tensors.unlink()
     return path
+
+
+def _about_weights(params: Params, classes: int) -> str:
+    if not isinstance(params.model, str):
+        return _OWN.format(builder=params.model.builder)
+    batch_norm = params.norm == "batch"
+    return _PLAIN.format(
+        model=params.model,
+        classes=classes,
+        imports="" if batch_norm else "from torch.nn import GroupNorm\n",
+        norm="" if batch_norm else ", norm_layer=lambda channels: GroupNorm(32, channels)",
+    )

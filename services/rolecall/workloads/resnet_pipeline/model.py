@@ -1,8 +1,12 @@
-"""Torchvision's ResNets as chains of blocks. Needs torch and torchvision, and nothing of Rolecall.
+"""Torchvision's ResNets as chains of blocks.
+
+Needs torch and torchvision, and nothing of Rolecall; where the job brought a model of its own, also the package that
+makes it.
 
 An exported model carries a copy of this file.
 """
 
+import importlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,41 +55,31 @@ class Head(nn.Module):
         return self.fc(torch.flatten(self.avgpool(features), 1))
 
 
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """What a model can be cut between, in order: the children of an `nn.Sequential`, else those of a ResNet."""
+    if isinstance(model, nn.Sequential):
+        return dict(model.named_children())
+    layers = [(name, layer) for name, layer in model.named_children() if name.startswith("layer")]
+    blocks = {f"{name}.{number}": block for name, layer in layers for number, block in layer.named_children()}
+    return {"stem": Stem(model), **blocks, "head": Head(model)}
+
+
 class Blocks(nn.Module):
-    """Consecutive blocks of a ResNet; parameters and buffers bear the names that they have in torchvision's model."""
+    """Consecutive blocks of a model."""
 
-    def __init__(self, resnet: nn.Module, names: Iterable[str]) -> None:
+    def __init__(self, model: nn.Module, names: Iterable[str]) -> None:
         super().__init__()
-        for name in names:
-            self._add(resnet, name)
-
-    def _add(self, resnet: nn.Module, name: str) -> None:
-        if name in ("stem", "head"):
-            self.add_module(name, Stem(resnet) if name == "stem" else Head(resnet))
-            return
-        layer, block = name.split(".")
-        if not hasattr(self, layer):
-            self.add_module(layer, nn.ModuleDict())
-        getattr(self, layer)[block] = resnet.get_submodule(name)
-
-    def chain(self) -> list[nn.Module]:
-        """The blocks in their order."""
-        return [
-            block
-            for part in self.children()
-            for block in (part.values() if isinstance(part, nn.ModuleDict) else [part])
-        ]
+        every = blocks_of(model)
+        self.chain = nn.ModuleList([every[name] for name in names])
+        there = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+        self.model_names = {name: there[id(tensor)] for name, tensor in self.state_dict(keep_vars=True).items()}
+        """The names that parameters and buffers have in the whole model, by those that they have here."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """One block after another."""
-        for block in self.chain():
+        for block in self.chain:
             features = block(features)
         return features
-
-
-def torchvision_name(name: str) -> str:
-    """The name that a parameter or buffer of `Blocks` has in torchvision's model."""
-    return name.removeprefix("stem.").removeprefix("head.")
 
 
 def bring_to_size(size: int) -> v2.Transform:
@@ -104,8 +98,8 @@ def normalized(images: torch.Tensor, mean: Iterable[float], std: Iterable[float]
 class Classifier:
     """A trained model with all that it needs to know about images."""
 
-    def __init__(self, resnet: nn.Module, about: dict) -> None:
-        self.resnet = resnet.eval()
+    def __init__(self, model: nn.Module, about: dict) -> None:
+        self.model = model.eval()
         self.classes: list[str] = about["classes"]
         self._about = about
 
@@ -113,16 +107,25 @@ class Classifier:
         """[b, classes] the probability of each class."""
         prepare = v2.Compose([bring_to_size(self._about["size"]), v2.RGB(), v2.PILToTensor()])
         pixels = torch.stack([prepare(image) for image in images])
-        dtype = next(self.resnet.parameters()).dtype
+        dtype = next(self.model.parameters()).dtype
         with torch.inference_mode():
-            logits = self.resnet(normalized(pixels, self._about["mean"], self._about["std"], dtype))
+            logits = self.model(normalized(pixels, self._about["mean"], self._about["std"], dtype))
         return logits.softmax(-1)
 
 
 def load(folder: str | Path) -> Classifier:
     """The model of an unpacked `model.zip`."""
     about = json.loads(Path(folder, "model.json").read_text())
-    resnet = build_resnet(about["model"], len(about["classes"]), about["norm"])
+    model = _described(about)
     weights = load_file(Path(folder, "model.safetensors"))
-    resnet.to(weights["fc.weight"].dtype).load_state_dict(weights)
-    return Classifier(resnet, about)
+    dtype = next(value.dtype for value in weights.values() if value.is_floating_point())
+    model.to(dtype).load_state_dict(weights)
+    return Classifier(model, about)
+
+
+def _described(about: dict) -> nn.Module:
+    own, classes = about["model"], len(about["classes"])
+    if isinstance(own, str):
+        return build_resnet(own, classes, about["norm"])
+    module, _, function = own["builder"].partition(":")
+    return getattr(importlib.import_module(module), function)(classes, **own["arguments"])

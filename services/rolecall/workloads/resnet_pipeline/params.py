@@ -4,8 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rolecall.spec.errors import InputError
+from rolecall.workloads.builders import Builder
 from rolecall.workloads.images.params import Images
 from rolecall.workloads.params import Adam, AdamW, Fraction, LrSchedule, Sgd, TrainingParams
+from rolecall.workloads.resnet_pipeline.partition import places
 
 _LAYERS = {
     "resnet18": (2, 2, 2, 2),
@@ -19,7 +22,7 @@ _SHRINKS = 32
 
 
 def block_names(model: str) -> tuple[str, ...]:
-    """What a model can be cut between, in order: `stem`, torchvision's names of the residual blocks, `head`."""
+    """What a ResNet can be cut between, in order: `stem`, torchvision's names of the residual blocks, `head`."""
     layers = enumerate(_LAYERS[model], start=1)
     return ("stem", *(f"layer{layer}.{block}" for layer, blocks in layers for block in range(blocks)), "head")
 
@@ -29,11 +32,13 @@ class Params(TrainingParams):
 
     data: Images
     """The images."""
-    model: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] = "resnet18"
-    """Which of torchvision's ResNets (He et al., 2015)."""
+    model: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] | Builder = "resnet18"
+    """Which of torchvision's ResNets (He et al., 2015), or a model of the job's own: a function that is called with the
+    number of classes and gives an `nn.Sequential` from images [b, 3, size, size] to logits [b, classes]; it is cut
+    between its children."""
     norm: Literal["batch", "group"] = "batch"
-    """`batch`: BatchNorm over each micro-batch, so that their number changes the result; `group`: GroupNorm (Wu and He,
-    2018) with 32 groups, over each image alone."""
+    """Of torchvision's ResNets. `batch`: BatchNorm over each micro-batch, so that their number changes the result;
+    `group`: GroupNorm (Wu and He, 2018) with 32 groups, over each image alone."""
     label_smoothing: Fraction = 0.0
     """The share of the target that is spread over all classes."""
     batch_size: Annotated[int, Field(ge=1)] = 128
@@ -76,7 +81,8 @@ class Params(TrainingParams):
             raise ValueError(
                 f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; legal: {legal}"
             )
-        if self.norm == "batch" and self.micro_batch_size == 1 and self.data.size <= _SHRINKS:
+        one_value = self.micro_batch_size == 1 and self.data.size <= _SHRINKS
+        if isinstance(self.model, str) and self.norm == "batch" and one_value:
             raise ValueError(
                 f"norm: batch needs more than one value per channel, and a micro-batch of one image of "
                 f"{self.data.size} pixels ends with one; take fewer micro_batches, a larger batch_size or norm: group"
@@ -85,18 +91,18 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _legal_cuts(self) -> Self:
-        if self.cuts is None:
+        if self.cuts is None or isinstance(self.model, Builder):
             return self
-        legal = block_names(self.model)[1:]
-        if unknown := [cut for cut in self.cuts if cut not in legal]:
-            raise ValueError(f"cuts: {self.model} has no block {', '.join(unknown)}; legal: {', '.join(legal)}")
-        places = [legal.index(cut) for cut in self.cuts]
-        if places != sorted(set(places)):
-            raise ValueError(f"cuts must follow the model's order, each once: {', '.join(legal)}")
+        try:
+            places(self.cuts, block_names(self.model))
+        except InputError as error:
+            raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if isinstance(self.model, Builder) and self.norm != "batch":
+            raise ValueError("norm is for torchvision's ResNets; a model of the job's own has its own, leave norm out")
         if self.protocol == "seed" and self.lr_schedule != LrSchedule():
             raise ValueError("protocol: seed keeps its learning rates constant; leave lr_schedule out")
         if self.protocol == "seed" and self.replicas > 1:

@@ -3,6 +3,20 @@
 from collections.abc import Sequence
 from itertools import accumulate
 
+from rolecall.spec.errors import InputError
+
+
+def places(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The places of the blocks that begin the later stages; raises `InputError` for cuts that the model can't have."""
+    if unknown := [cut for cut in cuts if cut not in names[1:]]:
+        raise InputError(
+            f"cuts: the model has no block {', '.join(unknown)} to cut before; legal: {', '.join(names[1:])}"
+        )
+    found = [names.index(cut) for cut in cuts]
+    if found != sorted(set(found)):
+        raise InputError(f"cuts must follow the model's order, each once: {', '.join(names[1:])}")
+    return found
+
 
 def best_cuts(costs: Sequence[Sequence[float]]) -> list[int]:
     """The first block of every stage but the first; `costs[s][b]` is what block `b` costs on stage `s`.

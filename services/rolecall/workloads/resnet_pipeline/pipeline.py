@@ -5,7 +5,6 @@ when.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -20,11 +19,11 @@ from rolecall.spec.role import Role
 from rolecall.workloads.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
 from rolecall.workloads.resnet_pipeline.costs import block_costs
 from rolecall.workloads.resnet_pipeline.evaluation import Scorer, Scores
-from rolecall.workloads.resnet_pipeline.model import bring_to_size, normalized
-from rolecall.workloads.resnet_pipeline.params import Params, block_names
+from rolecall.workloads.resnet_pipeline.model import blocks_of, bring_to_size, normalized
+from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.schedule import one_forward_one_backward
 from rolecall.workloads.resnet_pipeline.seed_protocol import SeedShard
-from rolecall.workloads.resnet_pipeline.shard import Shard, weight_type
+from rolecall.workloads.resnet_pipeline.shard import Shard, weight_type, whole_model
 from rolecall.workloads.resnet_pipeline.wire import Outbox, inbox
 
 # How many micro-batches of an evaluation may wait in front of a stage.
@@ -86,11 +85,13 @@ class PipelineStage:
         """What each block costs here, in seconds."""
         return block_costs(self._params, classes, self._context.device)
 
-    def build(self, cuts: list[int], classes: int) -> None:
-        """Take this stage's blocks; `cuts` are the numbers of the blocks with which the later stages begin."""
-        names = block_names(self._params.model)
-        begin, end = list(pairwise([0, *cuts, len(names)]))[self._place]
-        self._shard = Shard(self._params, classes, names[begin:end], self._context.device)
+    def block_names(self, classes: int) -> tuple[str, ...]:
+        """What the model can be cut between."""
+        return tuple(blocks_of(whole_model(self._params, classes)))
+
+    def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
+        """Take this stage's blocks; `partition` has the names of every stage's."""
+        self._shard = Shard(self._params, classes, partition[self._place], self._context.device)
         self._scorer = Scorer(classes, self._context.device)
 
     def _outbox(self, place: int) -> Outbox:
@@ -229,5 +230,5 @@ class PipelineStage:
         self.dismissed = reason
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers, by torchvision's names."""
+        """Parameters and buffers, by their names in the whole model."""
         return self._shard.weights()

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 
-from rolecall.spec.errors import CheckpointError, WorkloadError
+from rolecall.spec.errors import CheckpointError, InputError, WorkloadError
+from rolecall.workloads.builders import build
 from rolecall.workloads.optimizers import dense_optimizer, scale_rates
-from rolecall.workloads.resnet_pipeline.model import Blocks, build_resnet, torchvision_name
+from rolecall.workloads.resnet_pipeline.model import Blocks, build_resnet
 from rolecall.workloads.resnet_pipeline.params import Params
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
@@ -20,10 +21,18 @@ def weight_type(params: Params) -> torch.dtype:
     return torch.float64 if params.precision == "float64" else torch.float32
 
 
-def seeded_resnet(params: Params, classes: int) -> nn.Module:
-    """The whole model with its first weights, the same in every process."""
+def whole_model(params: Params, classes: int) -> nn.Module:
+    """The whole model with its first weights, the same in every process.
+
+    Raises `InputError` if the job's own model can't be had or can't be cut.
+    """
     torch.manual_seed(params.seed)
-    return build_resnet(params.model, classes, params.norm)
+    if isinstance(params.model, str):
+        return build_resnet(params.model, classes, params.norm)
+    own = build(params.model, classes)
+    if not isinstance(own, nn.Sequential):
+        raise InputError(f"{params.model.builder} gives a {type(own).__name__}; a model to be cut is an nn.Sequential")
+    return own
 
 
 def autocast(params: Params, device: torch.device) -> torch.autocast:
@@ -40,7 +49,7 @@ class Shard:
     def __init__(self, params: Params, classes: int, names: Sequence[str], device: torch.device) -> None:
         self._params, self._device = params, device
         self._autocast = autocast(params, device)
-        blocks = Blocks(seeded_resnet(params, classes), names)
+        blocks = Blocks(whole_model(params, classes), names)
         # Channels last: a third faster than contiguous on CPUs, and what tensor cores want.
         self.blocks = blocks.to(device, weight_type(params), memory_format=torch.channels_last)
         kind, arguments = dense_optimizer(params.optimizer)
@@ -102,15 +111,15 @@ class Shard:
         yield from (buffer for buffer in self.blocks.buffers() if buffer.is_floating_point())
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers on the CPU, by torchvision's names."""
-        state = self.blocks.state_dict()
-        return {torchvision_name(name): value.cpu().contiguous() for name, value in state.items()}
+        """Parameters and buffers on the CPU, by their names in the whole model."""
+        names = self.blocks.model_names
+        return {names[name]: value.cpu().contiguous() for name, value in self.blocks.state_dict().items()}
 
     def state(self) -> dict[str, torch.Tensor]:
         """All that a checkpoint needs, by names that don't depend on the cuts."""
         model = {_MODEL + name: value for name, value in self.weights().items()}
         return model | {
-            f"{_OPTIMIZER}{torchvision_name(name)}/{key}": torch.as_tensor(value)
+            self._prefix(name) + key: torch.as_tensor(value)
             for name, parameter in self.blocks.named_parameters()
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if value is not None
@@ -118,14 +127,18 @@ class Shard:
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put back what `state` gave, of this and of other shards; raises `CheckpointError` if a tensor is missing."""
-        mine = {name: _MODEL + torchvision_name(name) for name in self.blocks.state_dict()}
+        mine = {name: _MODEL + there for name, there in self.blocks.model_names.items()}
         if missing := [name for name in mine.values() if name not in tensors]:
             raise CheckpointError(
                 f"the checkpoint lacks {missing[0]} and {len(missing) - 1} more tensors of this stage"
             )
         self.blocks.load_state_dict({name: tensors[there] for name, there in mine.items()})
-        state = {}
-        for index, (name, _) in enumerate(self.blocks.named_parameters()):
-            prefix = f"{_OPTIMIZER}{torchvision_name(name)}/"
-            state[index] = {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
+        prefixes = [self._prefix(name) for name, _ in self.blocks.named_parameters()]
+        state = {
+            index: {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
+            for index, prefix in enumerate(prefixes)
+        }
         self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})
+
+    def _prefix(self, parameter: str) -> str:
+        return f"{_OPTIMIZER}{self.blocks.model_names[parameter]}/"

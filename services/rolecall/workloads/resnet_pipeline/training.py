@@ -1,6 +1,7 @@
 """The master's side: it drives all stages through the steps; no image, activation or gradient passes through it."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from rolecall.workloads.resnet_pipeline import stage
 from rolecall.workloads.resnet_pipeline.evaluation import together
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
-from rolecall.workloads.resnet_pipeline.partition import best_cuts
+from rolecall.workloads.resnet_pipeline.partition import best_cuts, places
 from rolecall.workloads.resnet_pipeline.pipeline import Inventory, PipelineStage
 from rolecall.workloads.resnet_pipeline.seed_protocol import SeedProtocol
 
@@ -70,17 +71,26 @@ class PipelineTraining(TrainingLoop[int]):
         return found[0]
 
     def _build(self) -> None:
-        names = block_names(self._pipeline_params.model)
-        cuts = self._cuts()
-        ask(self._crew.all, PipelineStage.build, cuts, len(self._inventory.classes))
+        names = self._block_names()
+        cuts = self._cuts(names)
+        partition = [names[begin:end] for begin, end in pairwise([0, *cuts, len(names)])]
+        ask(self._crew.all, PipelineStage.build, partition, len(self._inventory.classes))
         self.context.report.event(f"cut before {', '.join(names[cut] for cut in cuts)}")
 
-    def _cuts(self) -> list[int]:
-        if self._pipeline_params.cuts is not None:
-            return [block_names(self._pipeline_params.model).index(cut) for cut in self._pipeline_params.cuts]
+    def _block_names(self) -> tuple[str, ...]:
+        if isinstance(self._pipeline_params.model, str):
+            return block_names(self._pipeline_params.model)
+        return ask(self._crew.firsts[:1], PipelineStage.block_names, len(self._inventory.classes))[0]
+
+    def _cuts(self, names: tuple[str, ...]) -> list[int]:
+        """The numbers of the blocks with which the second and every later stage begins."""
+        stages, given = len(self._crew.pipelines[0]), self._pipeline_params.cuts
+        if stages > len(names):
+            raise InputError(f"{stages} stages can't share {len(names)} blocks; take at most {len(names)}")
+        if given is not None:
+            return places(given, names)
         costs: list[list[float]] = ask(self._crew.all, PipelineStage.measure, len(self._inventory.classes))
         # Replicas wait for one another after every step: at each place the slowest counts.
-        stages = len(self._crew.pipelines[0])
         slowest = [[max(block) for block in zip(*costs[place::stages], strict=True)] for place in range(stages)]
         return best_cuts(slowest)
 

@@ -54,19 +54,20 @@ def _export_sample(context: WorkerContext, pipeline: Pipeline, params: Params, c
 
 def _export_model(context: WorkerContext, pipeline: Pipeline, params: Params, shape: Shape, corpus: Corpus) -> None:
     """The first rank writes the stages' weights one after the other, so that it never holds more than one of them."""
-    files: dict[str, str | bytes | Path] = {
-        path.name: path for path in _collected(pipeline, shape, context.workdir.scratch)
-    }
+    scratch = context.workdir.scratch
+    weights = {path.name: path for path in _collected(pipeline, shape, scratch)}
     if pipeline.grid.rank != 0:
         return
-    files |= {
+    files: dict[str, str | bytes | Path] = {
         "model.py": Path(model.__file__),
         "model.json": json.dumps(_description(params, shape), indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
         "README.md": _README + (_OWN_LAYERS.format(builder=params.model.builder) if params.model else ""),
     }
-    path = write_archive(context.workdir.scratch, "model.zip", files)
+    path = write_archive(scratch, "model.zip", files | weights)
     context.artifacts.put(path.name, path)
+    for file in weights.values():
+        file.unlink()
 
 
 def _description(params: Params, shape: Shape) -> dict[str, object]:
@@ -89,27 +90,23 @@ def _collected(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]
 
 
 def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, torch.Tensor]:
-    """One virtual stage's weights, on the first rank and on that which holds them."""
-    grid, owner = pipeline.grid, pipeline.rank_of(stage)
-    if grid.rank == owner:
-        held = dict(pipeline.parts[stage].named_parameters())
-        names = _names(shape, pipeline, stage)
-        if owner != 0:
-            for name in names:
-                dist.send(held[name].detach().contiguous(), group=grid.pipeline, group_dst=0)
-        return {name: held[name].detach().cpu() for name in names}
-    if grid.rank == 0:
-        return {name: _received(weight, pipeline, owner) for name, weight in _names(shape, pipeline, stage).items()}
+    """One virtual stage's weights, on the CPU of the first rank; nothing elsewhere."""
+    owner, rank = pipeline.rank_of(stage), pipeline.grid.rank
+    if rank not in (0, owner):
+        return {}
+    with torch.device("meta"):
+        names = dict(Decoder(shape, pipeline.cuts[stage], pipeline.make_layer).named_parameters())
+    if rank != owner:
+        return {name: _receive(weight, owner, pipeline) for name, weight in names.items()}
+    held = {name: weight.detach() for name, weight in pipeline.parts[stage].named_parameters()}
+    if owner == 0:
+        return {name: held[name].cpu() for name in names}
+    for name in names:
+        dist.send(held[name].contiguous(), group=pipeline.grid.pipeline, group_dst=0)
     return {}
 
 
-def _names(shape: Shape, pipeline: Pipeline, stage: int) -> dict[str, torch.nn.Parameter]:
-    """The weights of a stage without their values, in the order in which they travel."""
-    with torch.device("meta"):
-        return dict(Decoder(shape, pipeline.cuts[stage], pipeline.make_layer).named_parameters())
-
-
-def _received(weight: torch.Tensor, pipeline: Pipeline, owner: int) -> torch.Tensor:
+def _receive(weight: torch.Tensor, owner: int, pipeline: Pipeline) -> torch.Tensor:
     buffer = torch.empty(weight.shape, dtype=pipeline.dtype, device=pipeline.grid.device)
     dist.recv(buffer, group=pipeline.grid.pipeline, group_src=owner)
     return buffer.cpu()

@@ -41,5 +41,7 @@ def _require_fit(layer: nn.Module, params: Params, name: str) -> None:
         )
     if not torch.equal(before[:, 0], after[:, 0]):
         raise InputError(f"{name} gives a layer in which a token sees a later one; mask its attention causally")
+    if not list(layer.parameters()):
+        raise InputError(f"{name} gives a layer without weights; a stage must have some to train")
     if len(layer.state_dict()) > len(list(layer.parameters())):
         raise InputError(f"{name} gives a layer with buffers that are saved; register them with persistent=False")

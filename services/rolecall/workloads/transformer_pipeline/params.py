@@ -49,13 +49,14 @@ class Params(TrainingParams):
     hidden: Annotated[int, Field(ge=1)] | None = None
     """The width of each layer's perceptron; by default 4 times `dim`."""
     positions: Literal["rope", "learned"] = "rope"
-    """How a token's place enters: `rope` turns queries and keys by it, `learned` adds a vector for each place."""
+    """How a token's place enters: `rope` turns queries and keys by it in every layer, `learned` adds a vector for each
+    place to the embedding."""
     dropout: Fraction = 0.0
-    """The share of each layer's outputs, and of its attention weights, that is dropped in training."""
+    """The share that is dropped in training, of the embedding, of each layer's outputs and of its attention weights."""
     model: Builder | None = None
-    """Layers of the job's own, in place of `heads`, `hidden`, `positions` and `dropout`: a function that is called with
-    `dim` and `context` for each layer and gives a torch module from vectors [b, t, dim] to the same shape, in which no
-    token sees a later one. Its weights are drawn by the module itself; it has no buffers that must be saved."""
+    """Layers of the job's own, in place of `heads`, `hidden` and rotary positions: a function that is called with `dim`
+    and `context` for each layer and gives a torch module from vectors [b, t, dim] to the same shape, in which no token
+    sees a later one. Its weights are drawn by the module itself; it has no buffers that must be saved."""
     tied_embeddings: bool = False
     """Must be false: the input and the output matrix lie on different stages, and stages share no weights."""
     batch_size: Annotated[int, Field(ge=1)] = 32
@@ -133,7 +134,7 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _own_layers(self) -> Self:
-        replaced = self.model_fields_set & {"heads", "hidden", "positions", "dropout"}
+        replaced = self.model_fields_set & {"heads", "hidden", *(["positions"] if self.positions == "rope" else [])}
         if self.model and replaced:
             raise ValueError(f"{', '.join(sorted(replaced))} shape the layers that model replaces; leave them out")
         return self

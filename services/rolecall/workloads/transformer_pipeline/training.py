@@ -126,12 +126,14 @@ class Training(TrainingLoop[Batch]):
     def _agree(self, loss: Tensor) -> Tensor:
         """Clip the gradient by its norm over all stages, and give every rank the loss, in one message."""
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-        square = torch.stack([gradient.double().square().sum() for gradient in gradients]).sum()
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+        square = torch.stack(norms).square().sum()
         sums = torch.stack([square / self._grid.replicas, loss])
         dist.all_reduce(sums)
         if self._params.max_grad_norm is not None:
             factor = (self._params.max_grad_norm / (sums[0].sqrt() + 1e-6)).clamp(max=1.0)
-            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype))
+            for gradient in gradients:
+                gradient.mul_(factor)
         return sums[1]
 
     def _mean_loss(self, sequences: Sequences) -> float:
