@@ -37,11 +37,11 @@ class BuilderSettings(_Environment):
     plugins: Annotated[
         tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_PLUGINS")
     ] = ()
-    """Folders, parted by colons, whose Python modules jobs may name as builders of models."""
+    """Folders, parted by colons, whose Python modules jobs may name: builders of models, environments, wrappers."""
     builders: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_BUILDERS")
     ] = ()
-    """Installed packages, parted by commas, whose functions jobs may name as builders of models."""
+    """Installed packages, parted by commas, whose functions and classes jobs may name, likewise."""
 
 
 class _Settings(_Environment):

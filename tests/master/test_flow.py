@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.wire import DesiredWorker
 
-from .harness import ONE_TRAINER, Node, failure, line, make_node, make_settings, one_trainer, serving
+from .harness import ONE_TRAINER, Client, Node, failure, line, make_node, make_settings, one_trainer, serving
 
 
 def test_a_job_is_placed_runs_and_succeeds(tmp_path: Path) -> None:
@@ -256,11 +257,38 @@ def test_an_expendable_worker_may_fail(tmp_path: Path) -> None:
             (worker,) = await trainer.workers()
             (observer,) = await watcher.workers()
             await trainer.say(worker, WorkerState.RUNNING)
+            await watcher.say(observer, WorkerState.RUNNING)
+            await client.until(job, "running")
             await watcher.say(observer, WorkerState.FAILED, failure=failure())
-            document = await client.until(job, "running")
-            assert [one["state"] for one in document["attempts"][0]["workers"]] == ["running", "lost"]
+            async with asyncio.timeout(10):
+                while (await _workers(client, job))[1]["state"] != "lost":  # noqa: ASYNC110 - polled, as users do
+                    await asyncio.sleep(0.02)
             await trainer.say(worker, WorkerState.SUCCEEDED)
             await client.until(job, "succeeded")
+
+    asyncio.run(flow())
+
+
+async def _workers(client: Client, job: str) -> list[dict[str, Any]]:
+    return (await client.job(job))["attempts"][0]["workers"]
+
+
+def test_an_expendable_worker_that_fails_before_the_gang_has_met_is_the_cause(tmp_path: Path) -> None:
+    async def flow() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            trainer = await one_trainer(client)
+            watcher = Node(client, make_node("observer-0", Role.OBSERVER))
+            await watcher.register()
+            await watcher.beat()
+            job = (await client.submit(roles=ONE_TRAINER | {"observer": 1}, max_restarts=0))["id"]
+            (worker,) = await trainer.workers()
+            (observer,) = await watcher.workers()
+            await trainer.say(worker, WorkerState.STARTING)
+            await watcher.say(observer, WorkerState.FAILED, failure=failure("no such environment", retryable=False))
+            (stopped,) = await trainer.workers(1, StopMode.ABORT)
+            await trainer.say(stopped, WorkerState.STOPPED)
+            assert "observer-0 on observer-0: no such environment" in (await client.until(job, "failed"))["reason"]
+            assert worker.launch == stopped.launch
 
     asyncio.run(flow())
 

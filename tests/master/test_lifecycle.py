@@ -135,6 +135,15 @@ def test_an_expendable_failure_is_dropped_and_not_blamed() -> None:
     assert lifecycle.next_step(gang, frozenset(), set(), NOW) is not None
 
 
+def test_an_expendable_worker_is_missed_until_it_has_joined() -> None:
+    gang = make_gang(J.PLACED, R, R, F)
+    early = replace(gang, workers=tuple(replace(worker, joined_at=None) for worker in gang.workers))
+    assert not lifecycle.dropped(early, EXPENDABLE)
+    step = lifecycle.next_step(early, EXPENDABLE, set(), NOW)
+    assert step is not None
+    assert step.after is J.STOPPING
+
+
 def test_reports_only_bring_a_worker_forward() -> None:
     worker = make_gang(J.RUNNING, R).workers[0]
     report = WorkerReport(job="toy-1", attempt=1, rank=0, state=W.STARTING, pid=7)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import random
+import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -116,10 +117,44 @@ def test_activation_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
     ],
     ids=["four ranks in a V", "two replicas", "traced"],
 )
-def test_float64_parity_over_100_steps(text: Path, tmp_path: Path, stages: int, changes: dict[str, Any]) -> None:
-    params = job(text, max_steps=100, **changes)
+def test_float64_parity_over_60_steps(text: Path, tmp_path: Path, stages: int, changes: dict[str, Any]) -> None:
+    params = job(text, max_steps=60, **changes)
     result = run_gang("transformer-pipeline", params, {Role.STAGE: stages}, tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+_THEIRS = """
+import torch
+from torch import nn
+
+class Averaging(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.mix = nn.Linear(dim, dim)
+
+    def forward(self, x):
+        seen = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        return x + self.mix(seen / seen.sum(1, keepdim=True) @ x)
+
+def averaging(dim, context):
+    return Averaging(dim)
+"""
+
+
+@pytest.mark.slow
+def test_layers_of_the_jobs_own_train_as_in_one_process(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_averaging.py").write_text(_THEIRS)
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    params = job(text, max_steps=20, model={"builder": "their_averaging:averaging"}, positions="learned")
+    del params["heads"], params["hidden"]
+    allowed = {"ROLECALL_PLUGINS": str(tmp_path)}
+    result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path / "gang", environment=allowed)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+    model = exported(result, tmp_path / "model").load(tmp_path / "model")
+    assert type(model.decoder.layers["0"]).__name__ == "Averaging"
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def observe(worker: WorkerRecord, report: WorkerReport) -> WorkerRecord:
 
 def dropped(gang: Gang, expendable: Collection[Role]) -> list[WorkerRecord]:
     """Expendable workers that failed: they count as lost, and the gang goes on without them."""
-    return [w for w in gang.workers if w.state is WorkerState.FAILED and w.role in expendable]
+    return [w for w in gang.workers if w.state is WorkerState.FAILED and _is_spared(w, expendable)]
 
 
 def never_started(gang: Gang) -> list[WorkerRecord]:
@@ -205,9 +205,14 @@ def _try_again(gang: Gang, expendable: Collection[Role]) -> Step:
 
 
 def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:
-    failed = [w for w in gang.workers if w.state in _FAILED and w.role not in expendable]
+    failed = [w for w in gang.workers if w.state in _FAILED and not _is_spared(w, expendable)]
     unsaid = "the worker ended badly and left no word why"
     return [(w, w.failure or Failure(message=unsaid, at=gang.attempt.started_at)) for w in failed]
+
+
+def _is_spared(worker: WorkerRecord, expendable: Collection[Role]) -> bool:
+    """Whether the gang can do without the worker. Before it has joined it can't: all wait for all to meet."""
+    return worker.role in expendable and worker.joined_at is not None
 
 
 def _is_blamed(gang: Gang, expendable: Collection[Role]) -> bool:

@@ -12,9 +12,12 @@ import traceback
 import warnings
 from contextlib import closing
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 
+from rolecall import __version__
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.beat import start_beating
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
@@ -23,11 +26,11 @@ from rolecall.runtime.context import WorkerContext, enter
 from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
-from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped
+from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
-from rolecall.spec.workload import Params
+from rolecall.spec.workload import Params, Workload
 from rolecall.workloads import catalogue
 
 DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
@@ -73,7 +76,7 @@ def _play(request: ForkRequest, workdir: Workdir) -> None:
     launch = request.launch
     torch.set_num_threads(launch.worker.threads)
     workload = catalogue.load(launch.workload)
-    params = workload.params.model_validate(launch.params)
+    params = _legal_params(workload, launch.params)
     if workload.check_node is not None:
         workload.check_node(params, launch.worker.role)
     context = _context(request, workdir, params)
@@ -81,6 +84,17 @@ def _play(request: ForkRequest, workdir: Workdir) -> None:
     role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
     with closing(context.report), joined(launch, workload, workdir, context.report):
         role.run(context)
+
+
+def _legal_params(workload: Workload, given: dict[str, Any]) -> Params:
+    """The master has checked them; that they are not legal here means another version of the workload, for good."""
+    try:
+        return workload.params.model_validate(given)
+    except ValidationError as error:
+        raise WorkloadError(
+            f"this node's {workload.name} (Rolecall {__version__}) refuses parameters that the master took; "
+            f"install the same versions on both: {error}"
+        ) from error
 
 
 def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerContext:

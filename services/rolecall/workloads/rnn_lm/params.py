@@ -2,29 +2,11 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from rolecall.spec import workload
 from rolecall.workloads.builders import Builder
 from rolecall.workloads.params import Adam, AdamW, Fraction, LrSchedule, Sgd, TrainingParams
-from rolecall.workloads.text.params import Text
-
-
-def _has_tokens(prompt: str) -> str:
-    if not prompt.strip() and "\n" not in prompt:
-        raise ValueError("a prompt of blanks has no tokens; write some text, or a line end for a fresh start")
-    return prompt
-
-
-class Sample(workload.Params):
-    """The text that the trained model writes, the artifact `sample.txt`."""
-
-    prompt: Annotated[str, AfterValidator(_has_tokens)] = "\n"
-    """How it begins; a line end stands for a fresh start."""
-    tokens: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """How many tokens are added."""
-    temperature: Annotated[float, Field(gt=0)] = 0.8
-    """What the logits are divided by: below 1 likely tokens become likelier, above 1 less likely."""
+from rolecall.workloads.text.params import Sample, Text
 
 
 class Params(TrainingParams):

@@ -124,7 +124,7 @@ class Training(TrainingLoop[Segment]):
         if self._rank == 0:
             local = self._recurrent.module.state_dict().items()
             weights = self._shards.weights() | {f"recurrent.{name}": value.cpu() for name, value in local}
-            for write in (write_model, write_sample):
+            for write in (write_model, write_sample) if self._job.sample.tokens else (write_model,):
                 path = write(self.context.workdir.scratch, self._job, self._corpus, weights)
                 self.context.artifacts.put(path.name, path)
         dist.barrier()

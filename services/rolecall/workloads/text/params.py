@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rolecall.spec import workload
 from rolecall.workloads.params import Fraction, Paths
@@ -42,3 +42,20 @@ class Text(workload.Params):
         """The paths of each split that has its own."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: paths for split, paths in given.items() if isinstance(paths, list)}
+
+
+def _has_tokens(prompt: str) -> str:
+    if not prompt.strip() and "\n" not in prompt:
+        raise ValueError("a prompt of blanks has no tokens; write some text, or a line end for a fresh start")
+    return prompt
+
+
+class Sample(workload.Params):
+    """The text that the trained model writes, the artifact `sample.txt`."""
+
+    prompt: Annotated[str, AfterValidator(_has_tokens)] = "\n"
+    """How it begins; a line end stands for a fresh start."""
+    tokens: Annotated[int, Field(ge=0, le=100_000)] = 200
+    """How many tokens are added; with 0 there is no sample."""
+    temperature: Annotated[float, Field(gt=0)] = 0.8
+    """What the logits are divided by: below 1 likely tokens become likelier, above 1 less likely."""

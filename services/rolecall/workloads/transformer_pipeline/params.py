@@ -4,10 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rolecall.spec import workload
 from rolecall.workloads.builders import Builder
 from rolecall.workloads.params import Adam, AdamW, Fraction, LrSchedule, Sgd, TrainingParams
-from rolecall.workloads.text.params import Text
+from rolecall.workloads.text.params import Sample, Text
 from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES, Name, Schedule, Split, range_said
 
 
@@ -20,17 +19,6 @@ class Subwords(Text):
     vocabulary: Annotated[int, Field(ge=2, le=1_000_000)] = 4096
     """The most tokens that are told apart: the most frequent ones, and with `word` and `character` a token `<unk>` for
     all others."""
-
-
-class Sample(workload.Params):
-    """The text that the trained model writes, the artifact `sample.txt`."""
-
-    prompt: Annotated[str, Field(min_length=1)] = "\n"
-    """How it begins; a line end stands for a fresh start."""
-    tokens: Annotated[int, Field(ge=0, le=100_000)] = 200
-    """How many tokens are added; 0 for no sample. Each goes once through the whole pipeline."""
-    temperature: Annotated[float, Field(gt=0)] = 0.8
-    """What the logits are divided by: below 1 likely tokens become likelier, above 1 less likely."""
 
 
 class Params(TrainingParams):
@@ -122,10 +110,10 @@ class Params(TrainingParams):
     def _legal_heads(self) -> Self:
         if self.model is not None:
             return self
-        if self.dim % self.heads:
+        if self.model is None and self.dim % self.heads:
             legal = [heads for heads in range(1, self.dim + 1) if self.dim % heads == 0]
             raise ValueError(f"heads {self.heads} don't divide dim {self.dim}; legal are {_listed(legal)}")
-        if self.positions == "rope" and self.dim // self.heads % 2:
+        if self.model is None and self.positions == "rope" and self.dim // self.heads % 2:
             raise ValueError(
                 f"positions: rope turns pairs of features, and a head has {self.dim // self.heads}; "
                 "take dim / heads even, or positions: learned"
@@ -134,9 +122,10 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _own_layers(self) -> Self:
-        replaced = self.model_fields_set & {"heads", "hidden", *(["positions"] if self.positions == "rope" else [])}
+        fields = type(self).model_fields
+        replaced = [name for name in ("heads", "hidden") if getattr(self, name) != fields[name].default]
         if self.model and replaced:
-            raise ValueError(f"{', '.join(sorted(replaced))} shape the layers that model replaces; leave them out")
+            raise ValueError(f"{', '.join(replaced)} shape the layers that model replaces; leave them out")
         return self
 
     @model_validator(mode="after")
