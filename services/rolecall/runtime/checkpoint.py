@@ -1,9 +1,8 @@
 """Checkpoints: every role writes its part, a manifest closes them, and only then do they count.
 
 A part is one safetensors file (never pickle). `save_part` may run in all workers at once; one of them, who has
-gathered the
-parts, calls `commit`. The master records the manifest guarded by job and attempt, so that a worker of a stale attempt
-can't.
+gathered the parts, calls `commit`. The master records the manifest guarded by job and attempt, so that a worker of a
+stale attempt can't.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,7 @@
 """Calls between the ranks of a gang."""
 
 import queue
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -36,6 +37,42 @@ class Mailbox(Generic[Request, Answer]):
         result = answer(request)
         future.set_result(result)
         return result
+
+
+class Quorum(Generic[Request, Answer]):
+    """One answer for several ranks that bring their shares of a step one by one.
+
+    The RPC handler that calls `join` is to be decorated with `rpc.functions.async_execution`, and hands its future out
+    by `passed_on`: no thread waits.
+    """
+
+    def __init__(self, size: int, settle: Callable[[list[Request]], Answer]) -> None:
+        self._size = size
+        self._settle = settle
+        self._lock = threading.Lock()
+        self._waiting: dict[int, dict[int, tuple[Request, torch.futures.Future[Any]]]] = {}
+
+    def join(self, step: int, rank: int, share: Request) -> torch.futures.Future[Any]:
+        """Bring `rank`'s share of `step`. With the last of them `settle` is given all, in the ranks' order and not in
+        that of their arrival; what it returns or raises is everyone's.
+        """
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        with self._lock:
+            arrived = self._waiting.setdefault(step, {})
+            arrived[rank] = share, future
+            if len(arrived) == self._size:
+                self._answer([arrived[one] for one in sorted(self._waiting.pop(step))])
+        return future
+
+    def _answer(self, arrived: list[tuple[Request, torch.futures.Future[Any]]]) -> None:
+        try:
+            answer = self._settle([share for share, _ in arrived])
+        except Exception as error:  # noqa: BLE001 - everyone must hear of it, or they would wait for ever
+            for _, future in arrived:
+                future.set_exception(error)
+        else:
+            for _, future in arrived:
+                future.set_result(answer)
 
 
 def passed_on(future: torch.futures.Future[Answer]) -> torch.futures.Future[Answer]:

@@ -3,6 +3,7 @@
 from rolecall.spec import workload
 from rolecall.spec.role import Role
 from rolecall.workloads.builders import check_builder
+from rolecall.workloads.check import require_shares
 from rolecall.workloads.embedding_ddp.files import find
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.rows import require_columns
@@ -11,12 +12,7 @@ from rolecall.workloads.embedding_ddp.rows import require_columns
 def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` if a trainer would have no row of a global batch."""
     assert isinstance(params, Params)
-    trainers = counts[Role.TRAINER]
-    if params.batch_size < trainers:
-        raise ValueError(
-            f"batch_size {params.batch_size} is shared by {trainers} trainers; set it to {trainers} or more, "
-            f"or take at most {params.batch_size} trainers"
-        )
+    require_shares(params.batch_size, counts[Role.TRAINER])
 
 
 def check_node(params: workload.Params, role: Role) -> None:

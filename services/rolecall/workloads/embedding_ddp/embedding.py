@@ -4,7 +4,6 @@ Row `i` of the table is row `i // count` of shard `i % count`. Gradients reach a
 as sparse tensors over the rows that a batch touched; the shard's own optimizer applies them.
 """
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,31 +17,31 @@ from torch.futures import Future
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.runtime.context import worker_name
-from rolecall.runtime.remote import passed_on
+from rolecall.runtime.remote import Quorum, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.optimizers import sparse_optimizer
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.optimizers import scale_rates
+from rolecall.workloads.sharding import look_up
 
 _BLOCK_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class _Contribution:
-    """One trainer's gradient, still in its distributed autograd context, and whom to tell when it is applied."""
+    """One trainer's gradient, still in its distributed autograd context, and the step's factor of the learning rate."""
 
     context_id: int
-    applied: Future[None]
+    rate_factor: float
 
 
 class EmbeddingShard:
     """Every `count`-th row of a table of `rows` rows, and the state of their optimizer.
 
     With `protocol: sync` a step's gradients are applied once, as their mean, when all `trainers` have contributed;
-    before
-    that nobody gets an answer, so that the next step's look-ups see the new rows. Otherwise each is applied when it
-    comes.
+    before that nobody gets an answer, so that the next step's look-ups see the new rows. Otherwise each is applied when
+    it comes.
     """
 
     def __init__(self, params: Params, index: int, count: int, rows: int, trainers: int) -> None:
@@ -50,12 +49,10 @@ class EmbeddingShard:
         torch.sparse.check_sparse_tensor_invariants.disable()
         self._name = worker_name(Role.PARAMETER_SERVER, index)
         self._trainers = trainers
-        self._quorum = trainers if params.protocol == "sync" else 1
+        self._contributions = Quorum(trainers if params.protocol == "sync" else 1, self._settle)
         self.weight = nn.Parameter(_own_rows(params, index, count, rows))
         kind, arguments = sparse_optimizer(params.sparse_optimizer)
         self._optimizer = kind([self.weight], **arguments)
-        self._lock = threading.Lock()
-        self._waiting: dict[int, dict[int, _Contribution]] = {}
 
     def lookup(self, rows: torch.Tensor) -> torch.Tensor:
         """The vectors [n, dim] of this shard's own row numbers [n]."""
@@ -67,25 +64,11 @@ class EmbeddingShard:
 
     def contribute(self, context_id: int, step: int, trainer: int, rate_factor: float) -> Future[None]:
         """Take trainer `trainer`'s gradient of `step`; the future is done once it is applied."""
-        mine = _Contribution(context_id, Future())
-        with self._lock:
-            arrived = self._waiting.setdefault(step, {})
-            arrived[trainer] = mine
-            if len(arrived) == self._quorum:
-                self._settle(self._waiting.pop(step), rate_factor)
-        return mine.applied
+        return self._contributions.join(step, trainer, _Contribution(context_id, rate_factor))
 
-    def _settle(self, contributions: dict[int, _Contribution], rate_factor: float) -> None:
-        try:
-            # In the trainers' order, so that the sum does not depend on who came first.
-            gradients = [self._gradient(contributions[trainer].context_id) for trainer in sorted(contributions)]
-            self._apply(gradients, rate_factor)
-        except Exception as error:  # noqa: BLE001 - every waiting trainer must hear of it, or it would wait for ever
-            for contribution in contributions.values():
-                contribution.applied.set_exception(error)
-        else:
-            for contribution in contributions.values():
-                contribution.applied.set_result(None)
+    def _settle(self, contributions: list[_Contribution]) -> None:
+        gradients = [self._gradient(contribution.context_id) for contribution in contributions]
+        self._apply(gradients, contributions[0].rate_factor)
 
     def _gradient(self, context_id: int) -> torch.Tensor:
         return dist_autograd.get_gradients(context_id)[self.weight]
@@ -149,20 +132,10 @@ class RemoteEmbedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The vectors [n, dim] of the ids [n]."""
-        distinct, inverse = torch.unique(ids, return_inverse=True)
-        owners = distinct % len(self._shards)
-        by_owner = torch.argsort(owners, stable=True)
-        sizes = torch.bincount(owners, minlength=len(self._shards)).tolist()
-        wanted = (distinct[by_owner] // len(self._shards)).split(sizes)
-        # A shard that has no row of this batch is asked all the same: its optimizer must count the step.
-        answers = [
-            rpc.rpc_async(shard.owner(), _lookup, args=(shard, rows))
-            for shard, rows in zip(self._shards, wanted, strict=True)
-        ]
-        vectors = torch.cat([answer.wait() for answer in answers])
-        place = torch.empty_like(by_owner)
-        place[by_owner] = torch.arange(len(by_owner))
-        return F.embedding(place[inverse], vectors)
+        return look_up(ids, len(self._shards), self._ask)
+
+    def _ask(self, shard: int, rows: torch.Tensor) -> Future[torch.Tensor]:
+        return rpc.rpc_async(self._shards[shard].owner(), _lookup, args=(self._shards[shard], rows))
 
     def push(self, context_id: int, step: int, trainer: int, rate_factor: float) -> list[Future[None]]:
         """Ask every shard to apply what the backward pass of this context left there."""

@@ -4,7 +4,6 @@ Results go back on the device on which the arguments came: what crosses between 
 """
 
 import threading
-from dataclasses import dataclass
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -14,7 +13,7 @@ from torch.futures import Future
 
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
-from rolecall.runtime.remote import passed_on
+from rolecall.runtime.remote import Quorum, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.workloads.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.rnn_lm.params import Params
@@ -23,14 +22,6 @@ from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, EmbeddingShard, P
 
 _KINDS = {kind.name: kind for kind in (EmbeddingShard, DecoderShard)}
 _WEIGHTS = "weights/"
-
-
-@dataclass(frozen=True, slots=True)
-class _Contribution:
-    """One trainer's gradients, still in its distributed autograd context, and whom to tell the norm of the mean."""
-
-    context_id: int
-    squared_norm: Future[float]
 
 
 class Hosted:
@@ -49,7 +40,7 @@ class Hosted:
         kind, arguments = dense_optimizer(params.optimizer)
         self._optimizer = kind(self.module.parameters(), **arguments)
         self._lock = threading.Lock()
-        self._waiting: dict[int, dict[int, _Contribution]] = {}
+        self._gathered = Quorum(trainers, self._take_mean)
         self._updated: int | None = None
 
     def vectors(self, rows: Tensor) -> Tensor:
@@ -69,24 +60,7 @@ class Hosted:
 
     def gather(self, context_id: int, step: int, trainer: int) -> Future[float]:
         """Take trainer `trainer`'s gradients of `step`; the squared norm of all trainers' mean, once all are here."""
-        mine = _Contribution(context_id, Future())
-        with self._lock:
-            arrived = self._waiting.setdefault(step, {})
-            arrived[trainer] = mine
-            if len(arrived) == self._trainers:
-                self._settle(self._waiting.pop(step))
-        return mine.squared_norm
-
-    def _settle(self, contributions: dict[int, _Contribution]) -> None:
-        try:
-            # In the trainers' order, so that the sum does not depend on who came first.
-            found = self._take_mean([contributions[trainer].context_id for trainer in sorted(contributions)])
-        except Exception as error:  # noqa: BLE001 - every waiting trainer must hear of it, or it would wait for ever
-            for contribution in contributions.values():
-                contribution.squared_norm.set_exception(error)
-        else:
-            for contribution in contributions.values():
-                contribution.squared_norm.set_result(found)
+        return self._gathered.join(step, trainer, context_id)
 
     def _take_mean(self, contexts: list[int]) -> float:
         """Leave the mean gradient where the optimizer looks for it; its squared norm."""

@@ -18,6 +18,7 @@ from rolecall.workloads.rnn_lm.hosting import Hosted
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.placement import place
 from rolecall.workloads.rnn_lm.vocabulary import Part, combine
+from rolecall.workloads.sharding import look_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +107,10 @@ class RemoteEmbedding:
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """The vectors [..., e] of tokens [...], on the wire's device."""
-        distinct, inverse = torch.unique(tokens, return_inverse=True)
-        owners = distinct % len(self._shards)
-        by_owner = torch.argsort(owners, stable=True)
-        sizes = torch.bincount(owners, minlength=len(self._shards)).tolist()
-        wanted = (distinct[by_owner] // len(self._shards)).split(sizes)
-        # A shard that has no token of this batch is asked all the same: its optimizer must count the step.
-        answers = [
-            shard.call(hosting.vectors, rows.to(self._wire)) for shard, rows in zip(self._shards, wanted, strict=True)
-        ]
-        vectors = torch.cat([answer.wait() for answer in answers])
-        place = torch.empty_like(by_owner)
-        place[by_owner] = torch.arange(len(by_owner))
-        return F.embedding(place[inverse].to(self._wire), vectors)
+        return look_up(tokens, len(self._shards), self._ask)
+
+    def _ask(self, shard: int, rows: Tensor) -> Future[Tensor]:
+        return self._shards[shard].call(hosting.vectors, rows.to(self._wire))
 
 
 class RemoteDecoder:
