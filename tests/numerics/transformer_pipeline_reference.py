@@ -133,7 +133,7 @@ def case(schedule: str, replicas: int, micro_batches: int, **changes: Any) -> di
 def legal_cases(ranks: int, replicas: int) -> Iterator[dict[str, Any]]:
     """Every schedule with every split that it takes and all micro-batch counts, as the table of rules has it.
 
-    A trace takes seconds, so traced stages are tried with few counts; float32 with one.
+    A trace takes seconds, so traced stages are tried with few counts; float32 with one, and traced without replicas.
     """
     for name, rules in SCHEDULES.items():
         for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
@@ -144,6 +144,8 @@ def legal_cases(ranks: int, replicas: int) -> Iterator[dict[str, Any]]:
         least = next(count for count in counts if count >= ranks)
         for count in (least, counts[-1]) if replicas == 1 else counts[-1:]:
             yield case(name, replicas, count, split="tracer")
+        if replicas == 1:
+            yield case(name, replicas, counts[-1], split="tracer", precision="float32")
 
 
 def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 200) -> list[Outcome]:
