@@ -69,6 +69,7 @@ def test_a_killed_worker_is_reported_at_once(master: ScriptedMaster) -> None:
     assert report.failure.message.startswith("killed by SIGKILL")
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_noticed(master: ScriptedMaster) -> None:
     key = master.want(launch("stopped", "stay"))
     os.kill(master.joined(key).pid or 0, signal.SIGSTOP)
@@ -220,6 +221,7 @@ def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
         assert gone(family, 2.0)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="10") as node:

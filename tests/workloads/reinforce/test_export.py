@@ -28,6 +28,7 @@ print(action.tolist())
 """
 
 
+@pytest.mark.slow
 def test_the_exported_policy_acts_in_a_fresh_process(tmp_path: Path) -> None:
     params = Params.model_validate({"environment": "Pendulum-v1", "normalize_observations": True})
     policy = new_policy(params, environments.describe(params.environment))

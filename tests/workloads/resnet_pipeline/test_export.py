@@ -35,6 +35,7 @@ def exported(folder: Path, norm: str = "batch") -> torch.nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_it_predicts_in_a_fresh_process(tmp_path: Path, norm: str) -> None:
     model = exported(tmp_path, norm)

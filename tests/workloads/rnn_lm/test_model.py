@@ -40,6 +40,7 @@ def trained(params: Params, corpus: Corpus) -> LanguageModel:
     return LanguageModel(shape_of(params), corpus.tokenizer).eval()
 
 
+@pytest.mark.slow
 def test_the_export_loads_in_a_process_without_rolecall(
     params: Params, corpus: Corpus, trained: LanguageModel, tmp_path: Path
 ) -> None:
