@@ -1,7 +1,5 @@
 """How one step's gradients become new weights, here and on the parameter servers."""
 
-from typing import Protocol
-
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch import nn
@@ -13,22 +11,6 @@ from rolecall.workloads.embedding_ddp.embedding import RemoteEmbedding
 from rolecall.workloads.embedding_ddp.optimizers import sparse_optimizer
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.optimizers import dense_optimizer, scale_rates, set_gradients
-
-
-class UpdateProtocol(Protocol):
-    """Applies the gradients that a backward pass left in a distributed autograd context."""
-
-    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
-        """Returns once the next step may look vectors up."""
-        ...
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer state that this trainer holds."""
-        ...
-
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Put back what `state` gave."""
-        ...
 
 
 class ServerOwned:

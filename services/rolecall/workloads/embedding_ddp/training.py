@@ -19,8 +19,9 @@ from rolecall.workloads.embedding_ddp.evaluation import score
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.embedding_ddp.protocols import SeedProtocol, ServerOwned, UpdateProtocol
+from rolecall.workloads.embedding_ddp.protocols import SeedProtocol, ServerOwned
 from rolecall.workloads.loop import Held, TrainingLoop
+from rolecall.workloads.update import UpdateProtocol
 
 _DENSE = "dense/"
 

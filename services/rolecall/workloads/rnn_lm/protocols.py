@@ -1,7 +1,6 @@
 """How one step's gradients become new weights, here and on the parameter servers."""
 
 import math
-from typing import Protocol
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -14,22 +13,6 @@ from rolecall.workloads.optimizers import dense_optimizer, scale_rates, set_grad
 from rolecall.workloads.rnn_lm.hosting import scale_gradients, squared_norm
 from rolecall.workloads.rnn_lm.layers import Shards
 from rolecall.workloads.rnn_lm.params import Params
-
-
-class UpdateProtocol(Protocol):
-    """Applies the gradients that a backward pass left in a distributed autograd context."""
-
-    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
-        """Returns once the next step may begin."""
-        ...
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer state that this trainer holds."""
-        ...
-
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Put back what `state` gave."""
-        ...
 
 
 class Synchronous:

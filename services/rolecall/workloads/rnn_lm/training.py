@@ -20,10 +20,11 @@ from rolecall.workloads.rnn_lm.layers import RemoteDecoder, RemoteEmbedding, Sha
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.precision import mixed
-from rolecall.workloads.rnn_lm.protocols import SeedProtocol, Synchronous, UpdateProtocol
+from rolecall.workloads.rnn_lm.protocols import SeedProtocol, Synchronous
 from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 from rolecall.workloads.rnn_lm.streams import Segment, Streams, open_streams
 from rolecall.workloads.text.corpus import SPLITS, Corpus
+from rolecall.workloads.update import UpdateProtocol
 
 _RECURRENT = "recurrent/"
 _STATE = "state/"
