@@ -1,0 +1,27 @@
+"""What an examination of a node, or of the way between two nodes, has found."""
+
+from enum import StrEnum
+
+from rolecall.spec.model import Value
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Jobs run, but not as they should, or not all of them."""
+    ERROR = "error"
+    """No job can be trusted to run there: the node gets none."""
+
+
+class Finding(Value):
+    """One thing that was examined."""
+
+    check: str
+    """What was examined, e.g. `clock`, `disk`, `reach`."""
+    level: Level
+    message: str
+    """One line: what is, with figures and units."""
+    remedy: str = ""
+    """One line: what to do about it; empty when there is nothing to do."""
