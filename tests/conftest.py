@@ -8,28 +8,26 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 from types import MappingProxyType
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 from tests.rows import write_rows
+from tests.running import Running
 
 TOKEN = "a-token-for-the-tests-only"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
-ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass
-class Cluster:
+class Cluster(Running):
     """A running `rolecall local`."""
 
     process: subprocess.Popen[str]
@@ -48,60 +46,13 @@ class Cluster:
         """The process of each program, by name; restarted ones have new ids."""
         return {_name_of(child): child.pid for child in psutil.Process(self.process.pid).children()}
 
-    def submit(self, request: dict[str, Any]) -> str:
-        """Submit a job; return its id."""
-        answer = self.client.post("/jobs", json=request)
-        assert answer.status_code == 201, answer.text
-        return answer.json()["id"]
-
-    def job(self, job: str) -> dict[str, Any]:
-        """The job's document."""
-        return self.client.get(f"/jobs/{job}").raise_for_status().json()
-
     def pid(self, name: str) -> int:
         """The process of one program, e.g. `master` or `trainer-0`."""
         return self.pids[name]
 
-    def wait_for(self, job: str, state: str, timeout: float = 60) -> dict[str, Any]:
-        """Wait until the job is in `state`; fail with the logs when it ends otherwise or the time is over."""
-        document = self.until(job, lambda one: one["state"] == state or one["state"] in ENDED, timeout)
-        if document["state"] != state:
-            pytest.fail(f"job {job} is not {state} but {document['state']}: {document['reason']}\n{self.logs()}")
-        return document
-
-    def until(self, job: str, holds: Callable[[dict[str, Any]], Any], timeout: float = 60) -> dict[str, Any]:
-        """Poll until `holds(document)`; fail with the logs when the time is over."""
-        deadline = time.monotonic() + timeout
-        document = None
-        while time.monotonic() < deadline:
-            document = self._job_if_up(job)
-            if document and holds(document):
-                return document
-            time.sleep(0.05)
-        pytest.fail(f"job {job}: it did not happen within {timeout} s: {document}\n{self.logs()}")
-
-    def await_up(self, timeout: float = 20) -> None:
-        """Wait until the master answers."""
-        deadline = time.monotonic() + timeout
-        while not self._is_up():
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.05)
-
-    def _is_up(self) -> bool:
-        try:
-            return self.client.get("/healthz").is_success
-        except httpx.TransportError:
-            return False
-
     def logs(self) -> str:
         """The end of every program's log."""
         return "\n".join(f"--- {log.name}\n{log.read_text()[-3000:]}" for log in (self.data / "logs").iterdir())
-
-    def _job_if_up(self, job: str) -> dict[str, Any] | None:
-        try:
-            return self.job(job)
-        except httpx.TransportError:
-            return None  # the master is being restarted
 
 
 @contextmanager

@@ -4,65 +4,26 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
+from tests.containers import COMMAND, Container, container, environment, free_port, refused, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-TOKEN, NODE_TOKEN = "u" * 16, "n" * 16
-COMMAND = (sys.executable, "-m", "rolecall")
+NAME = "master-0"
 
 
-def environment(data: Path, **given: str) -> dict[str, str]:
-    """A container's: what is empty counts as not set."""
-    own = {
-        "ROLE": "master",
-        "MASTER_ADDR": "",
-        "ROLECALL_TOKEN": TOKEN,
-        "ROLECALL_NODE_TOKEN": NODE_TOKEN,
-        "ROLECALL_DATA": str(data),
-        "ROLECALL_HOST": "127.0.0.1",
-        "ROLECALL_METRICS_PORT": "0",
-    }
-    return os.environ | own | given
+def programs(started: Container) -> dict[str, psutil.Process]:
+    """A container's programs by name, `master` and `node`."""
+    return {_name_of(child): child for child in psutil.Process(started.process.pid).children()}
 
 
-@dataclass(frozen=True)
-class Container:
-    """A running `python -m rolecall` whose role is master."""
-
-    process: subprocess.Popen[str]
-    url: str
-
-    @property
-    def programs(self) -> dict[str, psutil.Process]:
-        """Its programs by name, `master` and `node`."""
-        return {_name_of(child): child for child in psutil.Process(self.process.pid).children()}
-
-    @property
-    def family(self) -> list[psutil.Process]:
-        """All processes below it."""
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def await_nodes(self) -> list[dict[str, Any]]:
-        """The nodes, once the master answers and one of them is alive."""
-        return until(self._alive_nodes)
-
-    def _alive_nodes(self) -> list[dict[str, Any]]:
-        assert self.process.poll() is None, "the container has ended"
-        try:
-            answer = httpx.get(f"{self.url}/nodes", headers={"Authorization": f"Bearer {TOKEN}"})
-        except httpx.TransportError:
-            return []  # not up yet
-        return [node for node in answer.raise_for_status().json()["nodes"] if node["alive"]]
+def family(started: Container) -> list[psutil.Process]:
+    """All processes below it."""
+    return psutil.Process(started.process.pid).children(recursive=True)
 
 
 def _name_of(process: psutil.Process) -> str:
@@ -72,76 +33,50 @@ def _name_of(process: psutil.Process) -> str:
         return ""  # it has just ended
 
 
-def until(look: Callable[[], Any], timeout: float = 60) -> Any:
-    deadline = time.monotonic() + timeout
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return found
-
-
-@contextmanager
-def container(data: Path) -> Iterator[Container]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with (
-        (data / "log").open("wb") as log,
-        subprocess.Popen(COMMAND, env=environment(data, ROLECALL_PORT=str(port)), stderr=log, text=True) as process,
-    ):
-        try:
-            yield Container(process, f"http://127.0.0.1:{port}")
-        finally:
-            process.kill()
+def await_node(started: Container, life: str = "") -> dict[str, Any]:
+    """The container's own node, once it is alive, and its life another than `life`."""
+    look = lambda: (node := started.node(NAME)) and node["spec"]["started"] != life and node  # noqa: E731
+    return until(look)
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Container]:
     """A container whose node has registered."""
-    with container(tmp_path) as one:
-        one.await_nodes()
+    with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME) as one:
+        await_node(one)
         yield one
 
 
 def test_the_masters_container_is_a_control_program_and_a_node(started: Container) -> None:
-    (node,) = started.await_nodes()
-    assert node["spec"]["role"] == "master"
-    assert started.programs.keys() == {"master", "node"}
+    assert await_node(started)["spec"]["role"] == "master"
+    assert programs(started).keys() == {"master", "node"}
 
 
 def test_the_control_program_dies_and_comes_back_without_the_node(started: Container) -> None:
-    (life,) = (node["spec"]["started"] for node in started.await_nodes())
-    before = started.programs
+    life = await_node(started)["spec"]["started"]
+    before = programs(started)
     before["master"].kill()
-    until(lambda: started.programs.get("master", before["master"]) != before["master"])
-    (node,) = started.await_nodes()
-    assert node["spec"]["started"] == life
-    assert started.programs["node"] == before["node"]
+    until(lambda: programs(started).get("master", before["master"]) != before["master"])
+    assert await_node(started)["spec"]["started"] == life
+    assert programs(started)["node"] == before["node"]
 
 
 def test_the_node_dies_and_comes_back_without_the_control_program(started: Container) -> None:
-    (life,) = (node["spec"]["started"] for node in started.await_nodes())
-    before = started.programs
+    life = await_node(started)["spec"]["started"]
+    before = programs(started)
     before["node"].kill()
-    until(lambda: any(node["spec"]["started"] != life for node in started.await_nodes()))
-    assert started.programs["master"] == before["master"]
-    assert started.programs["node"] != before["node"]
+    await_node(started, life)
+    assert programs(started)["master"] == before["master"]
+    assert programs(started)["node"] != before["node"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_the_container(started: Container, number: signal.Signals) -> None:
-    family = started.family
-    assert len(family) >= 2
+    processes = family(started)
+    assert len(processes) >= 2
     started.process.send_signal(number)
-    assert started.process.wait(20) == (0 if number is signal.SIGTERM else -number)
-    assert not psutil.wait_procs(family, timeout=5)[1]
-
-
-def refused(code: int, *arguments: str, env: dict[str, str]) -> str:
-    """The one line with which a container ends that can't be started."""
-    done = subprocess.run([*COMMAND, *arguments], env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == code, done.stderr
-    (line,) = done.stderr.splitlines()
-    return line
+    assert started.ends(20) == (0 if number is signal.SIGTERM else -number)
+    assert not psutil.wait_procs(processes, timeout=5)[1]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +89,7 @@ def refused(code: int, *arguments: str, env: dict[str, str]) -> str:
         ({"ROLECALL_PORT": "many"}, "ROLECALL_PORT: "),
         ({"ROLECALL_PORT": "0"}, "ROLECALL_PORT: "),
         ({"ROLE": "trainer"}, "MASTER_ADDR is not set"),
+        ({"ROLE": "trainer", "MASTER_ADDR": "m", "ROLECALL_NODE_TOKEN": ""}, "ROLECALL_NODE_TOKEN is not set; set it"),
     ],
 )
 def test_a_bad_environment_is_one_line_and_exit_code_78(tmp_path: Path, given: dict[str, str], said: str) -> None:
@@ -168,10 +104,9 @@ def test_bad_usage_is_exit_code_64(tmp_path: Path) -> None:
 
 
 def test_what_a_program_finds_out_later_ends_the_container_too(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as free:
-        port, metrics = free.getsockname()[1], taken.getsockname()[1]
-        free.close()
-        given = environment(tmp_path, ROLECALL_PORT=str(port), ROLECALL_METRICS_PORT=str(metrics))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        metrics = taken.getsockname()[1]
+        given = environment(tmp_path, ROLECALL_PORT=str(free_port()), ROLECALL_METRICS_PORT=str(metrics))
         done = subprocess.run(COMMAND, env=given, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == os.EX_CONFIG
     assert f"rolecall: ROLECALL_METRICS_PORT={metrics} on 127.0.0.1: Address already in use" in done.stderr

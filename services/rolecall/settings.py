@@ -55,6 +55,8 @@ class _Settings(_Environment):
         "info"
     )
     """How much is logged: debug, info, warning or error."""
+    stop_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
+    """How long workers who are asked to stop may take before they are killed; a master waits for them as long."""
 
 
 class MasterSettings(_Settings):
@@ -95,8 +97,6 @@ class NodeSettings(_Settings):
     """Where the node serves `/metrics` and `/healthz`; 0 takes a free port."""
     worker_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_WORKER_TIMEOUT_S", gt=0)] = 30.0
     """Silence after which a worker that is not stopped by a signal counts as hung."""
-    kill_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
-    """How long a worker that is asked to stop may take before it is killed."""
 
     @property
     def master_url(self) -> str:

@@ -80,6 +80,14 @@ def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
     assert "ROLECALL_TOKEN" in done.stderr
 
 
+def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{cluster.token}\n")
+    assert run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "token")).returncode == 0
+    done = run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "No such file" in done.stderr
+
+
 def test_local_says_where_it_is_as_json(tmp_path: Path) -> None:
     command = [*ROLECALL, "local", "--port", "0", "--trainers", "0", "--parameter-servers", "0", "--json"]
     environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "ROLECALL_TOKEN": "a-token-of-this-test"}

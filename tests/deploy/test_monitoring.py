@@ -28,7 +28,7 @@ DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((MONITO
 DASHBOARD = pytest.mark.parametrize("name", DASHBOARDS)
 COLUMNS = 24
 PATIENCE_S = 60
-TOKENS = {"rolecall-master": "/run/secrets/rolecall_token", "rolecall-nodes": "/run/secrets/rolecall_node_token"}
+TOKENS = {"rolecall-master": "/run/secrets/user/token", "rolecall-nodes": "/run/secrets/node/token"}
 
 
 def _configuration() -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rolecall.master.app import create_app
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.server import Server, listen
 from rolecall.settings import MasterSettings
+from rolecall.spec.finding import Finding
 from rolecall.spec.node import Gpu, Machine, NodeSpec, NodeState
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.role import Role
@@ -168,6 +169,7 @@ class Node:
     reports: dict[tuple[str, int, int], WorkerReport] = field(default_factory=dict)
     desired: Desired | None = None
     draining: bool = False
+    findings: tuple[Finding, ...] = ()
 
     async def register(self) -> httpx.Response:
         """Enter the cluster."""
@@ -182,6 +184,7 @@ class Node:
             "wait_s": wait_s,
             "workers": [report.model_dump(mode="json") for report in self.reports.values()],
             "draining": self.draining,
+            "findings": [finding.model_dump(mode="json") for finding in self.findings],
         }
         response = await self.client.internal("POST", f"/nodes/{self.spec.name}/heartbeat", json=body)
         assert response.status_code == 200, response.text

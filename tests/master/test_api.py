@@ -1,15 +1,33 @@
 """The HTTP surface: who may call, and what is said to those who call wrongly."""
 
 import asyncio
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.volumes import filled, mounted
 
+from rolecall import __version__
+from rolecall.spec.finding import Finding, Level
+from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
+from rolecall.spec.wire import Surroundings
 
-from .harness import NODE_TOKEN, ONE_TRAINER, TOKEN, Client, bearer, make_settings, one_trainer, serving
+from .harness import (
+    NODE_TOKEN,
+    ONE_TRAINER,
+    TOKEN,
+    Client,
+    Node,
+    bearer,
+    make_node,
+    make_settings,
+    one_trainer,
+    serving,
+)
 
 REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"workload": "tpy"}, "workload", "did you mean 'toy'", "toy"),
@@ -267,3 +285,91 @@ def test_old_checkpoints_go_and_kept_ones_stay(tmp_path: Path, count: int) -> No
 
     on_master(tmp_path, flow)
     assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-1", "step-4", "step-5"}
+
+
+SLOW_CLOCK = Finding(
+    check="clock", level=Level.ERROR, message="its clock is 41 s behind the master's", remedy="use NTP"
+)
+
+
+def test_what_a_node_found_is_shown_and_keeps_workers_away_until_it_is_cured(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        node = await one_trainer(client)
+        node.findings = (SLOW_CLOCK,)
+        await node.beat()
+        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+        assert shown["findings"] == [SLOW_CLOCK.model_dump(mode="json")]
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        waits = await client.until(job, "queued", also=lambda document: document["waiting_for"])
+        assert waits["waiting_for"] == (
+            "waiting for 1 trainer slot: 0 of 2 are free; trainer-0 takes none: its clock is 41 s behind the master's"
+        )
+        node.findings = ()
+        await node.workers()
+
+    on_master(tmp_path, flow)
+
+
+def test_a_node_is_placed_on_once_it_has_said_how_it_is(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        node = Node(client, make_node("trainer-0", Role.TRAINER))
+        assert (await node.register()).is_success
+        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+        assert not shown["alive"]
+        await node.beat()
+        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+        assert shown["alive"]
+
+    on_master(tmp_path, flow)
+
+
+def test_a_node_looks_around(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        await one_trainer(client)
+        await one_trainer(client, "trainer-1")
+        await one_trainer(client, "trainer-2", boot="m1")
+        before = time.time()
+        seen = Surroundings.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
+        assert (seen.version, seen.strangers) == (__version__, 1)
+        assert before <= seen.time_s <= time.time()
+        check_problem(await client.internal("GET", "/nodes/none/surroundings"), 404)
+
+    on_master(tmp_path, flow)
+
+
+def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        first = await one_trainer(client)
+        rival = Node(client, first.spec.model_copy(update={"started": "another-life"}))
+        held = asyncio.create_task(first.beat(5.0))
+        presence = client.server.config.app.state.master.presence  # type: ignore[union-attr]
+        async with asyncio.timeout(4):
+            while not presence.holds(first.spec.started):  # noqa: ASYNC110 - a held call tells nobody
+                await asyncio.sleep(0.01)
+        refused = check_problem(await rival.register(), 409)
+        assert "the name trainer-0 is taken by a live node" in refused["detail"]
+        await client.submit(roles=ONE_TRAINER)
+        assert await held
+        assert (await rival.register()).is_success
+
+    on_master(tmp_path, flow)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
+def test_a_full_volume_is_told_and_survived(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        await node.workers()
+        with filled(tmp_path / "data"):
+            detail = check_problem(await client.user("POST", "/jobs", json={"workload": "toy"}), 507)["detail"]
+            assert "ROLECALL_DATA" in detail
+            upload = "/attempts/1/blobs/model.bin"
+            check_problem(await client.worker("PUT", job, 1, upload, content=bytes(1 << 16)), 507)
+            assert (await client.user("GET", f"/jobs/{job}")).json()["state"] == "placed"
+            await node.beat()
+        assert (await client.submit())["state"] == "queued"
+        assert (await client.worker("PUT", job, 1, upload, content=b"abc")).status_code == 201
+
+    with mounted(tmp_path / "data"):
+        on_master(tmp_path / "data", flow)

@@ -70,5 +70,16 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert [problem["field"] for problem in caught.value.problems] == ["roles.stage", "params.steps", "params.stepz"]
 
 
+def test_roles_of_a_workload_that_runs_everywhere_are_not_asked_for() -> None:
+    catalogue = load()
+    assert catalogue.check_request(JobRequest(workload="preflight"))["roles"] == {}
+    with pytest.raises(InvalidJob, match="runs on each node once") as caught:
+        catalogue.check_request(JobRequest(workload="preflight", roles={Role.TRAINER: 2}))
+    assert [problem["field"] for problem in caught.value.problems] == ["roles"]
+    assert catalogue.is_everywhere("preflight")
+    assert not catalogue.is_everywhere("embedding-ddp")
+    assert not catalogue.is_everywhere("gone")
+
+
 def test_a_workload_that_is_no_longer_installed_has_no_expendable_roles() -> None:
     assert CATALOGUE.expendable("gone") == frozenset()

@@ -240,7 +240,7 @@ def test_a_draining_node_sends_its_job_back_to_the_queue(tmp_path: Path) -> None
             await node.beat()
             await client.until(job, "stopping")
             await node.say(worker, WorkerState.STOPPED)
-            document = await client.until(job, "queued", also=lambda job: "0 in all" in (job["waiting_for"] or ""))
+            document = await client.until(job, "queued", also=lambda job: "draining" in (job["waiting_for"] or ""))
             assert document["attempts"][0]["stop"] == "drain"
 
     asyncio.run(flow())

@@ -2,12 +2,14 @@
 
 from collections import Counter
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolecall.master.placement import Waiting, capacity, place
+from rolecall.spec.finding import Finding, Level
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
@@ -94,11 +96,85 @@ def test_a_gpu_is_given_once_per_machine() -> None:
     assert reason(place({TRAINER: 1}, nodes, plan.workers)) == "waiting for 1 trainer slot: 0 of 2 are free"
 
 
-@pytest.mark.parametrize("values", [{"alive": False}, {"draining": True}])
-def test_dead_and_draining_nodes_offer_nothing(values: dict[str, bool]) -> None:
+SLOW_CLOCK = Finding(check="clock", level=Level.ERROR, message="its clock is 41 s behind the master's", remedy="NTP")
+FULL = SLOW_CLOCK.model_copy(update={"check": "disk", "level": Level.WARNING, "message": "its disk is nearly full"})
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"alive": False}, "the cluster has 0 in all; add nodes or ask for fewer"),
+        ({"draining": True}, "0 of 2 are free; trainer-0 takes none: it is draining"),
+        (
+            {"findings": (FULL, SLOW_CLOCK)},
+            "0 of 2 are free; trainer-0 takes none: its clock is 41 s behind the master's",
+        ),
+    ],
+)
+def test_dead_draining_and_unfit_nodes_offer_nothing(values: dict[str, Any], expected: str) -> None:
     nodes = [alive(make_node("trainer-0", TRAINER), **values)]
     assert capacity(TRAINER, nodes) == 0
-    assert "0 in all" in reason(place({TRAINER: 1}, nodes, []))
+    outcome = place({TRAINER: 1}, nodes, [])
+    assert reason(outcome) == f"waiting for 1 trainer slot: {expected}"
+    assert isinstance(outcome, Waiting)
+    assert not outcome.feasible
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_what_an_unfit_node_still_runs_is_not_given_out_again(gpus: int) -> None:
+    nodes = [alive(make_node(name, TRAINER, 2, gpus=gpus, cores=2)) for name in ("a", "b")]
+    first = place({TRAINER: 1}, nodes, [])
+    assert nodes_of(first) == ["a"]
+    assert isinstance(first, GangPlan)
+    after = [nodes[0].model_copy(update={"findings": (SLOW_CLOCK,)}), nodes[1]]
+    assert capacity(TRAINER, after, first.workers) == 1
+    second = place({TRAINER: 1}, after, first.workers)
+    assert nodes_of(second) == ["b"]
+    assert isinstance(second, GangPlan)
+    assert not gpus or second.workers[0].gpu != first.workers[0].gpu
+    assert isinstance(place({TRAINER: 2}, after, first.workers), Waiting)
+
+
+def test_a_warning_keeps_nobody_away() -> None:
+    assert nodes_of(place({TRAINER: 1}, [alive(make_node("trainer-0", TRAINER), findings=(FULL,))], [])) == [
+        "trainer-0"
+    ]
+
+
+def test_only_nodes_of_roles_that_are_asked_for_are_named_and_equal_reasons_once() -> None:
+    nodes = [alive(make_node(name, TRAINER), findings=(SLOW_CLOCK,)) for name in ("a", "b", "c")]
+    nodes += [alive(make_node("d", TRAINER, 1, boot="m1")), alive(make_node("e", STAGE), draining=True)]
+    said = reason(place({TRAINER: 2}, nodes, []))
+    assert (
+        said
+        == "waiting for 2 trainer slots: 1 of 5 is free; a, b and c take none: its clock is 41 s behind the master's"
+    )
+
+
+def at(address: str, name: str, role: Role, boot: str, namespace: str = "net:[1]") -> NodeState:
+    """A node with one slot at `address`."""
+    spec = make_node(name, role, 1, boot=boot)
+    return alive(spec.model_copy(update={"address": address, "network_namespace": namespace}))
+
+
+def test_a_loopback_address_leads_no_gang_to_another_machine() -> None:
+    near, far = at("127.0.0.1", "a", TRAINER, "m0"), at("10.0.0.2", "b", TRAINER, "m1")
+    outcome = place({TRAINER: 2}, [near, far], [])
+    assert reason(outcome) == (
+        "waiting for 2 trainer slots that reach each other: a can only be reached on its own machine; set MASTER_ADDR "
+        "there to an address of the master that other machines reach"
+    )
+    assert isinstance(outcome, Waiting)
+    assert not outcome.feasible
+    assert nodes_of(place({TRAINER: 1}, [near], [])) == ["a"]
+    assert nodes_of(place({TRAINER: 2}, [far, at("10.0.0.3", "c", TRAINER, "m2"), near], [])) == ["b", "c"]
+
+
+def test_loopback_is_shared_within_a_network_namespace_alone() -> None:
+    own, same = at("127.0.0.1", "a", TRAINER, "m0"), at("127.0.0.1", "b", TRAINER, "m0")
+    other = at("127.0.0.1", "c", TRAINER, "m0", namespace="net:[2]")
+    assert nodes_of(place({TRAINER: 2}, [own, same, other], [])) == ["a", "b"]
+    assert "a and c can only be reached on their own machine" in reason(place({TRAINER: 2}, [own, other], []))
 
 
 def test_an_earlier_role_makes_room_for_a_later_one() -> None:

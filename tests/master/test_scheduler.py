@@ -71,6 +71,60 @@ def test_rivals_for_the_same_cores_are_held_back_too() -> None:
     assert not any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
 
 
+def everywhere(*only: str) -> QueuedJob:
+    """A job that runs on each node, or on each of `only`."""
+    return QueuedJob(
+        id="all", roles={}, priority=0, created_at=NOW, queued_at=NOW - 2 * WINDOW, everywhere=True, only=only
+    )
+
+
+def test_who_runs_everywhere_has_one_worker_on_each_node_however_busy() -> None:
+    outcomes = schedule([everywhere(), job("small", 1)], NODES, busy(3), NOW, WINDOW)
+    plan = outcomes["all"]
+    assert isinstance(plan, GangPlan)
+    assert [(w.rank, w.role, w.role_rank, w.node, w.gpu) for w in plan.workers] == [
+        (0, Role.PARAMETER_SERVER, 0, "server-0", None),
+        (1, Role.TRAINER, 0, "trainer-0", None),
+    ]
+    assert isinstance(outcomes["small"], GangPlan)
+
+
+def test_neither_lost_nor_draining_nodes_are_everywhere() -> None:
+    nodes = [
+        *NODES,
+        alive(make_node("gone", Role.STAGE), alive=False),
+        alive(make_node("off", Role.STAGE), draining=True),
+    ]
+    plan = schedule([everywhere()], nodes, [], NOW, WINDOW)["all"]
+    assert isinstance(plan, GangPlan)
+    assert {worker.node for worker in plan.workers} == {"server-0", "trainer-0"}
+
+
+def test_who_is_to_run_on_nodes_that_are_away_waits_for_them_and_holds_nobody_back() -> None:
+    outcomes = schedule([everywhere("trainer-0", "gone"), job("small", 1)], NODES, [], NOW, WINDOW)
+    waiting = outcomes["all"]
+    assert isinstance(waiting, Waiting)
+    assert waiting.reason == "waiting for nodes that are lost, draining or not registered: gone"
+    assert isinstance(outcomes["small"], GangPlan)
+    nobody = schedule([everywhere()], [], [], NOW, WINDOW)["all"]
+    assert isinstance(nobody, Waiting)
+
+
+def test_chosen_nodes_are_the_only_ones() -> None:
+    plan = schedule([everywhere("trainer-0")], NODES, [], NOW, WINDOW)["all"]
+    assert isinstance(plan, GangPlan)
+    assert [worker.node for worker in plan.workers] == ["trainer-0"]
+
+
+def test_a_plan_says_where_its_nodes_are_reached() -> None:
+    outcomes = schedule([everywhere(), job("small", 1)], NODES, [], NOW, WINDOW)
+    addresses = {node.spec.name: node.spec.address for node in NODES}
+    assert [outcome.addresses for outcome in outcomes.values() if isinstance(outcome, GangPlan)] == [
+        addresses,
+        {"trainer-0": addresses["trainer-0"]},
+    ]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.integers(1, 4))
 def test_nobody_starves(stream: list[int], wanted: int) -> None:

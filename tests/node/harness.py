@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rolecall import __version__
 from rolecall.node.reconcile import Key
 from rolecall.node.vitals import process_state
 from rolecall.spec.node import NodeSpec
@@ -27,7 +28,7 @@ from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered
+from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered, Surroundings
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-nodes"
@@ -46,7 +47,8 @@ def launch(job: str, act: str, rank: int = 0, attempt: int = 1) -> WorkerLaunch:
 class ScriptedMaster:
     """Answers with what the test desires and remembers what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
         self.changed = threading.Condition()
         self.desired: dict[Key, DesiredWorker] = {}
         self.version = 0
@@ -57,6 +59,8 @@ class ScriptedMaster:
         self.left: list[str] = []
         self.at_end: dict[Key, bytes] = {}
         self.repeat_pieces = False
+        self.ahead_s = 0.0
+        self.version_told = __version__
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
 
@@ -90,11 +94,13 @@ class ScriptedMaster:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        config = uvicorn.Config(self._app(), host="127.0.0.1", port=self.port, log_config=None, lifespan="off")
+        config = uvicorn.Config(self._app(), host=self.host, port=self.port, log_config=None, lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
+            while not server.started:
+                time.sleep(0.01)
             yield
         finally:
             server.should_exit = server.force_exit = True
@@ -105,6 +111,7 @@ class ScriptedMaster:
         routes = [
             Route("/internal/nodes", self._register, methods=["POST"]),
             Route("/internal/nodes/{name}", self._leave, methods=["DELETE"]),
+            Route("/internal/nodes/{name}/surroundings", self._surroundings),
             Route("/internal/nodes/{name}/heartbeat", self._heartbeat, methods=["POST"]),
             Route(stream, self._stream, methods=["PUT"]),
         ]
@@ -119,7 +126,12 @@ class ScriptedMaster:
         with self.changed:
             self.specs.append(spec)
             self.changed.notify_all()
-        return JSONResponse(Registered(heartbeat_s=0.3, master_version="0.1.0").model_dump())
+        return JSONResponse(Registered(heartbeat_s=0.3, master_version=self.version_told).model_dump())
+
+    async def _surroundings(self, _: Request) -> Response:
+        return JSONResponse(
+            Surroundings(time_s=time.time() + self.ahead_s, version=self.version_told, strangers=0).model_dump()
+        )
 
     async def _heartbeat(self, request: Request) -> Response:
         beat = Heartbeat.model_validate_json(await request.body())
@@ -166,8 +178,10 @@ class ScriptedMaster:
         return Response(status_code=204)
 
 
-def start_node(master: ScriptedMaster, data: Path, **settings: str) -> subprocess.Popen[str]:
-    """A node's daemon whose workers act as `plays` says."""
+def start_node(
+    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), **settings: str
+) -> subprocess.Popen[str]:
+    """A node's daemon whose workers act as `plays` says; `before` is put before its command line."""
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT / 'services'}:{ROOT}",
         "ROLE": "trainer",
@@ -184,7 +198,7 @@ def start_node(master: ScriptedMaster, data: Path, **settings: str) -> subproces
         "import sys; from rolecall.node.server import run; from rolecall.settings import read_node;"
         "sys.exit(run(read_node(), ['--play', 'tests.node.plays:play']))"
     )
-    return subprocess.Popen([sys.executable, "-c", program], env=environment | settings, text=True)
+    return subprocess.Popen([*before, sys.executable, "-c", program], env=environment | settings, text=True)
 
 
 def end(node: subprocess.Popen[str]) -> None:

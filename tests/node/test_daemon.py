@@ -8,12 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from socket import AF_INET
 
 import httpx
+import psutil
 import pytest
 from tests.node.harness import TOKEN, ScriptedMaster, descendants, end, gone, launch, start_node
 
+from rolecall import __version__
+from rolecall.node.examination import EXAMINE_EVERY_S
 from rolecall.node.reconcile import Key
+from rolecall.spec.finding import Finding, Level
 from rolecall.spec.state import StopMode, WorkerState
 
 
@@ -267,9 +272,54 @@ def test_a_refused_node_says_what_to_do(
     assert re.search(f"SettingsError: .*{says}", capfd.readouterr().err)
 
 
+def finding(master: ScriptedMaster, check: str) -> Finding:
+    """What the newest heartbeat says of one check."""
+    return next(one for one in master.beats[-1].findings if one.check == check)
+
+
+@pytest.mark.slow
+def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    master.ahead_s, master.version_told = 41.0, "9.9"
+    with master.serving(), _node(master, tmp_path):
+        master.wait(lambda: master.beats, 60)
+        assert all(beat.findings for beat in master.beats)
+        clock, version = finding(master, "clock"), finding(master, "version")
+        assert (clock.level, clock.message) == (Level.ERROR, "its clock is 41 s behind the master's")
+        assert (version.level, version.message) == (
+            Level.ERROR,
+            f"its version is {__version__}, the master's is 9.9",
+        )
+        master.ahead_s, master.version_told = 0.0, __version__
+        master.wait(lambda: finding(master, "clock").level is Level.OK, 2 * EXAMINE_EVERY_S)
+        assert finding(master, "version").level is Level.OK
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_a_node_whose_address_changes_registers_again(tmp_path: Path) -> None:
+    """As in a container that is taken off its network and put on it again."""
+    addresses = [one.address for some in psutil.net_if_addrs().values() for one in some if one.family == AF_INET]
+    outer = next((address for address in addresses if not address.startswith("127.")), None)
+    if outer is None:
+        pytest.skip("this machine has no address but loopback")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 master.test\n")
+    before = ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
+    master = ScriptedMaster("0.0.0.0")
+    with master.serving(), _node(master, tmp_path / "data", before, MASTER_ADDR="master.test"):
+        master.wait(lambda: master.beats, 60)
+        hosts.write_text(f"{outer} master.test\n")
+        master.wait(lambda: len(master.specs) > 1, 3 * EXAMINE_EVERY_S)
+    assert [spec.address for spec in master.specs] == ["127.0.0.1", outer]
+    assert len({spec.started for spec in master.specs}) == 1
+
+
 @contextmanager
-def _node(master: ScriptedMaster, data: Path, **settings: str) -> Iterator[subprocess.Popen[str]]:
-    node = start_node(master, data, **settings)
+def _node(
+    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), **settings: str
+) -> Iterator[subprocess.Popen[str]]:
+    node = start_node(master, data, before, **settings)
     try:
         yield node
     finally:

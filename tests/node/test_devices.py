@@ -1,6 +1,5 @@
 """What a machine offers, from files and a program laid out as a kernel and a driver would."""
 
-import logging
 import os
 from pathlib import Path
 
@@ -8,10 +7,14 @@ import pytest
 
 from rolecall.node.devices import (
     available_cores,
+    available_memory,
+    count_plugged,
     describe_machine,
+    find_gpus,
     has_quota,
     memory_limit,
     oom_kills,
+    parse_apart,
     query_gpus,
     visible,
 )
@@ -21,10 +24,10 @@ GPUS = tuple(Gpu(uuid=f"GPU-{letter}", name="H", memory_bytes=1) for letter in "
 
 
 def test_this_machine() -> None:
-    machine = describe_machine(None)
+    machine = describe_machine(None, ())
     assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
     assert machine.cpu_slots == machine.cores
-    assert describe_machine(7).cpu_slots == 7
+    assert describe_machine(7, ()).cpu_slots == 7
 
 
 def test_cores_by_cgroup_quota(tmp_path: Path) -> None:
@@ -76,19 +79,49 @@ def test_visible_gpus(environment: dict[str, str], letters: str) -> None:
     assert "".join(gpu.uuid[-1] for gpu in visible(GPUS, environment)) == letters
 
 
-def test_gpus_are_asked_of_the_driver(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_gpus_are_asked_of_the_driver(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     assert query_gpus(str(program)) == ()
-    assert not caplog.records
     program.write_text("#!/bin/sh\necho 'GPU-1, NVIDIA H200, 143771'\n")
     program.chmod(0o755)
     assert query_gpus(str(program)) == (Gpu(uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 << 20),)
 
 
-def test_a_driver_that_fails_is_a_warning_with_its_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_driver_that_fails_is_told_with_its_words(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
     program.chmod(0o755)
-    with caplog.at_level(logging.WARNING):
-        assert query_gpus(str(program)) == ()
-    assert "exit code 18: Driver/library version mismatch" in caplog.text
+    offered, cards = find_gpus({}, str(program))
+    assert offered == ()
+    assert cards.failure.endswith("exit code 18: Driver/library version mismatch")
+
+
+def test_gpus_that_can_not_reach_each_other() -> None:
+    table = """ \tGPU0\tGPU1\tGPU2\t
+ GPU0\tX\tOK\tCNS\t
+ GPU1\tOK\tX\tOK\t
+ GPU2\tCNS\tOK\tX\t
+
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+"""
+    assert parse_apart(table) == [(0, 2)]
+
+
+def test_gpus_on_the_bus(tmp_path: Path) -> None:
+    for place, vendor, kind in (("a", "0x10de", "0x030200"), ("b", "0x10de", "0x040300"), ("c", "0x8086", "0x030000")):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / place / "class").write_text(f"{kind}\n")
+    assert count_plugged(tmp_path) == 1
+    assert count_plugged(tmp_path / "none") == 0
+
+
+def test_memory_that_is_left(tmp_path: Path) -> None:
+    whole = available_memory(1 << 40, tmp_path)
+    assert 0 < whole < 1 << 40
+    (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 600\ninactive_file 400\n")
+    assert available_memory(1100, tmp_path) == 500

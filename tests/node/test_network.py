@@ -9,14 +9,14 @@ from rolecall.node.network import Route, route_to
 
 
 def test_the_route_to_loopback() -> None:
-    route = asyncio.run(route_to("127.0.0.1", 8080))
+    route = asyncio.run(route_to("127.0.0.1", 8080, print))
     assert route == Route("lo", "127.0.0.1")
     assert route.environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_a_name_that_does_not_resolve_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async def impatient() -> None:
-        await asyncio.wait_for(route_to("no-such-host.invalid", 8080), 0.6)
+        await asyncio.wait_for(route_to("no-such-host.invalid", 8080, print), 0.6)
 
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError):
         asyncio.run(impatient())

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rolecall import __version__
 from rolecall.cli.actions import cancel, pause, resume, retry
 from rolecall.cli.artifacts import artifacts
+from rolecall.cli.doctor import doctor
 from rolecall.cli.exits import CommandError
 from rolecall.cli.jobs import jobs
 from rolecall.cli.local import local
@@ -19,8 +20,8 @@ from rolecall.cli.submit import submit
 from rolecall.cli.workloads import workloads
 
 _EPILOG = (
-    "Exit codes: 0 done or job succeeded, 1 job failed, 2 wrong usage, 3 job cancelled, 4 not found, 5 refused, "
-    "6 master unreachable, 7 token missing or wrong, 130 interrupted (a followed job goes on)."
+    "Exit codes: 0 done or job succeeded, 1 job failed or doctor found an error, 2 wrong usage, 3 job cancelled, "
+    "4 not found, 5 refused, 6 master unreachable, 7 token missing or wrong, 130 interrupted (a followed job goes on)."
 )
 
 app = typer.Typer(
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (local, submit, jobs, show, logs, cancel, pause, resume, retry, nodes, workloads, artifacts):
+for command in (local, submit, jobs, show, logs, cancel, pause, resume, retry, nodes, doctor, workloads, artifacts):
     app.command()(command)
 
 

@@ -38,6 +38,12 @@ class Artifact(BaseModel):
     sha256: str
 
 
+class Health(BaseModel):
+    """Whether the master, or the database below it, answers."""
+
+    status: str
+
+
 class RoleLimits(BaseModel):
     """How many workers of a role a workload takes."""
 
@@ -53,6 +59,14 @@ class WorkloadDocument(BaseModel):
     summary: str
     roles: dict[str, RoleLimits]
     params: dict[str, Any]
+
+
+class _Info(BaseModel):
+    version: str
+
+
+class _Description(BaseModel):
+    info: _Info
 
 
 class Client:
@@ -94,6 +108,18 @@ class Client:
     def nodes(self) -> list[NodeState]:
         """Every node that the master knows."""
         return self._list(NodeState, "/nodes", "nodes")
+
+    def version(self) -> str:
+        """The master's version."""
+        return self._call(_Description, "GET", "/openapi.json").info.version
+
+    def healthz(self) -> Health:
+        """Whether the master answers at all; needs no token."""
+        return self._call(Health, "GET", "/healthz")
+
+    def readyz(self) -> Health:
+        """Whether the master can work."""
+        return self._call(Health, "GET", "/readyz")
 
     def workloads(self) -> list[WorkloadDocument]:
         """Every installed workload."""

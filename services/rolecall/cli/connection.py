@@ -59,6 +59,7 @@ def stored() -> Connection | None:
 
 def find(url: str | None, token: str | None) -> Connection:
     """Complete what was given with what is stored."""
+    token = token or _token_from_file()
     local = None if url and token else stored()
     address = (url or (local.url if local else DEFAULT_URL)).rstrip("/")
     if token:
@@ -69,3 +70,12 @@ def find(url: str | None, token: str | None) -> Connection:
         Exit.UNAUTHORIZED,
         f"no token for {address}: set ROLECALL_TOKEN or pass --token (for a cluster on this machine: `rolecall local`)",
     )
+
+
+def _token_from_file() -> str | None:
+    """As the programs take it, so that the command needs no options in the master's own container."""
+    path = os.environ.get("ROLECALL_TOKEN_FILE")
+    try:
+        return Path(path).read_text().strip() if path else None
+    except OSError as error:
+        raise CommandError(Exit.USAGE, f"ROLECALL_TOKEN_FILE={path}: {error.strerror}") from None

@@ -9,7 +9,7 @@ class Exit(IntEnum):
     OK = 0
     """Done; of a followed job: it succeeded."""
     FAILED = 1
-    """The followed job failed, or `rolecall local` could not start."""
+    """The followed job failed, `rolecall doctor` found an error, or `rolecall local` could not start."""
     USAGE = 2
     """The command line is wrong."""
     CANCELLED = 3

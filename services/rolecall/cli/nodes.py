@@ -1,12 +1,15 @@
 """`rolecall nodes`: list nodes."""
 
+from rich.markup import escape
+
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import print_json, print_table
+from rolecall.cli.output import out, print_json, print_table
+from rolecall.spec.finding import Finding, Level
 from rolecall.spec.node import NodeState
 
 
 def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
-    """List the cluster's nodes with their roles and slots."""
+    """List the cluster's nodes with their roles and slots, and below them what is wrong with some and its remedy."""
     with connect(url, token) as client:
         found = client.nodes()
         if json:
@@ -14,11 +17,28 @@ def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
             return
     headings = ("NAME", "ROLE", "SLOTS", "STATE", "HEARTBEAT", "ADDRESS", "CORES", "GPUS", "VERSION")
     print_table(headings, [_row(node) for node in found])
+    for node in found:
+        for finding in node.findings:
+            if finding.level is not Level.OK:
+                out.print(_complaint(node.spec.name, finding))
 
 
 def _row(node: NodeState) -> tuple[str, ...]:
     spec, machine = node.spec, node.spec.machine
-    state = "[red]lost[/]" if not node.alive else "[yellow]draining[/]" if node.draining else "[green]alive[/]"
     beat = f"{node.heartbeat_age_s:.1f} s ago"
     sizes = str(machine.cores), str(len(machine.gpus))
-    return spec.name, spec.role, str(spec.slots), state, beat, spec.address, *sizes, spec.version
+    return spec.name, spec.role, str(spec.slots), _state(node), beat, spec.address, *sizes, spec.version
+
+
+def _state(node: NodeState) -> str:
+    if not node.alive:
+        return "[red]lost[/]"
+    if node.draining:
+        return "[yellow]draining[/]"
+    return "[green]alive[/]" if node.obstacle is None else "[red]unfit[/]"
+
+
+def _complaint(name: str, finding: Finding) -> str:
+    style = "red" if finding.level is Level.ERROR else "yellow"
+    remedy = f"; {finding.remedy}" if finding.remedy else ""
+    return f"[{style}]{finding.level}[/] {name}: {escape(f'{finding.message}{remedy}')}"

@@ -82,7 +82,8 @@ def progress(progress: Progress) -> str:
 def outcome(document: JobDocument) -> str:
     """The line that a followed job ends with."""
     if document.result and document.state == "succeeded":
-        metrics = " ".join(f"{name}={number(value)}" for name, value in document.result.items())
+        shown = {name: value for name, value in document.result.items() if not isinstance(value, list)}
+        metrics = " ".join(f"{name}={number(value)}" for name, value in shown.items())
         return f"{document.workload} {document.state}: {metrics}"
     reason = (document.reason or "").partition("\n")[0]
     return f"{document.workload} {document.state}" + (f": {reason}" if reason else "")

@@ -37,6 +37,10 @@ class Catalogue:
         """The roles whose loss does not end an attempt; none where the workload is no longer installed."""
         return self.workloads[name].expendable if name in self.workloads else frozenset()
 
+    def is_everywhere(self, name: str) -> bool:
+        """Whether the workload runs on every node; no, where it is no longer installed."""
+        return name in self.workloads and self.workloads[name].everywhere
+
     def check_request(self, request: JobRequest) -> dict[str, Any]:
         """The fields of the job's spec, complete and checked; raises `InvalidJob` with all that is wrong."""
         workload = self.workloads.get(request.workload)
@@ -73,6 +77,10 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
 
 def check_roles(workload: Workload, asked: Mapping[Role, int]) -> tuple[dict[Role, int], list[Problem]]:
     """How many workers of each role, with the defaults filled in, and what is wrong with that."""
+    if workload.everywhere:
+        message = f"{workload.name} runs on each node once, in the node's own role"
+        given = {role.value: number for role, number in asked.items()}
+        return {}, [problem("roles", message, given, "none; params.nodes chooses nodes")] if asked else []
     problems = [unknown(f"roles.{role}", "role", role, workload.roles) for role in asked if role not in workload.roles]
     roles = {role: asked.get(role, count.default) for role, count in workload.roles.items()}
     for role, count in workload.roles.items():

@@ -52,7 +52,7 @@ async def _look(master: Master) -> Scene:
             counts=await jobs.count_by_state(connection),
             live=[(job, master.progress.of_job(job.id, job.attempt) or job.progress) for job in live],
             nodes=master.presence.states(await nodes.everything(connection)),
-            taken=taken_places(placed),
+            taken=taken_places(placed, master.catalogue),
             now=datetime.now(UTC),
         )
 

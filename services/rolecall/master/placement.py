@@ -4,6 +4,9 @@ A machine has two ledgers, each as large as its CPU slots: one for roles that co
 whose cores are its own has two for itself. A GPU is given out once per machine, whichever container asks. All of it is
 one small flow network, `role -> node -> ledger or GPU`, so that a gang is found whenever one exists (augmenting paths;
 Ford and Fulkerson 1956), and whole or not at all.
+
+A node whose address is a loopback address shares a gang only with nodes of its own network namespace: no other could
+reach its workers.
 """
 
 from collections import Counter, defaultdict
@@ -16,6 +19,7 @@ from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
 
 Counts = Mapping[Role, int]
+_MOST_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +54,51 @@ class Seat(NamedTuple):
 
 def place(roles: Counts, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> GangPlan | Waiting:
     """A place for every worker of a gang with these role counts, or the reason why there is none."""
-    offers = [node.spec for node in nodes if node.alive and not node.draining]
-    free = Flow(offers, taken)
-    short = free.fill(roles)
-    return _waiting(roles, offers, taken) if short else _plan(roles, offers, free)
+    nodes = list(nodes)
+    occupied = _occupied(nodes, taken)
+    for reachable in _circles(_offers(nodes)):
+        free = Flow(reachable, occupied)
+        if not free.fill(roles):
+            return _plan(roles, reachable, free)
+    return _waiting(roles, [node for node in nodes if node.alive], occupied)
 
 
 def capacity(role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = ()) -> int:
     """How many more workers of `role` the nodes can take beside those of `taken`."""
-    return _room(role, [node.spec for node in nodes if node.alive and not node.draining], taken)
+    nodes = list(nodes)
+    return _room(role, _offers(nodes), _occupied(nodes, taken))
+
+
+def _occupied(nodes: Iterable[NodeState], taken: Iterable[WorkerPlan]) -> list[Seat]:
+    """The seats of `taken`, also on nodes that offer no more: what they share with others of their machine is gone."""
+    specs = {node.spec.name: node.spec for node in nodes}
+    known = [(specs[worker.node], worker.gpu) for worker in taken if worker.node in specs]
+    return [Seat(spec.name, _gpu(spec, gpu) if gpu else _ledger(spec)) for spec, gpu in known]
+
+
+def _offers(nodes: Iterable[NodeState]) -> list[NodeSpec]:
+    return [node.spec for node in nodes if node.alive and node.obstacle is None]
+
+
+def _circles(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
+    """The sets of nodes whose workers can all reach each other."""
+    namespaces = sorted({spec.loopback_of for spec in offers if spec.loopback_of is not None})
+    abroad = [spec for spec in offers if spec.loopback_of is None]
+    return [abroad, *([spec for spec in offers if spec.loopback_of == one] for one in namespaces)]
 
 
 class Flow:
     """A growing assignment of workers to seats, within what the nodes offer."""
 
-    def __init__(self, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan]) -> None:
+    def __init__(self, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> None:
         self._specs = {spec.name: spec for spec in sorted(offers, key=lambda spec: spec.name)}
         self._pools = {spec.name: _pools(spec) for spec in offers}
-        self._seats_left = {spec.name: spec.slots for spec in offers}
+        self._seats_left = Counter({spec.name: spec.slots for spec in offers})
         self._pool_left = _pool_sizes(offers)
         self.seated: Counter[Seat] = Counter()
-        for worker in taken:
-            self._take_away(worker)
+        for seat in occupied:
+            self._seats_left[seat.node] -= 1
+            self._pool_left[seat.pool] -= 1
 
     def fill(self, roles: Counts) -> Counter[Role]:
         """Seat as many as fit; return how many of each role do not."""
@@ -81,14 +108,6 @@ class Flow:
                 if not self._seat(role, set()):
                     short[role] += 1
         return short
-
-    def _take_away(self, worker: WorkerPlan) -> None:
-        # A worker of a node that left still ends on that node's machine, but nothing is offered there any more.
-        spec = self._specs.get(worker.node)
-        if spec is None:
-            return
-        self._seats_left[spec.name] -= 1
-        self._pool_left[_gpu(spec, worker.gpu) if worker.gpu else _ledger(spec)] -= 1
 
     def _seat(self, role: Role, seen: set[Pool]) -> bool:
         """Seat one more worker of `role`, moving others of the gang out of its way if need be."""
@@ -173,19 +192,49 @@ def _threads(spec: NodeSpec) -> int:
     return max(1, spec.machine.cores // spec.machine.cpu_slots) if spec.role.computes else 1
 
 
-def _waiting(roles: Counts, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan]) -> Waiting:
-    feasible = not Flow(offers, ()).fill(roles)
+def _waiting(roles: Counts, living: Sequence[NodeState], occupied: Sequence[Seat]) -> Waiting:
+    offers, known = _offers(living), [node.spec for node in living]
+    feasible = any(not Flow(circle, ()).fill(roles) for circle in _circles(offers))
     reasons = [
-        _shortage(role, roles[role], _room(role, offers, taken), _room(role, offers, ()))
+        _shortage(role, roles[role], _room(role, offers, occupied), _room(role, known, ()))
         for role in RANK_ORDER
-        if roles.get(role, 0) > _room(role, offers, taken)
+        if roles.get(role, 0) > _room(role, offers, occupied)
     ]
-    return Waiting("; ".join(reasons) or _shared_shortage(roles, offers, taken, feasible), feasible)
+    if not reasons:
+        apart = not Flow(offers, occupied if feasible else ()).fill(roles)
+        reasons = [_unreachable(roles, offers) if apart else _shared_shortage(roles, offers, occupied, feasible)]
+    return Waiting("; ".join([*reasons, *_obstacles(roles, living)]), feasible)
 
 
-def _room(role: Role, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan]) -> int:
+def _obstacles(roles: Counts, living: Sequence[NodeState]) -> list[str]:
+    """Why nodes that are there take none, those with the same reason together."""
+    names: defaultdict[str, list[str]] = defaultdict(list)
+    for node in sorted(living, key=lambda node: node.spec.name):
+        if node.obstacle is not None and roles.get(node.spec.role, 0):
+            names[node.obstacle].append(node.spec.name)
+    return [f"{_listed(some)} take{'s' * (len(some) == 1)} none: {why}" for why, some in names.items()]
+
+
+def _unreachable(roles: Counts, offers: Sequence[NodeSpec]) -> str:
+    """There is room, but not among nodes that reach each other."""
+    listed = " and ".join(f"{roles[role]} {role}" for role in RANK_ORDER if roles.get(role, 0))
+    lonely = sorted(spec.name for spec in offers if spec.loopback_of is not None and roles.get(spec.role, 0))
+    return (
+        f"waiting for {listed} slots that reach each other: {_listed(lonely)} can only be reached on "
+        f"{'its' if len(lonely) == 1 else 'their'} own machine; set MASTER_ADDR there to an address of the master that "
+        "other machines reach"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > _MOST_NAMES:
+        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _room(role: Role, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> int:
     asked = sum(spec.slots for spec in offers if spec.role is role)
-    return asked - Flow(offers, taken).fill({role: asked})[role]
+    return asked - Flow(offers, occupied).fill({role: asked})[role]
 
 
 def _shortage(role: Role, wanted: int, free: int, total: int) -> str:
@@ -195,11 +244,11 @@ def _shortage(role: Role, wanted: int, free: int, total: int) -> str:
     return f"waiting for {slots}: {free} of {total} {'is' if free == 1 else 'are'} free"
 
 
-def _shared_shortage(roles: Counts, offers: Sequence[NodeSpec], taken: Sequence[WorkerPlan], feasible: bool) -> str:
+def _shared_shortage(roles: Counts, offers: Sequence[NodeSpec], occupied: Sequence[Seat], feasible: bool) -> str:
     """Each role alone would fit, but they share machines."""
     wanted = {role: roles[role] for role in RANK_ORDER if roles.get(role, 0)}
     listed = " and ".join(f"{count} {role}" for role, count in wanted.items())
-    busy = () if not feasible else taken
+    busy = () if not feasible else occupied
     fit = sum(wanted.values()) - Flow(offers, busy).fill(roles).total()
     if not feasible:
         return f"waiting for {listed} slots: they share machines that hold {fit} in all; add nodes or ask for fewer"

@@ -1,4 +1,4 @@
-"""Which nodes are there: when the master last heard of each, on its monotonic clock.
+"""Which nodes are there: when the master last heard of each, on its monotonic clock, and what they said of themselves.
 
 Kept in memory on purpose: a restarted master has heard of nobody, and must give every node its time before it calls one
 lost.
@@ -8,19 +8,27 @@ import time
 from collections.abc import Iterable
 
 from rolecall.master.store.records import NodeRecord
+from rolecall.spec.finding import Finding
 from rolecall.spec.node import NodeState
 
 # Passes come twice a second; what takes this much longer was no pass, but a master that did not run.
 _LONGEST_PASS_S = 3.0
+_BETWEEN_CALLS_S = 1.0
+"""Within this time a living node calls again whose call was answered because its time was over."""
 
 
 class Presence:
-    """The last sign of life of every node."""
+    """The last sign of life of every node, and its last word on itself."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.closing = False
+        """Whether the master is about to end: then no node is offered for new work."""
         self._begun = time.monotonic()
         self._heard: dict[str, float] = {}
+        self._findings: dict[str, tuple[Finding, ...]] = {}
+        self._held: dict[str, float] = {}
+        self._replaced: set[str] = set()
         self._last_pass = self._begun
 
     def notice_pass(self) -> None:
@@ -35,9 +43,43 @@ class Presence:
         """Note a sign of life."""
         self._heard[node] = time.monotonic()
 
+    def note(self, node: str, findings: tuple[Finding, ...]) -> bool:
+        """Note what the node says of itself; return whether that is news to a placement."""
+        before = self._findings.get(node)
+        self._findings[node] = findings
+        return before is None or _levels(before) != _levels(findings)
+
+    def enter(self, node: str) -> None:
+        """The node begins a life: it lives, but is not placed on before it has said how it is."""
+        self.hear(node)
+        self._findings.pop(node, None)
+
     def forget(self, node: str) -> None:
         """The node left."""
         self._heard.pop(node, None)
+        self._findings.pop(node, None)
+
+    def hold(self, life: str, wait_s: float) -> None:
+        """A call of this life of a node is held back for `wait_s`: until it calls again it counts as going on."""
+        now = time.monotonic()
+        self._held = {one: until for one, until in self._held.items() if until > now}
+        self._held[life] = now + wait_s + _BETWEEN_CALLS_S
+
+    def release(self, life: str) -> None:
+        """The call was answered before its time."""
+        self._held.pop(life, None)
+
+    def holds(self, life: str) -> bool:
+        """Whether this life of a node goes on for certain."""
+        return self._held.get(life, 0.0) > time.monotonic()
+
+    def replace(self, life: str) -> None:
+        """Another life has taken this one's name: it can't have it back, or two of them would take turns."""
+        self._replaced.add(life)
+
+    def is_replaced(self, life: str) -> bool:
+        """Whether this life of a node has lost its name."""
+        return life in self._replaced
 
     def silence_s(self, node: str) -> float:
         """Seconds since the node was heard, or since the master began to listen."""
@@ -47,14 +89,23 @@ class Presence:
         """Whether the node was silent for too long."""
         return self.silence_s(node) > self.timeout_s
 
+    def is_alive(self, node: str) -> bool:
+        """Whether the node was heard lately, and of itself, since this master began."""
+        return node in self._findings and not self.is_lost(node)
+
     def states(self, nodes: Iterable[NodeRecord]) -> list[NodeState]:
-        """The nodes as placement and users see them; alive is one that this master has heard lately."""
+        """The nodes as placement and users see them; alive is one that this master has heard lately, and of itself."""
         return [
             NodeState(
                 spec=node.spec,
-                alive=node.name in self._heard and not self.is_lost(node.name),
-                draining=node.draining,
+                alive=self.is_alive(node.name),
+                draining=node.draining or self.closing,
                 heartbeat_age_s=round(self.silence_s(node.name), 3),
+                findings=self._findings.get(node.name, ()),
             )
             for node in nodes
         ]
+
+
+def _levels(findings: Iterable[Finding]) -> set[tuple[str, str]]:
+    return {(finding.check, finding.level) for finding in findings}

@@ -90,7 +90,7 @@ class ProgressBook:
                     connection, key.job, line.at, line.message or "", attempt=key.attempt, origin=origin
                 )
             case "result":
-                await jobs.set_result(connection, key.job, key.attempt, finite(line.metrics))
+                await jobs.set_result(connection, key.job, key.attempt, result(line))
             case "forked" | "rendezvous" | "joined":
                 pass  # The node's report has these.
 
@@ -131,6 +131,12 @@ def advance(progress: Progress, line: ProgressLine) -> Progress:
 def finite(metrics: dict[str, float]) -> dict[str, Any]:
     """`metrics` with None for what JSON has no number for."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def result(line: ProgressLine) -> dict[str, Any]:
+    """A job's result from the line that says it; `findings` only where something was examined."""
+    findings = [finding.model_dump(mode="json") for finding in line.findings]
+    return finite(line.metrics) | ({"findings": findings} if findings else {})
 
 
 def series(lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:

@@ -168,7 +168,8 @@ class Reconciler:
                 return False
             gangs = await attempts.gangs(connection, await jobs.in_states(connection, _PLACED))
             states = self._presence.states(await nodes.everything(connection))
-        outcomes = schedule(map(_queued, ready), states, taken_places(gangs), _now(), self._backfill_window)
+        queue = [_queued(job, everywhere=self._catalogue.is_everywhere(job.workload)) for job in ready]
+        outcomes = schedule(queue, states, taken_places(gangs, self._catalogue), _now(), self._backfill_window)
         for job in ready:
             await self._settle(job, outcomes[job.id])
         return any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
@@ -266,16 +267,25 @@ async def _queue_again(connection: AsyncConnection, gang: Gang, step: Step, now:
     await jobs.requeue(connection, gang.job, now, step.reason, lifecycle.backoff_s(crashes), **counts)
 
 
-def taken_places(gangs: list[Gang]) -> list[WorkerPlan]:
-    """The places of workers that may still have a process."""
+def taken_places(gangs: list[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
+    """The places of workers that may still have a process; one that runs everywhere takes none."""
     return [
-        gang.attempt.plan.workers[worker.rank] for gang in gangs for worker in gang.workers if not worker.state.ended
+        gang.attempt.plan.workers[worker.rank]
+        for gang in gangs
+        for worker in gang.workers
+        if not worker.state.ended and not catalogue.is_everywhere(gang.job.workload)
     ]
 
 
-def _queued(job: JobRecord) -> QueuedJob:
+def _queued(job: JobRecord, *, everywhere: bool) -> QueuedJob:
     return QueuedJob(
-        id=job.id, roles=job.roles, priority=job.priority, created_at=job.created_at, queued_at=job.queued_at
+        id=job.id,
+        roles=job.roles,
+        priority=job.priority,
+        created_at=job.created_at,
+        queued_at=job.queued_at,
+        everywhere=everywhere,
+        only=tuple(job.params["nodes"]) if everywhere else (),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from rolecall.master.everywhere import spread
 from rolecall.master.placement import Waiting, place
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
@@ -20,6 +21,9 @@ class QueuedJob:
     created_at: datetime
     queued_at: datetime
     """When it last entered the queue."""
+    everywhere: bool = False
+    """Whether it runs on each node, or on each of `only`, and takes no slot."""
+    only: tuple[str, ...] = ()
 
 
 def schedule(
@@ -33,13 +37,16 @@ def schedule(
 
     Jobs that fit go ahead of one that does not. Once a job that the cluster could hold has waited longer than
     `backfill_window`, those behind it leave alone the slots of its roles, and those drawn from the same machines: so
-    none starves. A job that could never fit holds nobody back.
+    none starves. A job that could never fit holds nobody back, nor does one that runs everywhere: it takes no slot.
     """
     taken = list(taken)
     held: dict[Role, str] = {}
     outcomes: dict[str, GangPlan | Waiting] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
-        outcome = outcomes[job.id] = _held_back(job, held) or place(job.roles, nodes, taken)
+        if job.everywhere:
+            outcomes[job.id] = _addressed(spread(nodes, job.only), nodes)
+            continue
+        outcome = outcomes[job.id] = _held_back(job, held) or _addressed(place(job.roles, nodes, taken), nodes)
         if isinstance(outcome, GangPlan):
             taken.extend(outcome.workers)
         elif outcome.feasible and now - job.queued_at > backfill_window:
@@ -53,6 +60,15 @@ def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
     ledgers = {(node.spec.machine.boot_id, node.spec.role.computes) for node in nodes if node.spec.role in wanted}
     rivals = {n.spec.role for n in nodes if (n.spec.machine.boot_id, n.spec.role.computes) in ledgers}
     return wanted | rivals
+
+
+def _addressed(outcome: GangPlan | Waiting, nodes: Iterable[NodeState]) -> GangPlan | Waiting:
+    """The plan with where its nodes are reached."""
+    if isinstance(outcome, Waiting):
+        return outcome
+    members = {worker.node for worker in outcome.workers}
+    addresses = {node.spec.name: node.spec.address for node in nodes if node.spec.name in members}
+    return outcome.model_copy(update={"addresses": addresses})
 
 
 def _held_back(job: QueuedJob, held: Mapping[Role, str]) -> Waiting | None:

@@ -1,19 +1,29 @@
 """The control program as a process: one HTTP server until a signal ends it."""
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import uvicorn
 from fastapi import FastAPI
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall.master.app import create_app, release
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.departure import see_off
+from rolecall.master.store.database import Database
 from rolecall.settings import MasterSettings
+from rolecall.spec.errors import SettingsError
 
 _BACKLOG = 2048
+_LONGEST_PAUSE_S = 5.0
+_PROBE = 1 << 16
+"""About what the database's first transaction needs."""
 _log = logging.getLogger(__name__)
 
 
@@ -25,6 +35,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1)
         super().__init__(config)
         self._app = app
+        self._leaving: asyncio.Task[None] | None = None
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave the signals to `run`, which ends with a clean exit code."""
@@ -41,25 +52,87 @@ class Server(uvicorn.Server):
         release(self._app)
         await super().shutdown(sockets)
 
+    def told(self) -> None:
+        """Asked to end: see the nodes off that end too; asked again, end at once."""
+        if self._leaving is not None or not self.started:
+            self.should_exit = True
+        else:
+            self._leaving = asyncio.create_task(self._see_off(), name="departure")
+
+    async def _see_off(self) -> None:
+        state = self._app.state
+        try:
+            await see_off(state.master, state.settings.stop_grace_s)
+        finally:
+            self.should_exit = True
+
 
 def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `OSError` when the port is taken."""
+    """Serve until SIGTERM or SIGINT. Raises `SettingsError` when the port is taken or the data folder of no use."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    check_folder(settings.data)
+    if settings.database_url is not None:
+        asyncio.run(await_database(settings.database_url.get_secret_value()))
     with listen(settings.host, settings.port) as listener:
         asyncio.run(_serve(settings, catalogue, listener))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one."""
+    """A socket that listens; port 0 takes a free one. Raises `SettingsError` when it can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        why = f"ROLECALL_PORT={port} on ROLECALL_HOST={host}: {error.strerror}"
+        raise SettingsError(f"{why}; end what listens there, or give another port or address") from None
+
+
+def check_folder(data: Path) -> None:
+    """Raise `SettingsError` unless a file can be written to the data folder, which is made if need be."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=data, prefix=".probe-") as probe:
+            probe.write(bytes(_PROBE))
+            probe.flush()
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        remedy = "free some space there, or give it a larger volume" if full else "give a folder to write to"
+        raise SettingsError(f"ROLECALL_DATA={data}: {error.strerror}; {remedy}") from None
+
+
+async def await_database(url: str) -> None:
+    """Return when the database answers; until then try again, with a line in the log for each new reason."""
+    database, pause_s, said = _open(url), 0.2, ""
+    while trouble := await _trouble(database):
+        if trouble != said:
+            _log.warning("the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again", trouble)
+        said = trouble
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    await database.close()
+
+
+def _open(url: str) -> Database:
+    try:
+        return Database(url)
+    except ArgumentError:
+        raise SettingsError("ROLECALL_DATABASE_URL is no URL like postgresql://user:password@host/name") from None
+
+
+async def _trouble(database: Database) -> str:
+    """Why the database doesn't answer; empty when it does."""
+    try:
+        await database.ping()
+    except OperationalError as error:
+        return " ".join(str(error.orig).split())
+    return ""
 
 
 async def _serve(settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket) -> None:
     server = Server(create_app(settings, catalogue))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+        loop.add_signal_handler(number, server.told)
     await server.serve(sockets=[listener])
     if not server.started:
         raise SystemExit("the master could not start; its log says why")

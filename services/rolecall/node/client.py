@@ -9,7 +9,7 @@ from rolecall import __version__
 from rolecall.node.reconcile import Key
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError
 from rolecall.spec.node import NodeSpec
-from rolecall.spec.wire import Desired, Heartbeat, Registered, StreamOffset
+from rolecall.spec.wire import Desired, Heartbeat, Registered, StreamOffset, Surroundings
 
 _TIMEOUT_S = 10.0
 _M = TypeVar("_M", bound=BaseModel)
@@ -17,6 +17,10 @@ _M = TypeVar("_M", bound=BaseModel)
 
 class MasterUnreachable(RolecallError):
     """The master does not answer, or can't at the moment; the same call may succeed later."""
+
+
+class NameTaken(RolecallError):
+    """Another node bears this name; if that one has just died, the master will soon notice."""
 
 
 class StreamRefused(RolecallError):
@@ -38,12 +42,11 @@ class MasterClient:
         await self._http.aclose()
 
     async def register(self, spec: NodeSpec) -> Registered:
-        """Enter the cluster. Raises `SettingsError` when the master refuses for good, e.g. a name that is taken."""
+        """Enter the cluster. Raises `NameTaken`, or `SettingsError` when the master refuses for good."""
         answer = await self._send("POST", "/internal/nodes", json=spec.model_dump(mode="json"))
         if answer.is_client_error:
-            raise SettingsError(
-                f"the master at {self.url} refuses node {spec.name} (version {__version__}): {_detail(answer)}"
-            )
+            refusal = f"the master at {self.url} refuses node {spec.name} (version {__version__}): {_detail(answer)}"
+            raise NameTaken(refusal) if answer.status_code in {httpx.codes.CONFLICT} else SettingsError(refusal)
         return _parse(Registered, answer)
 
     async def heartbeat(self, name: str, beat: Heartbeat) -> Desired:
@@ -57,6 +60,10 @@ class MasterClient:
         if answer.status_code in {httpx.codes.NOT_FOUND, httpx.codes.CONFLICT}:
             raise NotFound(_detail(answer))
         return _parse(Desired, answer)
+
+    async def surroundings(self, name: str) -> Surroundings:
+        """What the node measures itself against."""
+        return _parse(Surroundings, await self._send("GET", f"/internal/nodes/{name}/surroundings"))
 
     async def leave(self, name: str) -> None:
         """Take the node out of the cluster."""
@@ -74,7 +81,7 @@ class MasterClient:
         try:
             answer = await self._http.request(method, path, **options)
         except httpx.TransportError as error:
-            raise MasterUnreachable(f"{self.url}: {error or type(error).__name__}") from error
+            raise MasterUnreachable(f"{self.url}: {_trouble(error)}") from error
         if answer.is_server_error:
             raise MasterUnreachable(f"{self.url}: {_detail(answer)}")
         if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
@@ -92,6 +99,17 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
             f"{answer.request.url} gave an answer that node version {__version__} can't read "
             f"(is something else listening there, or a master of another version?): {_detail(answer)}"
         ) from error
+
+
+def _trouble(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
+        why = str(error) or "no answer"
+        return (
+            f"can't be connected to ({why}); is the master up, is ROLECALL_PORT its port, and does a firewall let us?"
+        )
+    if isinstance(error, httpx.TimeoutException):
+        return "it takes calls but does not answer; is the master overloaded, or is something else listening there?"
+    return str(error) or type(error).__name__
 
 
 def _detail(answer: httpx.Response) -> str:

@@ -1,29 +1,36 @@
-"""The node's loops: one talks to the master, one makes what runs what should, and one attends each worker."""
+"""The node's loops: one talks to the master, one makes what runs what should, one looks at the node itself, and one
+attends each worker.
+"""
 
 import asyncio
 import contextlib
 import logging
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
-from rolecall import __version__
 from rolecall.node.backoff import delays_s
-from rolecall.node.client import MasterClient, MasterUnreachable
+from rolecall.node.client import MasterClient, MasterUnreachable, NameTaken
+from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
 from rolecall.node.fork_client import ForkClient, ForkedWorker, ForkRefused, ForkServerDied
-from rolecall.node.network import Route
+from rolecall.node.network import Route, Way
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
+from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.settings import NodeSettings
-from rolecall.spec.errors import NotFound
+from rolecall.spec.errors import NotFound, SettingsError
+from rolecall.spec.finding import Finding, Level
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import WorkerState
 from rolecall.spec.token import attempt_token
-from rolecall.spec.wire import DesiredWorker, Heartbeat
+from rolecall.spec.wire import DesiredWorker, Heartbeat, Registered
 
 _LOG = logging.getLogger(__name__)
+_NAME_PATIENCE_S = 5.0
+"""An earlier life of the same name is noticed to be over soon after its last call would have ended."""
 _TICK_S = 0.05
 _SHIP_S = 0.25
 
@@ -31,8 +38,19 @@ _SHIP_S = 0.25
 class Daemon:
     """One life of a node. `workers` is what it runs; `counts` is what it has done."""
 
-    def __init__(self, settings: NodeSettings, spec: NodeSpec, route: Route, client: MasterClient, forks: ForkClient):
+    def __init__(
+        self,
+        settings: NodeSettings,
+        spec: NodeSpec,
+        route: Route,
+        client: MasterClient,
+        *,
+        forks: ForkClient,
+        examiner: Examiner,
+        standing: Standing,
+    ) -> None:
         self.spec = spec
+        self.findings: tuple[Finding, ...] = ()
         self.workers: dict[Key, WorkerProcess] = {}
         self.counts: Counter[str] = Counter()
         self.exits: Counter[str] = Counter()
@@ -40,6 +58,8 @@ class Daemon:
         self._settings = settings
         self._route = route
         self._client = client
+        self._examiner = examiner
+        self._standing = standing
         self._desired: tuple[DesiredWorker, ...] = ()
         self._seen = -1
         self._heartbeat_s: float | None = None
@@ -59,7 +79,7 @@ class Daemon:
         """Serve until told to stop. Raises `SettingsError` when the master refuses this node for good."""
         async with self._tasks as tasks:
             forking = tasks.create_task(self.forks.run())
-            loops = [tasks.create_task(self._talk()), tasks.create_task(self._reconcile())]
+            loops = [tasks.create_task(loop) for loop in (self._talk(), self._reconcile(), self._keep_examining())]
             await self._told.wait()
             await self._drain()
             for loop in loops:
@@ -72,10 +92,10 @@ class Daemon:
         """Give the workers the grace time to leave, then kill what is left; the master hears of each end."""
         if not self.workers:
             return
-        _LOG.info("draining: %d workers may take %g s", len(self.workers), self._settings.kill_grace_s)
+        _LOG.info("draining: %d workers may take %g s", len(self.workers), self._settings.stop_grace_s)
         self._idle.clear()
         leaving = {asyncio.ensure_future(event.wait()) for event in (self._idle, self._hurried)}
-        await asyncio.wait(leaving, timeout=self._settings.kill_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(leaving, timeout=self._settings.stop_grace_s, return_when=asyncio.FIRST_COMPLETED)
         for waiting in leaving:
             waiting.cancel()
         for worker in self.workers.values():
@@ -100,29 +120,74 @@ class Daemon:
                 if said:
                     _LOG.info("the master is back")
                 delays, said = delays_s(), ""
+                self._standing.wait_for("")
             except MasterUnreachable as error:
                 self.counts["heartbeat_failures"] += 1
-                if (reason := str(error)) != said:
-                    _LOG.warning("the master is away: %s; trying again", error)
+                if (reason := f"the master is away: {error}") != said:
+                    _LOG.warning("%s; trying again", reason)
+                    self._standing.wait_for(reason)
                 said = reason
                 await asyncio.sleep(next(delays))
 
     async def _exchange(self) -> None:
         """One heartbeat, after a registration where the master does not know this life."""
-        if self._heartbeat_s is None:
-            await self._register()
         try:
+            if self._heartbeat_s is None:
+                await self._register()
+                await self._examine()
             await self._beat(self._heartbeat_s or 0.0)
         except NotFound as error:
             _LOG.warning("the master has forgotten this node (%s); registering again", error)
             self._heartbeat_s = None
 
     async def _register(self) -> None:
-        registered = await self._client.register(self.spec)
+        registered = await self._enter()
         self._heartbeat_s, self._seen = registered.heartbeat_s, -1
         _LOG.info("registered as %s with %s (%s)", self.spec.name, self._client.url, registered.master_version)
-        if registered.master_version != __version__:
-            _LOG.warning("the master has version %s, this node %s", registered.master_version, __version__)
+
+    async def _enter(self) -> Registered:
+        """Register; give an earlier life of this name a moment to be noticed as over."""
+        give_up, said = time.monotonic() + _NAME_PATIENCE_S, ""
+        for delay in delays_s():
+            try:
+                return await self._client.register(self.spec)
+            except NameTaken as error:
+                if time.monotonic() > give_up:
+                    raise SettingsError(str(error)) from None
+                if not said:
+                    _LOG.info("%s; trying again for %g s", error, _NAME_PATIENCE_S)
+                said = str(error)
+                await asyncio.sleep(delay)
+        raise AssertionError("delays never end")
+
+    async def _keep_examining(self) -> None:
+        while True:
+            await asyncio.sleep(EXAMINE_EVERY_S)
+            if self._heartbeat_s is not None:
+                try:
+                    await self._examine()
+                except Exception:  # noqa: BLE001 - a loop's tick: the next look is as good
+                    _LOG.exception("the node could not be examined")
+
+    async def _examine(self) -> None:
+        """Look at the node; the next heartbeat tells, at once if something is otherwise than it was."""
+        before = {(finding.check, finding.level) for finding in self.findings}
+        self.findings, way = await self._examiner.examine(self.spec)
+        for finding in self.findings:
+            if finding.level is not Level.OK and (finding.check, finding.level) not in before:
+                _LOG.warning("%s: %s; %s", finding.check, finding.message, finding.remedy)
+        if {(finding.check, finding.level) for finding in self.findings} != before:
+            self._news.set()
+        if way is not None and way.route != self._route:
+            self._move(way)
+
+    def _move(self, way: Way) -> None:
+        """The network gave this node another address: who is sent here from now on must know it."""
+        _LOG.warning("this node moved from %s to %s; registering again", self._route.address, way.route.address)
+        self._route = way.route
+        address = {"address": way.route.address, "interface": way.route.interface}
+        self.spec = self.spec.model_copy(update=address)
+        self._heartbeat_s = None
 
     async def _beat(self, wait_s: float) -> None:
         """Report and learn. A call that waits is given up for a new one as soon as there is news.
@@ -137,6 +202,7 @@ class Daemon:
             wait_s=0.0 if urgent else wait_s,
             workers=tuple(worker.report for worker in self.workers.values()),
             draining=self._told.is_set(),
+            findings=self.findings,
         )
         call = asyncio.ensure_future(self._client.heartbeat(self.spec.name, beat))
         news = asyncio.ensure_future(self._news.wait())
@@ -155,7 +221,7 @@ class Daemon:
     async def _reconcile(self) -> None:
         while True:
             actual = {key: worker.actual for key, worker in self.workers.items()}
-            for action in actions(self._desired, actual, self._settings.kill_grace_s):
+            for action in actions(self._desired, actual, self._settings.stop_grace_s):
                 try:
                     self._do(action)
                 except Exception:  # noqa: BLE001 - a loop's tick: the next comparison tries again
@@ -173,13 +239,19 @@ class Daemon:
             case Decline(launch=launch):
                 self._adopt(launch).finish(WorkerState.STOPPED)
             case TellPort(key=key, port=port):
-                self.workers[key].tell_port(port)
+                self._tell_port(self.workers[key], port)
             case Ask(key=key, mode=mode):
                 self.workers[key].ask(mode)
             case Kill(key=key):
                 self.workers[key].kill()
             case Forget(key=key):
                 self.workers.pop(key).forget()
+
+    def _tell_port(self, worker: WorkerProcess, port: int) -> None:
+        try:
+            worker.tell_port(port)
+        except OSError as error:
+            worker.kill(f"its gang's port could not be written to {error.filename}: {error.strerror}")
 
     def _adopt(self, launch: WorkerLaunch) -> WorkerProcess:
         worker = WorkerProcess(launch, self._settings.data, self._settings.worker_timeout_s, self._news.set)

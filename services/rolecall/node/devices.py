@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from rolecall.node.findings import Cards, Pair
+from rolecall.spec.errors import RolecallError
 from rolecall.spec.node import Gpu, Machine
 from rolecall.spec.role import Role
 
@@ -19,11 +22,17 @@ CGROUP = Path("/sys/fs/cgroup")
 _LOG = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _QUERY = ("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
+_CHOICE = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+_ROW = re.compile(r"GPU\d+")
 _MIB = 1 << 20
 
 
-def describe_machine(cpu_slots: int | None) -> Machine:
-    """The machine below this container; without `cpu_slots`, every core is one."""
+class GpusUnknown(RolecallError):
+    """The driver's program is there, but can't say which GPUs there are."""
+
+
+def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...]) -> Machine:
+    """The machine below this container, which may use `gpus`; without `cpu_slots`, every core is one."""
     cores = available_cores()
     return Machine(
         boot_id=_BOOT_ID.read_text().strip(),
@@ -31,7 +40,7 @@ def describe_machine(cpu_slots: int | None) -> Machine:
         cores=cores,
         cpu_slots=cpu_slots or cores,
         memory_bytes=memory_limit(psutil.virtual_memory().total),
-        gpus=visible(query_gpus(), os.environ),
+        gpus=gpus,
         exclusive=has_quota(os.cpu_count() or cores),
     )
 
@@ -62,35 +71,77 @@ def memory_limit(total: int, cgroup: Path = CGROUP) -> int:
     return min([total, *(limit for limit in limits if limit)])
 
 
+def available_memory(limit: int, cgroup: Path = CGROUP) -> int:
+    """Bytes that are left of `limit`: what nobody uses on the machine, or in the cgroup, whichever is less.
+
+    Files that are only cached count as unused: the kernel drops them first.
+    """
+    left = psutil.virtual_memory().available
+    for used, cached, folder in (
+        ("memory.current", "inactive_file", cgroup),
+        ("memory.usage_in_bytes", "total_inactive_file", cgroup / "memory"),
+    ):
+        if (bytes_used := _number(folder / used)) is not None:
+            left = min(left, limit - bytes_used + (_entry(folder / "memory.stat", cached) or 0))
+    return max(0, left)
+
+
 def oom_kills(cgroup: Path = CGROUP) -> int | None:
     """How often the kernel has killed a process of this cgroup for memory; None where it doesn't say."""
-    for name in ("memory.events", "memory/memory.oom_control"):
-        for line in _text(cgroup / name).splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return None
+    events, control = cgroup / "memory.events", cgroup / "memory/memory.oom_control"
+    found = _entry(events, "oom_kill")
+    return _entry(control, "oom_kill") if found is None else found
+
+
+def find_gpus(environment: Mapping[str, str], program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], Cards]:
+    """The GPUs that workers may use, and what is to be said of them."""
+    chosen = any(environment.get(name, "all") not in {"all", "void"} for name in _CHOICE)
+    try:
+        known = query_gpus(program)
+    except GpusUnknown as error:
+        return (), Cards(offered=0, present=count_plugged(), chosen=chosen, failure=str(error))
+    offered = visible(known, environment)
+    indices = {known.index(gpu) for gpu in offered}
+    apart = [pair for pair in query_apart(program) if indices.issuperset(pair)] if len(offered) > 1 else []
+    present = max(count_plugged(), len(known))
+    return offered, Cards(offered=len(offered), present=present, chosen=chosen, apart=apart)
 
 
 def query_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """The machine's GPUs by `nvidia-smi`; none where there is no such program. One that fails is a warning."""
-    if shutil.which(program) is None:
-        return ()
+    """The machine's GPUs by `nvidia-smi`; none where there is no such program. Raises `GpusUnknown` when it fails."""
     try:
-        done = subprocess.run(  # noqa: S603 - a constant command
-            [program, *_QUERY], capture_output=True, text=True, timeout=30, check=True
-        )
-        return tuple(_gpu(line) for line in done.stdout.splitlines() if line.strip())
-    except subprocess.CalledProcessError as error:
-        said = f"{error.stdout}{error.stderr}".strip()
-        _LOG.warning("no GPU is offered: %s ended with exit code %d: %s", program, error.returncode, said)
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        _LOG.warning("no GPU is offered: %s: %s", program, error)
-    return ()
+        return tuple(_gpu(line) for line in _ask(program, *_QUERY).splitlines() if line.strip())
+    except ValueError as error:
+        raise GpusUnknown(f"{program} gave an answer that can't be read: {error}") from None
+
+
+def query_apart(program: str = "nvidia-smi") -> list[Pair]:
+    """Pairs of GPUs, by index, that can't read each other's memory; none where the driver doesn't say."""
+    try:
+        return parse_apart(_ask(program, "topo", "-p2p", "r"))
+    except GpusUnknown as error:
+        _LOG.info("peer access between GPUs is unknown: %s", error)
+        return []
+
+
+def parse_apart(table: str) -> list[Pair]:
+    """The pairs that `nvidia-smi topo -p2p r` does not call OK; its rows begin with `GPU0`, `GPU1`, …"""
+    rows = [cells for line in table.splitlines() if (cells := line.split()) and _ROW.fullmatch(cells[0])]
+    states = [cells[1:] for cells in rows if not all(map(_ROW.fullmatch, cells))]
+    return [(i, j) for i, row in enumerate(states) for j, state in enumerate(row) if i < j and state != "OK"]
+
+
+def count_plugged(devices: Path = Path("/sys/bus/pci/devices")) -> int:
+    """NVIDIA's display and 3D controllers on the PCI bus, which a container sees without any driver."""
+    return sum(
+        _text(device / "vendor") == "0x10de" and _text(device / "class").startswith(("0x0300", "0x0302"))
+        for device in (devices.iterdir() if devices.is_dir() else ())
+    )
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Those of `gpus` that the environment leaves, by index or by UUID (or the beginning of one)."""
-    for name in ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
+    for name in _CHOICE:
         chosen = environment.get(name)
         if chosen is not None and chosen not in {"all", "void"} and not (chosen == "" and name.startswith("NVIDIA")):
             gpus = _chosen(gpus, chosen)
@@ -118,6 +169,28 @@ def _quota_v2(cgroup: Path) -> float | None:
 def _quota_v1(cgroup: Path) -> float | None:
     quota, period = (_number(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return quota / period if quota and period else None
+
+
+def _ask(program: str, *arguments: str) -> str:
+    """What `nvidia-smi` answers; nothing where there is no such program."""
+    if shutil.which(program) is None:
+        return ""
+    try:
+        done = subprocess.run(  # noqa: S603 - constant commands
+            [program, *arguments], capture_output=True, text=True, timeout=30, check=True
+        )
+    except subprocess.CalledProcessError as error:
+        said = " ".join(f"{error.stdout}{error.stderr}".split())
+        raise GpusUnknown(f"{program} ended with exit code {error.returncode}: {said}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GpusUnknown(f"{program}: {error}") from None
+    return done.stdout
+
+
+def _entry(path: Path, name: str) -> int | None:
+    """A figure of a cgroup file with a name and a figure on each line."""
+    figures = dict(line.split() for line in _text(path).splitlines() if line.count(" ") == 1)
+    return int(figures[name]) if name in figures else None
 
 
 def _number(path: Path) -> int | None:

@@ -4,14 +4,16 @@ Left alone they resolve the container's own host name, which may be a loopback a
 """
 
 import asyncio
+import errno
 import logging
+import os
 import socket
+from collections.abc import Callable
 from typing import NamedTuple
 
 import psutil
 
 from rolecall.node.backoff import delays_s
-from rolecall.spec.errors import SettingsError
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,15 +30,29 @@ class Route(NamedTuple):
         return dict.fromkeys(("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), self.interface)
 
 
-async def route_to(host: str, port: int) -> Route:
-    """The kernel's route to the master; waits, with a line in the log, until its name resolves and a route exists."""
+class Way(NamedTuple):
+    """A route, and the master's addresses that were to choose from."""
+
+    route: Route
+    resolved: tuple[str, ...]
+
+
+async def route_to(host: str, port: int, tell: Callable[[str], None]) -> Route:
+    """The kernel's route to the master; waits until its name resolves and a route exists.
+
+    `tell` hears what it waits for, each reason once; the log has the same.
+    """
     said = ""
     for delay in delays_s():
         try:
-            route = await _route(host, port)
+            route, _ = await find_way(host, port)
         except OSError as error:
-            if (reason := str(error)) != said:
-                _LOG.warning("no way to the master yet: MASTER_ADDR=%s: %s; trying again", host, reason)
+            reason = f"no way to the master yet: MASTER_ADDR={host}: {error.strerror or error}"
+            if reason != said:
+                _LOG.warning(
+                    "%s; trying again (is the name right, and is this container on the master's network?)", reason
+                )
+                tell(reason)
             said = reason
             await asyncio.sleep(delay)
         else:
@@ -45,19 +61,28 @@ async def route_to(host: str, port: int) -> Route:
     raise AssertionError("delays never end")
 
 
-async def _route(host: str, port: int) -> Route:
+async def find_way(host: str, port: int) -> Way:
+    """The way as it is now. Raises `OSError` when there is none, e.g. because the name doesn't resolve."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, target = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # Sends nothing: a datagram socket's connect only asks for the route.
         address = str(probe.getsockname()[0])
-    return Route(_interface_of(address), address)
+    resolved = dict.fromkeys(str(one[4][0]) for one in found)
+    return Way(Route(_interface_of(address), address), tuple(resolved))
+
+
+def network_namespace() -> str:
+    """The kernel's id of this process's network namespace; empty where it doesn't say."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
 
 
 def _interface_of(address: str) -> str:
     for name, addresses in psutil.net_if_addrs().items():
         if any(known.address.partition("%")[0] == address for known in addresses):
             return name
-    raise SettingsError(
-        f"the route to the master starts at {address}, which no network interface of this machine bears"
-    )
+    why = f"the route to the master starts at {address}, which no network interface of this machine bears"
+    raise OSError(errno.EADDRNOTAVAIL, why)

@@ -1,6 +1,7 @@
 """The node's entry: looks at the machine, waits for the way to the master, serves until told to stop."""
 
 import asyncio
+import errno
 import fcntl
 import logging
 import os
@@ -12,17 +13,20 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from rolecall import __version__
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
-from rolecall.node.devices import default_slots, describe_machine
+from rolecall.node.devices import default_slots, describe_machine, find_gpus
+from rolecall.node.examination import Examiner
 from rolecall.node.fork_client import ForkClient
-from rolecall.node.network import Route, route_to
-from rolecall.node.telemetry import Server, app
+from rolecall.node.network import Route, network_namespace, route_to
+from rolecall.node.standing import Standing
+from rolecall.node.telemetry import NodeCollector, Server, app
 from rolecall.settings import NodeSettings
 from rolecall.spec.errors import RolecallError, SettingsError
-from rolecall.spec.node import NodeSpec
+from rolecall.spec.node import Gpu, NodeSpec
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
@@ -35,39 +39,85 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    name = _name(settings)
     with _own_data(settings):
         clear_work(settings.data)
         try:
-            asyncio.run(_run(settings, fork_arguments))
+            asyncio.run(_run(settings, name, fork_arguments))
         except* RolecallError as errors:
             raise _first(errors) from None
     return os.EX_OK
 
 
-async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
-    route = await route_to(settings.master_addr, settings.port)
+async def _run(settings: NodeSettings, name: str, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
-    client = MasterClient(settings.master_url, settings.node_token.get_secret_value())
-    spec = describe_node(settings, route, listener.getsockname()[1])
-    daemon = Daemon(settings, spec, route, client, ForkClient(fork_arguments))
-    _on_signals(daemon.stop)
-    server = Server(uvicorn.Config(app(daemon, settings.node_token), log_config=None, access_log=False, lifespan="off"))
+    standing = Standing(name, settings.role)
+    served = app(standing, settings.node_token)
+    server = Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan="off"))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
-        await daemon.run()
+        route = await _find_route(settings, standing)
+        if route is not None:
+            await _serve(
+                settings,
+                route,
+                standing,
+                metrics_port=listener.getsockname()[1],
+                registry=served.state.registry,
+                fork_arguments=fork_arguments,
+            )
         server.should_exit = server.force_exit = True
-    await client.close()
 
 
-def describe_node(settings: NodeSettings, route: Route, metrics_port: int) -> NodeSpec:
+async def _find_route(settings: NodeSettings, standing: Standing) -> Route | None:
+    """The way to the master; None when a signal ends the wait for it."""
+    finding = asyncio.ensure_future(route_to(settings.master_addr, settings.port, standing.wait_for))
+    _on_signals(finding.cancel)
+    await asyncio.wait({finding})
+    return None if finding.cancelled() else finding.result()
+
+
+async def _serve(
+    settings: NodeSettings,
+    route: Route,
+    standing: Standing,
+    *,
+    metrics_port: int,
+    registry: CollectorRegistry,
+    fork_arguments: Sequence[str],
+) -> None:
+    client = MasterClient(settings.master_url, settings.node_token.get_secret_value())
+    gpus, cards = find_gpus(os.environ)
+    spec = describe_node(settings, standing.name, route, metrics_port, gpus)
+    daemon = Daemon(
+        settings,
+        spec,
+        route,
+        client,
+        forks=ForkClient(fork_arguments),
+        examiner=Examiner(settings, client, cards),
+        standing=standing,
+    )
+    registry.register(NodeCollector(daemon))
+    _on_signals(daemon.stop)
+    try:
+        await daemon.run()
+    finally:
+        await client.close()
+
+
+def describe_node(
+    settings: NodeSettings, name: str, route: Route, metrics_port: int, gpus: tuple[Gpu, ...]
+) -> NodeSpec:
     """What this node tells the master about itself."""
-    machine = describe_machine(settings.cpu_slots)
+    machine = describe_machine(settings.cpu_slots, gpus)
     return NodeSpec(
-        name=_name(settings),
+        name=name,
         role=settings.role,
         slots=settings.slots or default_slots(machine, settings.role),
         address=route.address,
         interface=route.interface,
+        network_namespace=network_namespace(),
         metrics_port=metrics_port,
         machine=machine,
         version=__version__,
@@ -85,7 +135,7 @@ def _name(settings: NodeSettings) -> str:
     return name
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
+def _on_signals(stop: Callable[[], object]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
 
@@ -108,7 +158,8 @@ def _own_data(settings: NodeSettings) -> Generator[None, None, None]:
         settings.data.mkdir(parents=True, exist_ok=True)
         lock = path.open("w")
     except OSError as error:
-        raise SettingsError(f"ROLECALL_DATA={settings.data}: {error.strerror}; give a folder to write to") from None
+        remedy = "free some space there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "give a folder to write to"
+        raise SettingsError(f"ROLECALL_DATA={settings.data}: {error.strerror}; {remedy}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

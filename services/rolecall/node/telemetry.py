@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rolecall.node.daemon import Daemon
+from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
 
 _LABELS = ("job", "attempt", "role", "rank")
@@ -92,11 +93,14 @@ def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
     return launch.job, str(launch.attempt), launch.worker.role.value, str(launch.worker.rank)
 
 
-def app(daemon: Daemon, token: SecretStr) -> Starlette:
-    """The application; `/metrics` wants the nodes' token, `/healthz` is open."""
+def app(standing: Standing, token: SecretStr) -> Starlette:
+    """The application; `/metrics` wants the nodes' token, `/healthz` is open.
+
+    It serves before the node has found its master: who probes it then sees a node that lives and says what it waits
+    for. What is to be scraped may join `app.state.registry` later.
+    """
     expected = f"Bearer {token.get_secret_value()}".encode()
     registry = CollectorRegistry()
-    registry.register(NodeCollector(daemon))
 
     async def metrics(request: Request) -> Response:
         if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected):
@@ -105,9 +109,14 @@ def app(daemon: Daemon, token: SecretStr) -> Starlette:
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "node": daemon.spec.name, "role": daemon.spec.role})
+        status = (
+            {"status": "waiting", "waiting_for": standing.waiting_for} if standing.waiting_for else {"status": "ok"}
+        )
+        return JSONResponse(status | {"node": standing.name, "role": standing.role})
 
-    return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])
+    served = Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])
+    served.state.registry = registry
+    return served
 
 
 class Server(uvicorn.Server):

@@ -15,6 +15,11 @@ class Artifacts:
         self._client = client
         self._attempt = attempt
 
+    @property
+    def blobs(self) -> Blobs:
+        """Where they lie. What else an attempt puts there is deleted when it has ended."""
+        return self._blobs
+
     def put(self, name: str, path: Path) -> None:
         """Store the file at `path` as the job's artifact `name`; a later attempt's replaces it."""
         digest = sha256_of(path)

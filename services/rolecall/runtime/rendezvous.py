@@ -9,11 +9,13 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 from torch.distributed import rpc
 
+from rolecall.runtime import reach
 from rolecall.runtime.context import worker_name
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import RendezvousTimeout, Stopped
@@ -22,6 +24,8 @@ from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
 
 _JOIN_TIMEOUT_S = 120.0
+_KNOCK_S = 10.0
+_WORD_TIMEOUT_S = 30.0
 # Generous: a dead peer closes its connections and a stopped one is noticed by its node, so that this bounds only
 # what is slow (an evaluation, an upload) or a deadlock.
 _CALL_TIMEOUT_S = 600.0
@@ -40,14 +44,27 @@ _LOG = logging.getLogger(__name__)
 def joined(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Reporter) -> Iterator[None]:
     """Be part of the gang: the store, the RPC group and the process group that the workload asks for.
 
-    The gang parts in order when the body ends well or raises `Stopped`. After any other error it leaves without a
-    word: a graceful shutdown would wait for ever for a peer that is dead.
+    Raises `RendezvousTimeout` if not all arrive within two minutes, `UnreachablePeer` if nodes can't reach each other.
+    A workload that runs everywhere is to examine the network, so its workers are not joined here: see `met`.
+    """
+    if workload.everywhere:
+        yield
+        return
+    with met(launch, workload, workdir, report):
+        yield
 
-    Raises `RendezvousTimeout` if not all arrive within two minutes.
+
+@contextmanager
+def met(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Reporter) -> Iterator[None]:
+    """Meet the gang, and part from it.
+
+    It parts in order when the body ends well or raises `Stopped`. After any other error it leaves without a word: a
+    graceful shutdown would wait for ever for a peer that is dead.
     """
     store = _meet(launch, workdir, report)
     _export_environment(launch, store.port)
     _await_all(store, launch)
+    _require_reach(store, launch)
     if workload.rpc:
         _join_rpc(launch, workload, store.port)
     if launch.worker.role in workload.process_group:
@@ -70,6 +87,7 @@ def _meet(launch: WorkerLaunch, workdir: Workdir, report: Reporter) -> dist.TCPS
         report.rendezvous(store.port)
         return store
     port = launch.rendezvous_port or _await_port(workdir)
+    _knock(launch, port)
     return dist.TCPStore(launch.master_addr, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
@@ -83,6 +101,13 @@ def _await_port(workdir: Workdir) -> int:
     return int(workdir.rendezvous.read_text())
 
 
+def _knock(launch: WorkerLaunch, port: int) -> None:
+    """See at once what the store would try for two minutes, and say it in words that help."""
+    first = launch.gang.workers[0].node
+    if launch.worker.node != first:
+        reach.knock(reach.Explorer.of(launch), first, launch.master_addr, port, _KNOCK_S)
+
+
 def _await_all(store: dist.TCPStore, launch: WorkerLaunch) -> None:
     """Check in, and wait until everyone has: RPC's own start would hang without saying for whom."""
     store.set(f"arrived/{launch.worker.rank}", "1")
@@ -92,6 +117,40 @@ def _await_all(store: dist.TCPStore, launch: WorkerLaunch) -> None:
     except dist.DistStoreError as error:
         missing = [_describe(worker) for key, worker in keys.items() if not store.check([key])]
         raise RendezvousTimeout(f"not arrived within {_JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}") from error
+
+
+def _require_reach(store: dist.TCPStore, launch: WorkerLaunch) -> None:
+    """Look at the ways between the gang's nodes: one worker of each node does, and all hear what was found."""
+    first_ranks = {worker.node: worker.rank for worker in reversed(launch.gang.workers)}
+    if len(first_ranks) == 1:
+        return
+    board = _StoreBoard(store, launch.worker.node, tuple(first_ranks))
+    if launch.worker.rank == first_ranks[launch.worker.node]:
+        ways = reach.explore(reach.Explorer.of(launch), board, cut_only=True)
+    else:
+        ways = reach.told(board)
+    reach.require_open(ways)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreBoard:
+    """The gang's store as the place where its nodes talk: each has reached that one already."""
+
+    store: dist.TCPStore
+    node: str
+    nodes: tuple[str, ...]
+
+    def post(self, topic: str, text: str) -> None:
+        self.store.set(f"{topic}/{self.node}", text)
+
+    def gather(self, topic: str) -> dict[str, str]:
+        keys = {f"{topic}/{node}": node for node in self.nodes}
+        try:
+            self.store.wait(list(keys), timedelta(seconds=_WORD_TIMEOUT_S))
+        except dist.DistStoreError as error:
+            silent = [node for key, node in keys.items() if not self.store.check([key])]
+            raise RendezvousTimeout(f"no {topic} within {_WORD_TIMEOUT_S:.0f} s of node {', '.join(silent)}") from error
+        return {node: text.decode() for node, text in zip(self.nodes, self.store.multi_get(list(keys)), strict=True)}
 
 
 def _describe(worker: WorkerPlan) -> str:

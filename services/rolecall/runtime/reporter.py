@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rolecall.spec.errors import NonFiniteLoss
+from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.report import ProgressLine
 
 _WRITE_EVERY_S = 0.5
@@ -89,10 +91,10 @@ class Reporter:
         self._write_step()
         self._write(kind="step", step=step, epoch=epoch, metrics=metrics)
 
-    def result(self, **metrics: float) -> None:
-        """The workload's final metrics, which become the job's `result`."""
+    def result(self, *, findings: Sequence[NodeFinding] = (), **metrics: float) -> None:
+        """The workload's final metrics, which become the job's `result`; what an examination found goes with them."""
         self._write_step()
-        self._write(kind="result", metrics=metrics)
+        self._write(kind="result", metrics=metrics, findings=tuple(findings))
 
     def rendezvous(self, port: int) -> None:
         """Rank 0's word where the gang's store listens."""

@@ -68,6 +68,10 @@ class RendezvousTimeout(RolecallError):
     """Not every worker of the gang arrived in time; the text names who is missing."""
 
 
+class UnreachablePeer(RolecallError):
+    """A node of the gang can't reach another on the ports that the gang uses; the text names both and what to open."""
+
+
 class PeerLost(RolecallError):
     """Another worker of the gang vanished; it, and not this worker, is the cause."""
 

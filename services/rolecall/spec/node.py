@@ -1,7 +1,10 @@
 """What a node is and what it offers."""
 
+from ipaddress import ip_address
+
 from pydantic import Field
 
+from rolecall.spec.finding import Finding, Level
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 
@@ -42,11 +45,18 @@ class NodeSpec(Value):
     """Where the workers of other nodes reach this node's workers: the source address of its route to the master."""
     interface: str
     """The network interface that bears `address`."""
+    network_namespace: str = ""
+    """The kernel's id of its network namespace: only within one do nodes of one machine share the loopback address."""
     metrics_port: int = Field(ge=0, le=65535)
     machine: Machine
     version: str
     started: str
     """A random id of this daemon's life, so that the master can tell a restarted node from a late message."""
+
+    @property
+    def loopback_of(self) -> str | None:
+        """Where alone its address is good: in this network namespace of this machine; None when it leads further."""
+        return f"{self.machine.boot_id}/{self.network_namespace}" if is_loopback(self.address) else None
 
 
 class NodeState(Value):
@@ -56,3 +66,20 @@ class NodeState(Value):
     alive: bool
     draining: bool = False
     heartbeat_age_s: float
+    findings: tuple[Finding, ...] = ()
+    """What it found when it last examined itself."""
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it takes no new worker although it is alive; None when it takes some."""
+        if self.draining:
+            return "it is draining"
+        return next((finding.message for finding in self.findings if finding.level is Level.ERROR), None)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `address` leads no further than to the network namespace that asks."""
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return address == "localhost"

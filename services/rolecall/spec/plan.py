@@ -3,6 +3,8 @@
 from collections import Counter
 from typing import Any
 
+from pydantic import Field
+
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 
@@ -24,6 +26,8 @@ class GangPlan(Value):
     """The place of every worker of one attempt, in rank order."""
 
     workers: tuple[WorkerPlan, ...]
+    addresses: dict[str, str] = Field(default_factory=dict[str, str])
+    """Where each node of the gang is reached by the others, by its name."""
 
     @property
     def world_size(self) -> int:

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from rolecall.spec.model import Value
+from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.state import WorkerState
 
 
@@ -51,6 +52,8 @@ class ProgressLine(Value):
     metrics: dict[str, float] = Field(default_factory=dict)
     """`loss` and whatever else the workload reports; of `result`, the final metrics."""
     message: str | None = None
+    findings: tuple[NodeFinding, ...] = ()
+    """Of `result`: what an examination of the cluster has found."""
     port: int | None = None
     """Of `rendezvous`: where the gang's store listens on rank 0's node."""
 

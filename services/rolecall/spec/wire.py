@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
@@ -19,6 +20,8 @@ class Heartbeat(Value):
     """How long the master may hold the answer back while nothing changes."""
     workers: tuple[WorkerReport, ...] = ()
     draining: bool = False
+    findings: tuple[Finding, ...] = ()
+    """What the node found when it last examined itself."""
 
 
 class DesiredWorker(Value):
@@ -42,6 +45,17 @@ class Registered(Value):
     heartbeat_s: float
     """The longest time that the node may stay silent is a multiple of this."""
     master_version: str
+
+
+class Surroundings(Value):
+    """What a node must know of the cluster to judge itself."""
+
+    time_s: float
+    """The master's wall clock when it answered: seconds since 1970."""
+    version: str
+    """The master's."""
+    strangers: int
+    """Living nodes that can't reach this one by a loopback address: other machines' and other containers'."""
 
 
 class StreamOffset(Value):

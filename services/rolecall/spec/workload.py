@@ -19,6 +19,13 @@ class Params(BaseModel):
     )
 
 
+class EverywhereParams(Params):
+    """The base of the parameters of a workload that runs everywhere."""
+
+    nodes: tuple[str, ...] = ()
+    """The nodes to run on; all that are alive and not draining if none is named."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoleCount:
     """How many workers of one role a workload takes."""
@@ -47,6 +54,10 @@ class Workload:
     """The roles that form one NCCL or Gloo process group, in rank order."""
     expendable: frozenset[Role] = frozenset()
     """Roles whose loss does not end the attempt."""
+    everywhere: bool = False
+    """Whether it runs one worker on each node, which plays the node's role, beside whatever runs there: such a worker
+    takes neither slot nor GPU. `params` is then a kind of `EverywhereParams`, and `roles` can't be asked for. Its
+    workers are not joined before they run: they look at the network first, and join by `rendezvous.met`."""
     rpc_threads: Callable[[Params, dict[Role, int]], int] | None = field(default=None)
     """How many RPC threads each worker needs at least, where the workload parks calls; more are given anyway."""
     check_counts: Callable[[Params, dict[Role, int]], None] | None = field(default=None)

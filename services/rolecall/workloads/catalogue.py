@@ -1,4 +1,4 @@
-"""Finds workloads: the five of the house and those of installed packages, all by one entry-point group."""
+"""Finds workloads: those of the house and those of installed packages, all by one entry-point group."""
 
 from importlib.metadata import EntryPoint, entry_points
 

@@ -16,9 +16,11 @@ from rolecall.master.api.limits import MOST
 from rolecall.master.core import Master
 from rolecall.master.documents import job_document
 from rolecall.master.lifecycle import Step
+from rolecall.master.problems import unknown
 from rolecall.master.reconciler import redirect_stop, take_step
-from rolecall.master.store import attempts, idempotency, jobs, workers
+from rolecall.master.store import attempts, idempotency, jobs, nodes, workers
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
 from rolecall.spec.model import Value
 from rolecall.spec.state import JobState
@@ -42,6 +44,8 @@ async def submit(
 ) -> JobDocument:
     """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job."""
     fields = master.catalogue.check_request(request)
+    if master.catalogue.is_everywhere(request.workload):
+        await _check_nodes(master, fields["params"]["nodes"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, key)
     master.changed_by_hand()
@@ -108,6 +112,15 @@ async def retry(job: str, master: Running) -> JobDocument:
         lifecycle.check_retry(record)
         await jobs.renew(connection, record, _now())
     return await _changed(master, job)
+
+
+async def _check_nodes(master: Master, asked: list[str]) -> None:
+    """Raise `InvalidJob` for names that no node has."""
+    async with master.database.read() as connection:
+        known = {node.name for node in await nodes.everything(connection)}
+    problems = [unknown(f"params.nodes.{i}", "node", name, known) for i, name in enumerate(asked) if name not in known]
+    if problems:
+        raise InvalidJob(problems)
 
 
 async def _add(master: Master, spec: JobSpec, key: str | None) -> JobRecord:

@@ -19,7 +19,7 @@ from rolecall.master.store.records import NodeRecord
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
-from rolecall.spec.wire import Desired, Heartbeat, Registered
+from rolecall.spec.wire import Desired, Heartbeat, Registered, Surroundings
 
 router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(require_node)])
 
@@ -31,10 +31,11 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
     async with master.database.write() as connection:
         known = await nodes.find(connection, spec.name)
         if known is not None and known.started != spec.started:
-            _refuse_usurper(known, spec, master.presence)
+            _refuse_rival(known, spec, master.presence)
+            master.presence.replace(known.started)
             await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
         await nodes.put(connection, spec, now)
-    master.presence.hear(spec.name)
+    master.presence.enter(spec.name)
     master.changed_by_hand()
     return Registered(heartbeat_s=_longest_wait_s(master), master_version=__version__)
 
@@ -49,9 +50,25 @@ async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Desired:
         ticket = master.changed.ticket()
         answer = await _desired(master, name, beat.started)
         remaining_s = until - time.monotonic()
-        if answer.version != beat.seen or remaining_s <= 0 or master.changed.closed:
+        if answer.version != beat.seen:
+            master.presence.release(beat.started)
             return answer
+        if remaining_s <= 0 or master.changed.closed:
+            return answer
+        master.presence.hold(beat.started, remaining_s)
         await wait(ticket, remaining_s)
+
+
+@router.get("/{name}/surroundings", summary="Look around")
+async def surroundings(name: str, master: Running) -> Surroundings:
+    """What a node measures itself against: the master's clock and version, and who else is there."""
+    async with master.database.read() as connection:
+        states = master.presence.states(await nodes.everything(connection))
+    own = next((state.spec for state in states if state.spec.name == name), None)
+    if own is None:
+        raise NotFound(f"node {name} has not registered; register it again")
+    strangers = sum(state.alive and _place(state.spec) != _place(own) for state in states)
+    return Surroundings(time_s=time.time(), version=__version__, strangers=strangers)
 
 
 @router.delete("/{name}", status_code=204, summary="Leave")
@@ -70,8 +87,9 @@ async def _take_in(master: Master, name: str, beat: Heartbeat) -> bool:
         node = await _living(connection, name, beat.started)
         fresh = await _news(connection, node, beat)
     master.presence.hear(name)
+    otherwise = master.presence.note(name, beat.findings)
     if not fresh:
-        return False
+        return otherwise
     async with master.database.write() as connection:
         node = await _living(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
@@ -129,14 +147,21 @@ async def _living(connection: AsyncConnection, name: str, started: str) -> NodeR
     return node
 
 
-def _refuse_usurper(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None:
+def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None:
+    """Of two living nodes of one name, the one that came first stays; a restarted one takes its own place again."""
     old, new = known.spec, spec
-    same_place = (old.machine.boot_id, old.address) == (new.machine.boot_id, new.address)
-    if not same_place and not presence.is_lost(known.name):
+    restarted = (_place(old), old.address) == (_place(new), new.address)
+    lives = presence.holds(old.started) if restarted else not presence.is_lost(known.name)
+    if lives or presence.is_replaced(new.started):
         raise Conflict(
             f"the name {spec.name} is taken by a live node at {old.address} on {old.machine.hostname}; the new one is "
             f"at {new.address} on {new.machine.hostname}: give one of them another ROLECALL_NODE_NAME"
         )
+
+
+def _place(spec: NodeSpec) -> tuple[str, str]:
+    """The network namespace of a machine: within it all share the loopback addresses."""
+    return spec.machine.boot_id, spec.network_namespace
 
 
 def _key(report: WorkerReport) -> tuple[str, int, int]:

@@ -1,6 +1,8 @@
 """Every error as a problem document (RFC 9457), whether we raised it, the framework, or nobody meant to."""
 
+import errno
 import json
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -8,12 +10,17 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import TypeAdapter
+from sqlalchemy.exc import DBAPIError, OperationalError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import Problem, explain, problem
 from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
 
+_FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
+# As SQLite and PostgreSQL say it.
+_FULL_DATABASE = re.compile("disk is full|No space left on device|disk I/O error")
 _STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
 
 
@@ -22,6 +29,9 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RolecallError, _on_rolecall_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(DBAPIError, _on_database_error)
+    app.add_exception_handler(OSError, _on_os_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_defect)
 
 
@@ -66,6 +76,27 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     errors = [_field_error(one, schema) for one in found]
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
+
+
+async def _on_database_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, DBAPIError)
+    if _FULL_DATABASE.search(str(error.orig)):
+        return problem_response(507, _FULL, request)
+    if isinstance(error, OperationalError):
+        return problem_response(503, f"the database does not answer: {error.orig}; try again", request)
+    raise error
+
+
+async def _on_os_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return problem_response(507, _FULL, request)
+    raise error
+
+
+async def _on_disconnect(request: Request, _error: Exception) -> Response:
+    # Nobody reads this; without it the log would have a traceback for each caller that changed its mind.
+    return problem_response(400, "the caller hung up before its request was complete", request)
 
 
 async def _on_defect(request: Request, _error: Exception) -> Response:

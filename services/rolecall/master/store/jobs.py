@@ -50,6 +50,13 @@ async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> 
     return [_record(row) for row in await connection.execute(query)]
 
 
+async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[JobRecord]:
+    """Up to `limit` jobs of a workload that succeeded, newest first."""
+    query = select(jobs).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED)
+    rows = await connection.execute(query.order_by(jobs.c.sequence.desc()).limit(limit))
+    return [_record(row) for row in rows]
+
+
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     """How many jobs are in each state, also those that none is in."""
     rows = await connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))

@@ -1,0 +1,188 @@
+"""`rolecall doctor`: what keeps a cluster from working, from this shell to the way between any two nodes."""
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from json import dumps
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+from pydantic import TypeAdapter
+from rich.markup import escape
+
+from rolecall import __version__
+from rolecall.cli.client import Client
+from rolecall.cli.connection import Connection, find
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.options import Token, Url
+from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.spec.finding import Level
+from rolecall.spec.job import JobDocument
+from rolecall.spec.node import NodeState
+from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.state import JobState
+
+WAIT_S = 120.0
+"""Seconds after which the examination of the network is given up."""
+_POLL_S = 0.2
+_MOST_NAMES = 2
+_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
+_FINDINGS: TypeAdapter[list[NodeFinding]] = TypeAdapter(list[NodeFinding])
+_HERE, _MASTER = "this shell", "the master"
+_OBSTACLES = {
+    Exit.UNREACHABLE: ("master", "start it, or let this machine reach its port; --url and ROLECALL_URL name another"),
+    Exit.UNAUTHORIZED: ("token", "set ROLECALL_TOKEN, or pass --token: the one that the master was started with"),
+}
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Examine these; by default all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
+
+
+def doctor(names: Names = None, json: AsJson = False, url: Url = None, token: Token = None) -> None:
+    """Examine the cluster, and say what to do about each finding.
+
+    Looks at the way to the master, at what every node finds in itself, and runs a job of the workload `preflight`: it
+    tries and measures the ways between the nodes, beside other jobs. The exit code is 1 if there is an error, else 0.
+    """
+    findings: list[NodeFinding] = []
+    try:
+        for finding in _examine(url, token, names or []):
+            findings.append(finding)  # One by one: what was found before an error counts.
+    except CommandError as error:
+        findings.append(_obstacle(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    _print(findings, as_json=json)
+    failed = any(finding.level is Level.ERROR for finding in findings)
+    raise typer.Exit(Exit.FAILED if failed else Exit.OK)
+
+
+def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterator[NodeFinding]:
+    """All that is found, in the order in which things lean on each other; a `CommandError` ends it."""
+    connection = find(url, token)
+    yield _name(connection)
+    with Client(connection) as client:
+        client.healthz()
+        yield _ok(_HERE, "master", f"it answers at {client.url}")
+        client.readyz()
+        yield _ok(_MASTER, "token", "it accepts the token, and its database answers")
+        yield _version(client.version())
+        nodes = client.nodes()
+        yield from _look_at(nodes, names)
+        able = [node.spec.name for node in nodes if node.alive and not node.draining]
+        if chosen := [name for name in able if not names or name in names]:
+            yield from _examine_network(client, chosen)
+
+
+def _name(connection: Connection) -> NodeFinding:
+    host = urlsplit(connection.url).hostname or ""
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        remedy = "name the master by its address, or look for a misspelling in --url or ROLECALL_URL"
+        return _finding(_HERE, "name", Level.ERROR, f"{host!r} in {connection.url}: {error.strerror}", remedy)
+    return _ok(_HERE, "name", f"{host} is {address}")
+
+
+def _version(theirs: str) -> NodeFinding:
+    if theirs == __version__:
+        return _ok(_MASTER, "version", f"the master and this command are Rolecall {theirs}")
+    told = f"the master is Rolecall {theirs}, this command {__version__}"
+    return _finding(_HERE, "version", Level.WARNING, told, f"install Rolecall {theirs} here")
+
+
+def _look_at(nodes: Sequence[NodeState], names: Sequence[str]) -> Iterator[NodeFinding]:
+    """What is plain from the list of nodes."""
+    known = {node.spec.name: node for node in nodes}
+    if not known:
+        remedy = "start some: `rolecall local`, or containers with MASTER_ADDR and the nodes' token of this master"
+        yield _finding(_MASTER, "nodes", Level.ERROR, "no node has registered", remedy)
+    for name in names:
+        if name not in known:
+            told = f"there is no node of that name; there are: {', '.join(sorted(known)) or 'none'}"
+            yield _finding(name, "nodes", Level.ERROR, told, "look for a misspelling; `rolecall nodes` lists them")
+    for name, node in known.items():
+        if not names or name in names:
+            yield _life(node)
+            yield from (NodeFinding(nodes=(name,), **finding.model_dump()) for finding in node.findings)
+
+
+def _life(node: NodeState) -> NodeFinding:
+    name, age = node.spec.name, f"heard {node.heartbeat_age_s:.1f} s ago"
+    if not node.alive:
+        remedy = "look whether its container or machine runs, and into its log; it comes back by itself"
+        return _finding(name, "alive", Level.ERROR, f"the node is lost, {age}", remedy)
+    if node.draining:
+        remedy = "none if that is meant; a node that was told to stop comes back when it is started again"
+        return _finding(name, "alive", Level.WARNING, f"it is draining and takes no new worker, {age}", remedy)
+    return _ok(name, "alive", age)
+
+
+def _examine_network(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding]:
+    """Run the job; Ctrl-C, or an end of our patience, cancels it."""
+    request = {"workload": "preflight", "name": "rolecall doctor", "params": {"nodes": nodes}, "max_restarts": 0}
+    job = client.submit(dumps(request).encode())
+    try:
+        err.print(f"[dim]examining the network between {len(nodes)} nodes: job {job.id}[/]")
+        document = _await(client, job.id)
+    except KeyboardInterrupt:
+        client.act(job.id, "cancel")
+        err.print(f"job {job.id} is cancelled")
+        raise
+    if document.state is JobState.SUCCEEDED and document.result:
+        yield from _FINDINGS.validate_python(document.result.get("findings", ()))
+    else:
+        remedy = f"see what it printed: rolecall logs {job.id}"
+        yield NodeFinding(
+            nodes=tuple(nodes), check="preflight", level=Level.ERROR, message=_end(document), remedy=remedy
+        )
+
+
+def _await(client: Client, job: str) -> JobDocument:
+    deadline, seen = time.monotonic() + WAIT_S, 0
+    while not (document := client.job(job)).state.ended:
+        for event in client.events(job, seen):
+            err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
+            seen = event.id
+        if time.monotonic() > deadline:
+            return client.act(job, "cancel").model_copy(update={"waiting_for": document.waiting_for})
+        time.sleep(_POLL_S)
+    return document
+
+
+def _end(document: JobDocument) -> str:
+    if not document.state.ended or document.state is JobState.CANCELLED:
+        waits = f": {document.waiting_for}" if document.waiting_for else ""
+        return f"the examination of the network did not end within {WAIT_S:.0f} s{waits}"
+    return f"the examination of the network {document.state}: {(document.reason or '').partition(chr(10))[0]}"
+
+
+def _obstacle(error: CommandError) -> NodeFinding:
+    check, remedy = _OBSTACLES.get(error.code, ("master", "look into the master's log"))
+    return _finding(_HERE, check, Level.ERROR, str(error).partition(";")[0].replace("\n", " "), remedy)
+
+
+def _print(findings: Sequence[NodeFinding], *, as_json: bool) -> None:
+    if as_json:
+        print_json([finding.model_dump(mode="json") for finding in findings])
+        return
+    print_table(("WHERE", "CHECK", "LEVEL", "MESSAGE", "REMEDY"), [_row(finding) for finding in findings])
+    levels = Counter(finding.level for finding in findings)
+    out.print(f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}")
+
+
+def _row(finding: NodeFinding) -> tuple[str, ...]:
+    many = len(finding.nodes) > _MOST_NAMES
+    where = f"{len(finding.nodes)} nodes" if many else " - ".join(finding.nodes)
+    level = f"[{_STYLES[finding.level]}]{finding.level}[/]"
+    return escape(where), finding.check, level, escape(finding.message), escape(finding.remedy)
+
+
+def _ok(where: str, check: str, message: str) -> NodeFinding:
+    return _finding(where, check, Level.OK, message)
+
+
+def _finding(where: str, check: str, level: Level, message: str, remedy: str = "") -> NodeFinding:
+    return NodeFinding(nodes=(where,), check=check, level=level, message=message, remedy=remedy)

@@ -1,0 +1,64 @@
+"""`/nodes/{node}/preflight`: what is known of a node before a job finds out."""
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Depends
+from pydantic import Field, TypeAdapter
+
+from rolecall.master.api.auth import Running, require_user
+from rolecall.master.problems import unknown
+from rolecall.master.store import jobs, nodes
+from rolecall.master.store.records import JobRecord
+from rolecall.spec.errors import NotFound
+from rolecall.spec.finding import Finding
+from rolecall.spec.model import Value
+from rolecall.spec.preflight import NodeFinding
+
+router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(require_user)])
+WORKLOAD = "preflight"
+_LOOK_BACK = 20
+_FINDINGS = TypeAdapter(tuple[NodeFinding, ...])
+
+
+class Examination(Value):
+    """What a job of the workload `preflight` found."""
+
+    job: str
+    measured_at: datetime
+    age_s: float = Field(description="Seconds since then; `rolecall doctor` measures anew.")
+    findings: tuple[NodeFinding, ...] = Field(
+        description="Those that are about the node, or about a way to or from it."
+    )
+
+
+class Preflight(Value):
+    """`GET /nodes/{node}/preflight`."""
+
+    node: str
+    alive: bool
+    findings: tuple[Finding, ...] = Field(description="What the node found when it last examined itself.")
+    network: Examination | None = Field(description="The newest examination that the node took part in; null without.")
+
+
+@router.get("/{node}/preflight", summary="Show what is known of a node")
+async def show_preflight(node: str, master: Running) -> Preflight:
+    """The node's findings about itself, and those of the newest `preflight` job about its ways to the others."""
+    async with master.database.read() as connection:
+        known = {state.spec.name: state for state in master.presence.states(await nodes.everything(connection))}
+        if node not in known:
+            told = unknown("node", "node", node, known)
+            raise NotFound(f"{told['message']}; there are: {told['legal']}")
+        examined = await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK)
+    state = known[node]
+    return Preflight(node=node, alive=state.alive, findings=state.findings, network=newest_about(node, examined))
+
+
+def newest_about(node: str, examined: list[JobRecord]) -> Examination | None:
+    """The first of the jobs, newest first, that tells something about `node`."""
+    for job in examined:
+        findings = _FINDINGS.validate_python((job.result or {}).get("findings", ()))
+        mine = tuple(finding for finding in findings if node in finding.nodes)
+        if mine and job.ended_at:
+            age_s = (datetime.now(UTC) - job.ended_at).total_seconds()
+            return Examination(job=job.id, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
+    return None

@@ -1,0 +1,43 @@
+"""The master's way out: it goes on serving while nodes that were told to end with it drain.
+
+Their workers' last checkpoints need a master that records them. One that ends alone does not wait: jobs go on without
+it, and it finds them when it comes back.
+"""
+
+import asyncio
+import logging
+import time
+
+from rolecall.master.core import Master
+from rolecall.master.store import jobs, nodes, workers
+from rolecall.spec.state import JobState
+
+NOTICE_S = 2.0
+"""Within this time a node that was told to end together with the master says so."""
+_LOOK_EVERY_S = 0.1
+_log = logging.getLogger(__name__)
+
+
+async def see_off(master: Master, grace_s: float) -> None:
+    """Place nothing new, and return when no worker needs this master any more, or after `grace_s` seconds."""
+    master.presence.closing = True
+    begun = time.monotonic()
+    said = False
+    while (waited_s := time.monotonic() - begun) < grace_s + NOTICE_S:
+        busy, leaving = await _look(master)
+        if not busy or not (leaving or waited_s < NOTICE_S):
+            return
+        if leaving and not said:
+            _log.info("told to end: going on for the workers of %s, which are stopping", ", ".join(busy))
+            said = True
+        await asyncio.sleep(_LOOK_EVERY_S)
+    _log.warning("ended after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping", grace_s)
+
+
+async def _look(master: Master) -> tuple[list[str], bool]:
+    """The living nodes that have workers, and whether some of these workers are stopping."""
+    async with master.database.read() as connection:
+        living = [node for node in await nodes.everything(connection) if master.presence.is_alive(node.name)]
+        busy = [node for node in living if await workers.on_node(connection, node.name)]
+        stopping = await jobs.in_states(connection, [JobState.STOPPING])
+    return [node.name for node in busy], bool(stopping) or any(node.draining for node in busy)

@@ -1,0 +1,169 @@
+"""What a node makes of what it measured of itself: pure judgements, from figures to findings.
+
+Each message is a sentence about the node ("its clock is …"), so that it reads well behind the node's name.
+"""
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from rolecall.spec.finding import Finding, Level
+from rolecall.spec.node import is_loopback
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+CLOCK_WARNING_S, CLOCK_ERROR_S = 1.0, 30.0
+DISK_ERROR_BYTES = 16 * MIB
+"""Less can't hold a worker's folder and the first lines of its log."""
+SHM_BYTES = 256 * MIB
+MEMORY_BYTES = 512 * MIB
+"""A worker needs about this much before its model and its batches."""
+
+Pair = tuple[int, int]
+
+
+class Space(NamedTuple):
+    """A file system: bytes that are free to this user, bytes in all, and whether a new file may be made."""
+
+    free: int
+    total: int
+    files_left: bool = True
+
+
+class Cards(NamedTuple):
+    """The GPUs below this container, as they were found when the node started."""
+
+    offered: int
+    """What this node offers to its workers."""
+    present: int
+    """What is plugged into the machine, whoever may use it."""
+    chosen: bool = False
+    """Whether the environment restricts this container to some, or to none."""
+    failure: str = ""
+    """What the driver's program said if it failed."""
+    apart: Sequence[Pair] = ()
+    """Pairs that can't reach each other's memory."""
+
+
+def clock(offset_s: float, uncertainty_s: float) -> Finding:
+    """`offset_s` is how far this node's clock is ahead of the master's, known to within `uncertainty_s`."""
+    surely = max(0.0, abs(offset_s) - uncertainty_s)
+    level = Level.ERROR if surely > CLOCK_ERROR_S else Level.WARNING if surely > CLOCK_WARNING_S else Level.OK
+    figure = f"{abs(offset_s):.0f} s" if abs(offset_s) >= 10 else f"{abs(offset_s):.1f} s"
+    direction = "ahead of" if offset_s > 0 else "behind"
+    if level is Level.OK:
+        return Finding(check="clock", level=level, message=f"its clock is within {CLOCK_WARNING_S:g} s of the master's")
+    return Finding(
+        check="clock",
+        level=level,
+        message=f"its clock is {figure} {direction} the master's",
+        remedy="let NTP set the clocks of both machines (e.g. chrony or systemd-timesyncd)",
+    )
+
+
+def disk(folder: str, space: Space) -> Finding:
+    """Room in the data folder."""
+    share = space.free / space.total if space.total else 0.0
+    said = f"its data folder {folder} has {size(space.free)} free ({share:.0%} of {size(space.total)})"
+    if space.free < DISK_ERROR_BYTES:
+        level = Level.ERROR
+    elif not space.files_left:
+        level, said = Level.ERROR, f"its data folder {folder} has no inodes left"
+    else:
+        little = max(GIB // 4, min(space.total // 20, 10 * GIB))
+        level = Level.WARNING if space.free < little else Level.OK
+    remedy = "" if level is Level.OK else f"free space below {folder}, or give ROLECALL_DATA a larger volume"
+    return Finding(check="disk", level=level, message=said, remedy=remedy)
+
+
+def unwritable(folder: str, reason: str) -> Finding:
+    """The data folder can't be looked at, or no longer be written to."""
+    remedy = "give ROLECALL_DATA a folder that this user may write to, and restart the node"
+    return Finding(check="disk", level=Level.ERROR, message=f"its data folder {folder}: {reason}", remedy=remedy)
+
+
+def shm(total: int, *, computes: bool) -> Finding:
+    """Shared memory, which the processes of data loaders and NCCL exchange data in."""
+    said = f"its shared memory (/dev/shm) has {size(total)}"
+    if not computes or total >= SHM_BYTES:
+        return Finding(check="shm", level=Level.OK, message=said)
+    return Finding(
+        check="shm",
+        level=Level.WARNING,
+        message=f"{said}, which loader processes and NCCL may fill",
+        remedy=f"give it {size(SHM_BYTES)} or more: `shm_size` in compose, in Kubernetes a Memory emptyDir at /dev/shm",
+    )
+
+
+def version(own: str, masters: str) -> Finding:
+    """Whether node and master are of one release."""
+    if own == masters:
+        return Finding(check="version", level=Level.OK, message=f"it has the master's version {own}")
+    return Finding(
+        check="version",
+        level=Level.ERROR,
+        message=f"its version is {own}, the master's is {masters}",
+        remedy="it takes no workers until both run the same image",
+    )
+
+
+def network(host: str, resolved: Sequence[str], interface: str, address: str, strangers: int) -> Finding:
+    """The way to the master at `host`, and whether `strangers` nodes elsewhere reach this node's workers on it."""
+    if strangers and is_loopback(address):
+        return Finding(
+            check="network",
+            level=Level.ERROR,
+            message=f"its address {address} is a loopback address, which the {strangers} nodes elsewhere can't reach",
+            remedy="set its MASTER_ADDR to a name or address of the master that other machines and containers reach",
+        )
+    families = [ip_address(one.partition("%")[0]).version for one in resolved]
+    if len(families) > len(set(families)):
+        return Finding(
+            check="network",
+            level=Level.WARNING,
+            message=f"its MASTER_ADDR={host} resolves to several addresses: {', '.join(resolved)}",
+            remedy="set MASTER_ADDR to a name that stands for the master alone",
+        )
+    said = f"it reaches the master {host} ({', '.join(resolved)}) by {interface}, where it has {address}"
+    return Finding(check="network", level=Level.OK, message=said)
+
+
+def no_way(host: str, reason: str) -> Finding:
+    """A node that had a way to the master has none any more."""
+    remedy = "look whether the name is still known to the DNS and the network is still attached"
+    message = f"it no longer finds MASTER_ADDR={host}: {reason}"
+    return Finding(check="network", level=Level.WARNING, message=message, remedy=remedy)
+
+
+def gpus(cards: Cards) -> Finding:
+    """The GPUs that the node offers, against those that are there."""
+    said = f"it offers {cards.offered} of {cards.present} GPUs" if cards.present else "its machine has no GPU"
+    remedy = ""
+    if cards.failure:
+        said, remedy = f"its GPUs can't be asked: {cards.failure}", "mend the NVIDIA driver, then restart the node"
+    elif cards.offered < cards.present and not cards.chosen:
+        remedy = (
+            "start the container with all GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), or choose some with "
+            "NVIDIA_VISIBLE_DEVICES"
+        )
+    elif cards.apart:
+        pairs = ", ".join(f"{one}-{other}" for one, other in cards.apart)
+        said = f"its GPUs can't reach each other's memory directly ({pairs}), so that NCCL goes through the host's"
+        remedy = "look at `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
+    return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)
+
+
+def memory(available: int, total: int) -> Finding:
+    """Memory that is left, of what the container may have."""
+    said = f"it has {size(available)} of {size(total)} memory left"
+    if available >= MEMORY_BYTES:
+        return Finding(check="memory", level=Level.OK, message=said)
+    remedy = "give the container more memory, or the node fewer slots (ROLECALL_SLOTS)"
+    return Finding(check="memory", level=Level.WARNING, message=said, remedy=remedy)
+
+
+def size(count: int) -> str:
+    """Bytes as people read them, e.g. `64 MiB`."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"
+    return f"{count} B"
