@@ -99,6 +99,18 @@ class NodeSettings(_Settings):
     """Silence after which a worker that is not stopped by a signal counts as hung."""
 
     @property
+    def known_name(self) -> str:
+        """The name, once it is found."""
+        if self.name is None:
+            raise SettingsError("the node has no name yet")
+        return self.name
+
+    @property
+    def home(self) -> Path:
+        """This node's own folder; other nodes may share the data folder, and the caches in it."""
+        return self.data / "nodes" / self.known_name
+
+    @property
     def master_url(self) -> str:
         """Where the control program listens."""
         return f"http://{self.master_addr}:{self.port}"

@@ -50,7 +50,8 @@ def test_a_worker_that_returns_has_succeeded_and_its_output_came_first(master: S
     assert master.at_end[key] == b"hello from good/1/0\n"
     master.drop(key)
     master.wait(lambda: key not in master.reports)
-    assert not (data / "work" / "good").exists()
+    assert (data / "nodes/n/work").exists()
+    assert not (data / "nodes/n/work/good").exists()
 
 
 def test_a_failure_is_what_the_worker_wrote(master: ScriptedMaster) -> None:

@@ -105,7 +105,7 @@ _OVERRIDDEN = {"ROLE", "ROLECALL_TOKEN", "ROLECALL_TOKEN_FILE", "ROLECALL_NODE_T
 
 
 def _node(role: Role, name: str, shared: Mapping[str, str], data: Path) -> Program:
-    own = {"ROLE": role.value, "ROLECALL_NODE_NAME": name, "ROLECALL_DATA": str(data / "nodes" / name)}
+    own = {"ROLE": role.value, "ROLECALL_NODE_NAME": name, "ROLECALL_DATA": str(data)}
     slots = {"ROLECALL_SLOTS": "1"} if role.computes else {}
     return Program(name, _command("node"), {**shared, **own, **slots}, data / "logs" / f"{name}.log")
 

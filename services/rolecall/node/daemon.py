@@ -254,7 +254,7 @@ class Daemon:
             worker.kill(f"its gang's port could not be written to {error.filename}: {error.strerror}")
 
     def _adopt(self, launch: WorkerLaunch) -> WorkerProcess:
-        worker = WorkerProcess(launch, self._settings.data, self._settings.worker_timeout_s, self._news.set)
+        worker = WorkerProcess(launch, self._settings.home, self._settings.worker_timeout_s, self._news.set)
         self.workers[worker.key] = worker
         return worker
 
@@ -318,6 +318,6 @@ class Daemon:
         )
 
 
-def clear_work(data: Path) -> None:
+def clear_work(home: Path) -> None:
     """Delete what an earlier life of this node left; its processes died with it."""
-    shutil.rmtree(data / "work", ignore_errors=True)
+    shutil.rmtree(home / "work", ignore_errors=True)

@@ -5,7 +5,6 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import signal
 import socket
 import uuid
@@ -21,6 +20,7 @@ from rolecall.node.daemon import Daemon, clear_work
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
 from rolecall.node.examination import Examiner
 from rolecall.node.fork_client import ForkClient
+from rolecall.node.name import node_name
 from rolecall.node.network import Route, network_namespace, route_to
 from rolecall.node.standing import Standing
 from rolecall.node.telemetry import NodeCollector, Server, app
@@ -29,7 +29,6 @@ from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
 
 _LOG = logging.getLogger(__name__)
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
@@ -39,19 +38,19 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    name = _name(settings)
-    with _own_data(settings):
-        clear_work(settings.data)
+    settings = settings.model_copy(update={"name": node_name(settings.name)})
+    with _own_home(settings):
+        clear_work(settings.home)
         try:
-            asyncio.run(_run(settings, name, fork_arguments))
+            asyncio.run(_run(settings, fork_arguments))
         except* RolecallError as errors:
             raise _first(errors) from None
     return os.EX_OK
 
 
-async def _run(settings: NodeSettings, name: str, fork_arguments: Sequence[str]) -> None:
+async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
-    standing = Standing(name, settings.role)
+    standing = Standing(settings.known_name, settings.role)
     served = app(standing, settings.node_token)
     server = Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan="off"))
     async with asyncio.TaskGroup() as tasks:
@@ -125,16 +124,6 @@ def describe_node(
     )
 
 
-def _name(settings: NodeSettings) -> str:
-    name = settings.name or socket.gethostname().lower()
-    if not _NAME.fullmatch(name):
-        raise SettingsError(
-            f"ROLECALL_NODE_NAME (or else the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
-            "beginning and ending with a letter or digit"
-        )
-    return name
-
-
 def _on_signals(stop: Callable[[], object]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
@@ -151,12 +140,11 @@ def _listen(settings: NodeSettings) -> socket.socket:
 
 
 @contextmanager
-def _own_data(settings: NodeSettings) -> Generator[None, None, None]:
-    """Hold the data folder: a second node in it would delete the first one's work."""
-    path = settings.data / "node.lock"
+def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
+    """Hold the node's folder: a second node in it would delete the first one's work."""
     try:
-        settings.data.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
+        settings.home.mkdir(parents=True, exist_ok=True)
+        lock = (settings.home / "node.lock").open("w")
     except OSError as error:
         remedy = "free some space there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "give a folder to write to"
         raise SettingsError(f"ROLECALL_DATA={settings.data}: {error.strerror}; {remedy}") from None
@@ -164,7 +152,10 @@ def _own_data(settings: NodeSettings) -> Generator[None, None, None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SettingsError(f"another node uses ROLECALL_DATA={settings.data}; give each its own") from None
+            raise SettingsError(
+                f"another node {settings.known_name} uses ROLECALL_DATA={settings.data}; "
+                "give one of them another ROLECALL_NODE_NAME, or each a folder of its own"
+            ) from None
         yield
 
 

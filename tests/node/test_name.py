@@ -1,0 +1,29 @@
+"""What a node is called when nobody says."""
+
+import socket
+
+import pytest
+
+from rolecall.node.name import node_name
+from rolecall.spec.errors import SettingsError
+
+
+def test_the_chosen_name_counts() -> None:
+    assert node_name("trainer-7") == "trainer-7"
+
+
+def test_without_one_it_is_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Worker-3.example")
+    assert node_name(None) == "worker-3.example"
+
+
+def test_a_containers_id_stays_where_no_name_server_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "1a9fabdef4c2")
+    monkeypatch.setattr("rolecall.node.name._own_addresses", lambda: ["192.0.2.1"])
+    assert node_name(None) == "1a9fabdef4c2"
+
+
+@pytest.mark.parametrize("name", ["Not Legal", "-x", "x" * 64])
+def test_an_illegal_name_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="legal are up to 63"):
+        node_name(name)
