@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -15,12 +16,15 @@ import yaml
 from tests.deploy.manifests import ROOT, unavailable
 from tests.running import Running
 
+from rolecall.spec.role import Role
+
 PROJECT = "rolecall-test"
 VERSION = "test"
 BASE_IMAGE = os.environ.get("BASE_IMAGE", "")
 """What the images are built upon; `.ci/engine` makes one where none can be pulled."""
 FILE = ROOT / "compose.yaml"
 TAIL = 200
+START_S = 120
 
 
 @cache
@@ -94,9 +98,13 @@ class Stack(Running):
         return done.stdout
 
     def up(self, *arguments: str, **variables: str) -> None:
-        """Bring it up, or in line with the arguments, and wait until all of it is healthy."""
+        """Bring it up, or in line with the arguments, and wait until all of it is healthy and has registered."""
         self.compose("up", "--detach", "--wait", "--no-build", *arguments, **variables)
         self.find_master()
+        deadline = time.monotonic() + START_S
+        while not all(len(self.nodes(role)) == len(self.containers(role)) for role in Role):
+            assert time.monotonic() < deadline, f"not all nodes have registered:\n{self.logs()}"
+            time.sleep(0.2)
 
     def down(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         """Take it down; return what was there still before its volumes were deleted, and what is after."""
