@@ -131,19 +131,21 @@ def case(schedule: str, replicas: int, micro_batches: int, **changes: Any) -> di
 
 
 def legal_cases(ranks: int, replicas: int) -> Iterator[dict[str, Any]]:
-    """Every schedule with every split that it takes in both precisions, as the table of rules has it.
+    """Every schedule with every split that it takes and all micro-batch counts, as the table of rules has it.
 
-    With all micro-batch counts where the model is split by hand; a trace takes seconds, so there with two of them.
+    A trace takes seconds, so traced stages are tried with few counts; float32 with one, and traced without replicas.
     """
     for name, rules in SCHEDULES.items():
-        for precision in ("float64", "float32"):
-            for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
-                counts = rules.legal_micro_batches(16, ranks, ranks * virtual)
-                for count in counts:
-                    yield case(name, replicas, count, virtual_stages=virtual, precision=precision)
-            least = next(count for count in counts if count >= ranks)
-            for count in sorted({least, counts[-1]}):
-                yield case(name, replicas, count, split="tracer", precision=precision)
+        for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
+            counts = rules.legal_micro_batches(16, ranks, ranks * virtual)
+            for count in counts:
+                yield case(name, replicas, count, virtual_stages=virtual)
+            yield case(name, replicas, counts[-1], virtual_stages=virtual, precision="float32")
+        least = next(count for count in counts if count >= ranks)
+        for count in (least, counts[-1]) if replicas == 1 else counts[-1:]:
+            yield case(name, replicas, count, split="tracer")
+        if replicas == 1:
+            yield case(name, replicas, counts[-1], split="tracer", precision="float32")
 
 
 def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 200) -> list[Outcome]:
