@@ -43,7 +43,11 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
         clear_work(settings.home)
         try:
             asyncio.run(_run(settings, fork_arguments))
-        except* RolecallError as errors:
+        except BaseExceptionGroup as group:
+            # Not `except*`: before Python 3.11.4 it wraps what is raised there in a group again.
+            errors = group.subgroup(RolecallError)
+            if errors is None:
+                raise
             raise _first(errors) from None
     return os.EX_OK
 
