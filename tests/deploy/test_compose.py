@@ -15,7 +15,7 @@ from rolecall.spec.role import Role
 GPU = ROOT / "compose.gpu.yaml"
 HOSTS = ROOT / "compose.hosts.yaml"
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
-MANUAL = (ROOT / "docs/docker.md").read_text()
+MANUAL = "".join((ROOT / "docs" / page).read_text() for page in ("docker.md", "operations.md"))
 NODES = [role.value for role in Role if role is not Role.MASTER]
 ROLES = [role.value for role in Role]
 GANG_PORTS = "40000 49999"

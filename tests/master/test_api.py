@@ -356,11 +356,12 @@ def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
-def test_a_full_volume_is_told_and_survived(tmp_path: Path) -> None:
+def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def flow(client: Client) -> None:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         await node.workers()
+        late = (await client.submit(deadline_s=0.5))["id"]
         with filled(tmp_path / "data"):
             detail = check_problem(await client.user("POST", "/jobs", json={"workload": "toy"}), 507)["detail"]
             assert "ROLECALL_DATA" in detail
@@ -368,8 +369,15 @@ def test_a_full_volume_is_told_and_survived(tmp_path: Path) -> None:
             check_problem(await client.worker("PUT", job, 1, upload, content=bytes(1 << 16)), 507)
             assert (await client.user("GET", f"/jobs/{job}")).json()["state"] == "placed"
             await node.beat()
+            await asyncio.sleep(3)  # several passes of the reconciler, which can't end the job that is overdue
+            assert (await client.job(late))["state"] == "queued"
+        await client.until(late, "failed")
         assert (await client.submit())["state"] == "queued"
         assert (await client.worker("PUT", job, 1, upload, content=b"abc")).status_code == 201
 
     with mounted(tmp_path / "data"):
         on_master(tmp_path / "data", flow)
+    complaints = [line for line in caplog.messages if "failed, and is tried again" in line]
+    assert len(complaints) == len(set(complaints)) > 0, "each of them once"
+    assert all("free some space" in line for line in complaints)
+    assert "Traceback" not in caplog.text

@@ -55,7 +55,8 @@ def test_who_waited_long_holds_the_others_back_from_its_roles() -> None:
     assert placed(queue, busy(1)) == ["server"]
     held = outcomes["small"]
     assert isinstance(held, Waiting)
-    assert held.reason.startswith("held back for job large")
+    why = "waiting for 4 trainer slots: 3 of 4 are free"
+    assert held.reason == f"held back for job large, which goes first and is {why}"
 
 
 def test_who_can_never_fit_holds_nobody_back() -> None:

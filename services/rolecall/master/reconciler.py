@@ -23,6 +23,7 @@ from rolecall.master.signals import Signal, wait
 from rolecall.master.store import artifacts, attempts, checkpoints, jobs, nodes, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobRecord, WorkerRecord
+from rolecall.master.trouble import Complaints
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerPlan
 from rolecall.spec.report import Failure
@@ -60,22 +61,24 @@ class Reconciler:
         self._placement_seconds = placement_seconds
         self._backfill_window = backfill_window
         self._woken = Signal()
+        self._complaints = Complaints()
 
     def wake(self) -> None:
         """Ask for a pass: something changed."""
         self._woken.notify()
 
     async def run(self) -> None:
-        """Pass after pass, until cancelled. A pass that fails is logged; the next one starts from the same facts."""
+        """Pass after pass, until cancelled. What fails is logged once; the next pass starts from the same facts."""
         while True:
             ticket = self._woken.ticket()
             pause_s = TICK_S
             try:
                 pause_s = await self.reconcile()
+                self._complaints.went_well("reconciling")
             except Conflict as conflict:
                 _log.debug("overtaken: %s", conflict)  # by a call, which has asked for the next pass
-            except Exception:  # noqa: BLE001 - a loop's tick: one bad pass must not end all of them
-                _log.exception("a pass of the reconciler failed")
+            except Exception as error:  # noqa: BLE001 - a loop's tick: one bad pass must not end all of them
+                self._complaints.failed("reconciling", error)
             await wait(ticket, pause_s)
 
     async def reconcile(self) -> float:
@@ -115,9 +118,23 @@ class Reconciler:
             found = await jobs.in_states(connection, (*_PLACED, JobState.QUEUED))
             gangs = await attempts.gangs(connection, [job for job in found if job.state.holds_slots])
             draining = {node.name for node in await nodes.everything(connection) if node.draining}
-        moved = [await _apart(gang.job.id, self._advance_gang(gang, draining)) for gang in gangs]
-        moved += [await _apart(job.id, self._expire(job)) for job in found if job.state is JobState.QUEUED]
+        moved = [await self._apart(gang.job.id, self._advance_gang(gang, draining)) for gang in gangs]
+        moved += [await self._apart(job.id, self._expire(job)) for job in found if job.state is JobState.QUEUED]
         return any(moved)
+
+    async def _apart(self, job: str, step: Awaitable[bool]) -> bool:
+        """Whether the step was taken. One that fails must not hold other jobs back: it is tried again next time."""
+        what = f"bringing job {job} forward"
+        try:
+            moved = await step
+        except Conflict as conflict:
+            _log.debug("job %s was overtaken: %s", job, conflict)  # by a call, which has asked for the next pass
+        except Exception as error:  # noqa: BLE001 - each job is a tick of its own
+            self._complaints.failed(what, error)
+        else:
+            self._complaints.went_well(what)
+            return moved
+        return False
 
     async def _advance_gang(self, gang: Gang, draining: set[str]) -> bool:
         expendable = self._catalogue.expendable(gang.job.workload)
@@ -209,17 +226,6 @@ class Reconciler:
             queued = await jobs.in_states(connection, [JobState.QUEUED])
         waits = [(job.not_before - _now()).total_seconds() for job in queued if job.not_before and not _is_ready(job)]
         return min([TICK_S, *waits])
-
-
-async def _apart(job: str, step: Awaitable[bool]) -> bool:
-    """Whether the step was taken. One that fails must not hold the other jobs' back: it is tried again next time."""
-    try:
-        return await step
-    except Conflict as conflict:
-        _log.debug("job %s was overtaken: %s", job, conflict)  # by a call, which has asked for the next pass
-    except Exception:  # noqa: BLE001 - each job is a tick of its own
-        _log.exception("job %s could not be brought forward", job)
-    return False
 
 
 async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:

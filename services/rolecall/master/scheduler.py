@@ -40,7 +40,7 @@ def schedule(
     none starves. A job that could never fit holds nobody back, nor does one that runs everywhere: it takes no slot.
     """
     taken = list(taken)
-    held: dict[Role, str] = {}
+    held: dict[Role, str] = {}  # for whom, and why it waits
     outcomes: dict[str, GangPlan | Waiting] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
         if job.everywhere:
@@ -50,7 +50,8 @@ def schedule(
         if isinstance(outcome, GangPlan):
             taken.extend(outcome.workers)
         elif outcome.feasible and now - job.queued_at > backfill_window:
-            held = {role: job.id for role in contended(_asked(job), nodes)} | held
+            whom = f"job {job.id}, which goes first and is {outcome.reason}"
+            held = dict.fromkeys(contended(_asked(job), nodes), whom) | held
     return outcomes
 
 
@@ -74,7 +75,7 @@ def _addressed(outcome: GangPlan | Waiting, nodes: Iterable[NodeState]) -> GangP
 def _held_back(job: QueuedJob, held: Mapping[Role, str]) -> Waiting | None:
     for role in sorted(_asked(job)):
         if role in held:
-            return Waiting(f"held back for job {held[role]}, which has waited longer for {role} slots", feasible=False)
+            return Waiting(f"held back for {held[role]}", feasible=False)
     return None
 
 

@@ -1,8 +1,6 @@
 """Every error as a problem document (RFC 9457), whether we raised it, the framework, or nobody meant to."""
 
-import errno
 import json
-import re
 from http import HTTPStatus
 from typing import Any
 
@@ -10,17 +8,15 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import TypeAdapter
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import Problem, explain, problem
+from rolecall.master.trouble import storage_trouble
 from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
 
-_FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
-# As SQLite and PostgreSQL say it.
-_FULL_DATABASE = re.compile("disk is full|No space left on device|disk I/O error")
 _STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
 
 
@@ -29,8 +25,8 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RolecallError, _on_rolecall_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(DBAPIError, _on_database_error)
-    app.add_exception_handler(OSError, _on_os_error)
+    app.add_exception_handler(DBAPIError, _on_storage_error)
+    app.add_exception_handler(OSError, _on_storage_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_defect)
 
@@ -78,20 +74,10 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     return problem_response(422, detail, request, errors)
 
 
-async def _on_database_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, DBAPIError)
-    if _FULL_DATABASE.search(str(error.orig)):
-        return problem_response(507, _FULL, request)
-    if isinstance(error, OperationalError):
-        return problem_response(503, f"the database does not answer: {error.orig}; try again", request)
-    raise error
-
-
-async def _on_os_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, OSError)
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return problem_response(507, _FULL, request)
-    raise error
+async def _on_storage_error(request: Request, error: Exception) -> Response:
+    if (trouble := storage_trouble(error)) is None:
+        raise error
+    return problem_response(507 if trouble.full else 503, trouble.detail, request)
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:

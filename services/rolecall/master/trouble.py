@@ -1,0 +1,59 @@
+"""What goes wrong with the master's storage, in words: for those who called, and for its log."""
+
+import errno
+import logging
+import re
+from dataclasses import dataclass
+
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+_FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
+# As SQLite and PostgreSQL say it.
+_FULL_DATABASE = re.compile("disk is full|No space left on device|disk I/O error")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StorageTrouble:
+    """Why something could not be read or stored, though nothing is wrong with what was asked."""
+
+    detail: str
+    full: bool
+    """Whether space is wanting; else the database does not answer."""
+
+
+def storage_trouble(error: BaseException) -> StorageTrouble | None:
+    """What `error` says of the storage; None if it tells of something else."""
+    if isinstance(error, DBAPIError) and _FULL_DATABASE.search(str(error.orig)):
+        return StorageTrouble(_FULL, full=True)
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StorageTrouble(_FULL, full=True)
+    if isinstance(error, OperationalError):
+        return StorageTrouble(f"the database does not answer: {error.orig}; try again", full=False)
+    return None
+
+
+class Complaints:
+    """Logs what fails again and again once: anew when the reason changes, and when it goes well again."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def failed(self, what: str, error: Exception) -> None:
+        """`what` ended with `error`: a line if it is the storage's fault, a traceback if it may be ours."""
+        trouble = storage_trouble(error)
+        reason = trouble.detail if trouble else f"{type(error).__name__}: {_own_words(error)}"
+        if self._reasons.get(what) == reason:
+            return
+        self._reasons[what] = reason
+        _log.error("%s failed, and is tried again and again: %s", what, reason, exc_info=None if trouble else error)
+
+    def went_well(self, what: str) -> None:
+        """`what` has been done."""
+        if self._reasons.pop(what, None) is not None:
+            _log.info("%s goes well again", what)
+
+
+def _own_words(error: Exception) -> str:
+    """What a database's driver says, without the statement and its ever changing values."""
+    return str(error.orig if isinstance(error, DBAPIError) else error)
