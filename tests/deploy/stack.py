@@ -155,9 +155,9 @@ class Stack(Running):
 
 
 @contextmanager
-def running_stack(**variables: str) -> Iterator[Stack]:
+def running_stack(project: str = PROJECT, **variables: str) -> Iterator[Stack]:
     """The stack of `compose.yaml`, up; when left it is taken down, and nothing of it may be left."""
-    stack = Stack({"PUBLISH": "127.0.0.1:", **variables})
+    stack = Stack({"PUBLISH": "127.0.0.1:", **variables}, project=project)
     try:
         stack.up()
         yield stack

@@ -1,10 +1,11 @@
 """The store on SQLite and on PostgreSQL: its guards, and that its migrations make its tables."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -26,11 +27,21 @@ PLAN = GangPlan(workers=(WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node
 Use = Callable[[Callable[[Database], Awaitable[None]]], None]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(scope="session")
+def plain_postgres_url(postgres_url: str) -> Iterator[str]:
+    """The URL of a database without an encoding, as `initdb` makes them where the locale is C."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0")
+        yield f"{postgres_url.rpartition('/')[0]}/plain"
+        connection.execute("DROP DATABASE plain")
+
+
+@pytest.fixture(params=["sqlite", "postgresql", "postgresql without an encoding"])
 def use(request: pytest.FixtureRequest, tmp_path: Path) -> Use:
     """Runs a coroutine function with an empty, migrated database."""
-    sqlite = request.param == "sqlite"
-    url = sqlite_url(tmp_path / "test.db") if sqlite else request.getfixturevalue("postgres_url")
+    servers = {"postgresql": "postgres_url", "postgresql without an encoding": "plain_postgres_url"}
+    server = servers.get(request.param)
+    url = request.getfixturevalue(server) if server else sqlite_url(tmp_path / "test.db")
 
     async def run(flow: Callable[[Database], Awaitable[None]]) -> None:
         database = Database(url)

@@ -2,19 +2,23 @@
 
 import json
 import multiprocessing
+import os
+import signal
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
-from torch.distributed.pipelining import pipeline
+from torch.distributed.pipelining import SplitPoint, pipeline
 
 from rolecall.runtime.data_order import DataOrder
 from rolecall.workloads.text.corpus import open_corpus
@@ -24,7 +28,7 @@ from rolecall.workloads.transformer_pipeline.layers import own_layers
 from rolecall.workloads.transformer_pipeline.model import Decoder
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
-from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES
+from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES, Split
 from rolecall.workloads.transformer_pipeline.split import build
 from rolecall.workloads.transformer_pipeline.training import decoder_shape
 
@@ -131,47 +135,62 @@ def case(schedule: str, replicas: int, micro_batches: int, **changes: Any) -> di
 
 
 def legal_cases(ranks: int, replicas: int) -> Iterator[dict[str, Any]]:
-    """Every schedule with every split that it takes and all micro-batch counts, as the table of rules has it.
-
-    A trace takes seconds, so traced stages are tried with few counts; float32 with one, and traced without replicas.
-    """
+    """Every schedule with every split, all micro-batch counts and both precisions, as the table of rules has it."""
     for name, rules in SCHEDULES.items():
         for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
-            counts = rules.legal_micro_batches(16, ranks, ranks * virtual)
-            for count in counts:
-                yield case(name, replicas, count, virtual_stages=virtual)
-            yield case(name, replicas, counts[-1], virtual_stages=virtual, precision="float32")
-        least = next(count for count in counts if count >= ranks)
-        for count in (least, counts[-1]) if replicas == 1 else counts[-1:]:
-            yield case(name, replicas, count, split="tracer")
-        if replicas == 1:
-            yield case(name, replicas, counts[-1], split="tracer", precision="float32")
+            for count, precision, way in product(
+                rules.legal_micro_batches(16, ranks, ranks * virtual), ("float64", "float32"), get_args(Split)
+            ):
+                yield case(name, replicas, count, virtual_stages=virtual, precision=precision, split=way)
 
 
-def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 200) -> list[Outcome]:
+def try_cases(cases: Sequence[dict[str, Any]], workers: int, folder: Path, timeout_s: float = 400) -> list[Outcome]:
     """One gang of processes that takes a step of each case in turn; the outcomes of all ranks."""
-    processes = multiprocessing.get_context("forkserver")
-    gang = [
-        processes.Process(target=_work, args=(rank, workers, list(cases), folder), daemon=True)
-        for rank in range(workers)
-    ]
-    for process in gang:
-        process.start()
-    for process in gang:
-        process.join(timeout_s)
-    for process in gang:
-        process.kill()
+    leader = multiprocessing.get_context("forkserver").Process(target=_lead, args=(workers, list(cases), folder))
+    leader.start()
+    leader.join(timeout_s)
+    with suppress(ProcessLookupError):
+        os.killpg(int((folder / "gang").read_text()), signal.SIGKILL)
+    leader.join()
     failures = sorted(folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
-    assert not failures, failures[0].read_text()
+    assert not failures, "\n".join(f"{path.name}: {path.read_text()}" for path in failures)
     lines = [line for rank in range(workers) for line in (folder / f"outcomes-{rank}").read_text().splitlines()]
     assert len(lines) == workers * len(cases)
     return [Outcome(**json.loads(line)) for line in lines]
 
 
-def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
+def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
+    """Trace what the cases need, which takes seconds each, and fork the gang, which then has it."""
+    os.setsid()
+    (folder / "gang").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     split.pipeline = _traced_once
+    for given in cases:
+        params = Params.model_validate(given)
+        if params.split == "tracer":
+            _trace(params, workers // params.replicas)
+    fork = multiprocessing.get_context("fork")
+    gang = [fork.Process(target=_work, args=(rank, workers, cases, folder)) for rank in range(workers)]
+    for process in gang:
+        process.start()
+    for rank, process in enumerate(gang):
+        process.join()
+        if (ended := process.exitcode or 0) < 0:
+            (folder / f"failure-{rank}").write_text(f"ended by {signal.Signals(-ended).name}")
+
+
+def _trace(params: Params, ranks: int) -> None:
+    shape = decoder_shape(params, VOCABULARY)
+    cuts = split.layer_cuts(shape.layers, ranks * params.stages_per_rank, split.head_cost(shape))
+    tokens = torch.zeros(params.micro_batch, params.context, dtype=torch.int64)
+    points = {f"layers.{cut.first}": SplitPoint.BEGINNING for cut in cuts if not cut.embeds}
+    _traced_once(whole_decoder(params, VOCABULARY), (tokens,), points)
+
+
+def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
+    # Before any other thread does: torch mends its thread pool at its first use after a fork, but not for two at once.
+    torch.set_num_threads(1)
     try:
         store = dist.FileStore(str(folder / "store"), workers)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=workers, timeout=timedelta(seconds=60))
@@ -221,7 +240,7 @@ _traces: dict[Any, Any] = {}
 
 
 def _traced_once(module: Decoder, mb_args: tuple[Tensor], split_spec: dict[str, Any]) -> Any:
-    """In place of torch's `pipeline`: schedules that cut the same model alike share one trace."""
+    """In place of torch's `pipeline`: cases that cut the same model alike share one trace."""
     key = (tuple(split_spec), mb_args[0].shape, next(module.parameters()).dtype)
     if key not in _traces:
         _traces[key] = pipeline(module, mb_args, split_spec=split_spec)

@@ -74,6 +74,7 @@ def play(request: ForkRequest) -> int:
 
 def _play(request: ForkRequest, workdir: Workdir) -> None:
     launch = request.launch
+    # Before there is a second thread: after a fork torch mends its pool at its first use, but not for two at once.
     torch.set_num_threads(launch.worker.threads)
     workload = catalogue.load(launch.workload)
     params = _legal_params(workload, launch.params)

@@ -17,9 +17,13 @@ class Database:
     """Opens transactions. Writers queue up behind one another on SQLite; PostgreSQL locks rows."""
 
     def __init__(self, url: str) -> None:
-        self._engine = create_async_engine(_with_driver(url), pool_pre_ping=not _is_sqlite(url))
         if _is_sqlite(url):
+            self._engine = create_async_engine(_with_driver(url))
             _tame_sqlite(self._engine)
+        else:
+            # Whatever the database's own encoding is: of one that has none (SQL_ASCII) we would get bytes.
+            encoding = {"client_encoding": "utf8"}
+            self._engine = create_async_engine(_with_driver(url), pool_pre_ping=True, connect_args=encoding)
         self._reader = self._engine.execution_options(sqlite_begin="BEGIN")
 
     @asynccontextmanager
