@@ -108,6 +108,20 @@ def test_a_healthy_cluster_is_found_healthy(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_well_is_told_in_short_or_in_full(cluster: Cluster) -> None:
+    short, full = (
+        subprocess.check_output([*ROLECALL, "doctor", *options], env=cluster.environment, text=True).splitlines()
+        for options in ([], ["--all"])
+    )
+    nodes = len(cluster.pids) - 1
+    assert [line.split()[:4] for line in short if " disk " in line] == [[f"{nodes}", "nodes", "disk", "ok"]]
+    assert [line.split()[1] for line in short if " ping " in line] == ["pairs"]
+    assert sum(" disk " in line for line in full) == nodes
+    assert sum(" ping " in line for line in full) == nodes * (nodes - 1) // 2
+    assert short[-1] == full[-1], "the sums count all"
+
+
+@pytest.mark.slow
 def test_nodes_may_be_chosen_and_misspelt(cluster: Cluster) -> None:
     code, findings = doctor(cluster.environment, "trainer-0", "trainr-1")
     assert code == 1

@@ -37,10 +37,11 @@ _OBSTACLES = {
 }
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Examine these; by default all.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")]
+All = Annotated[bool, typer.Option("--all", "-a", help="Show every node and pair, also where all is well.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")]
 
 
-def doctor(names: Names = None, json: AsJson = False, url: Url = None, token: Token = None) -> None:
+def doctor(names: Names = None, every: All = False, json: AsJson = False, url: Url = None, token: Token = None) -> None:
     """Examine the cluster, and say what to do about each finding.
 
     Looks at the way to the master, at what every node finds in itself, and runs a job of the workload `preflight`: it
@@ -54,7 +55,10 @@ def doctor(names: Names = None, json: AsJson = False, url: Url = None, token: To
         findings.append(_obstacle(error))
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
-    _print(findings, as_json=json)
+    if json:
+        print_json([finding.model_dump(mode="json") for finding in findings])
+    else:
+        _print(findings, every=every)
     failed = any(finding.level is Level.ERROR for finding in findings)
     raise typer.Exit(Exit.FAILED if failed else Exit.OK)
 
@@ -164,20 +168,40 @@ def _obstacle(error: CommandError) -> NodeFinding:
     return _finding(_HERE, check, Level.ERROR, str(error).partition(";")[0].replace("\n", " "), remedy)
 
 
-def _print(findings: Sequence[NodeFinding], *, as_json: bool) -> None:
-    if as_json:
-        print_json([finding.model_dump(mode="json") for finding in findings])
-        return
-    print_table(("WHERE", "CHECK", "LEVEL", "MESSAGE", "REMEDY"), [_row(finding) for finding in findings])
+def _print(findings: Sequence[NodeFinding], *, every: bool) -> None:
+    rows = [_row(finding) for finding in findings] if every else list(_rows_in_short(findings))
+    print_table(("WHERE", "CHECK", "LEVEL", "MESSAGE", "REMEDY"), rows)
     levels = Counter(finding.level for finding in findings)
     out.print(f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}")
+
+
+def _rows_in_short(findings: Sequence[NodeFinding]) -> Iterator[tuple[str, ...]]:
+    """What is not well, each by itself; what is well of several nodes or pairs, in a row for each check."""
+    well = Counter(kind for finding in findings if (kind := _kind(finding)))
+    for finding in findings:
+        kind = _kind(finding)
+        if kind is None or well[kind] == 1:
+            yield _row(finding)
+        elif count := well.pop(kind, 0):
+            check, members = kind
+            yield f"{count} {members}", check, _level(Level.OK), "all well; --all shows each", ""
+
+
+def _kind(finding: NodeFinding) -> tuple[str, str] | None:
+    """The check and of what it is, if it went well and there may be more alike."""
+    if finding.level is not Level.OK or finding.nodes[0] in {_HERE, _MASTER}:
+        return None
+    return finding.check, {1: "nodes", 2: "pairs"}.get(len(finding.nodes), "groups")
 
 
 def _row(finding: NodeFinding) -> tuple[str, ...]:
     many = len(finding.nodes) > _MOST_NAMES
     where = f"{len(finding.nodes)} nodes" if many else " - ".join(finding.nodes)
-    level = f"[{_STYLES[finding.level]}]{finding.level}[/]"
-    return escape(where), finding.check, level, escape(finding.message), escape(finding.remedy)
+    return escape(where), finding.check, _level(finding.level), escape(finding.message), escape(finding.remedy)
+
+
+def _level(level: Level) -> str:
+    return f"[{_STYLES[level]}]{level}[/]"
 
 
 def _ok(where: str, check: str, message: str) -> NodeFinding:

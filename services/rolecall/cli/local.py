@@ -67,6 +67,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     logging.getLogger("httpx").setLevel(logging.WARNING)
     connection = Connection(f"http://{_HOST}:{_free_port(port)}", _checked(token) or _kept_token(data))
     programs = cluster(connection, data.resolve(), counts, os.environ)
+    err.print(f"starting a master and {len(programs) - 1} nodes, which takes some seconds")
     with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _await_ready(supervisor, connection, programs)
         if supervisor.told:

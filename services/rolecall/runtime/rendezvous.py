@@ -124,12 +124,14 @@ def _require_reach(store: dist.TCPStore, launch: WorkerLaunch) -> None:
     first_ranks = {worker.node: worker.rank for worker in reversed(launch.gang.workers)}
     if len(first_ranks) == 1:
         return
+    begin = time.monotonic()
     board = _StoreBoard(store, launch.worker.node, tuple(first_ranks))
     if launch.worker.rank == first_ranks[launch.worker.node]:
         ways = reach.explore(reach.Explorer.of(launch), board, cut_only=True)
     else:
         ways = reach.told(board)
     reach.require_open(ways)
+    _LOG.info("all ways between %d nodes are open (a look of %.3f s)", len(first_ranks), time.monotonic() - begin)
 
 
 @dataclass(frozen=True, slots=True)
