@@ -221,6 +221,17 @@ def test_a_node_cut_off_the_network_is_lost_and_comes_back(stack: Stack) -> None
     assert victim in {worker["node"] for worker in placed.values()}
 
 
+def test_a_job_goes_on_when_the_stack_is_taken_down_and_brought_up_again(stack: Stack) -> None:
+    job = stack.submit(_long_job(max_steps=2000))
+    before = stack.until(job, past_step(50), PATIENCE_S)
+    stack.compose("down")
+    stack.up()
+    after = stack.until(job, past_step(0), PATIENCE_S)
+    assert after["progress"]["step"] > before["progress"]["step"], "it went on from its checkpoint"
+    after = stack.wait_for(job, "succeeded", PATIENCE_S)
+    assert [attempt["state"] for attempt in after["attempts"]] == ["paused", "succeeded"], "a drain costs no restart"
+
+
 def test_prometheus_finds_the_master_and_every_node(stack: Stack) -> None:
     base = BASE_IMAGE or "python:3.12-slim-bookworm"
     recipe = f"FROM {base}\nRUN apt-get update && apt-get install --yes --no-install-recommends prometheus\n"
