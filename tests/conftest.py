@@ -24,6 +24,8 @@ from tests.running import Running
 TOKEN = "a-token-for-the-tests-only"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
+# A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
