@@ -1,5 +1,6 @@
 """Placement by table, and against a brute-force search."""
 
+import time
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rolecall.master.placement import Waiting, capacity, place
 from rolecall.spec.finding import Finding, Level
-from rolecall.spec.node import NodeState
+from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
 
@@ -254,3 +255,32 @@ def test_a_gang_is_found_whenever_there_is_one(cluster: list[tuple[Role, int, st
         for ks in product(*ranges)
     )
     assert isinstance(place(wanted, nodes, []), GangPlan) == exists
+
+
+@settings(max_examples=150, deadline=None)
+@given(clusters, wants, gpus, st.lists(st.booleans(), min_size=8, max_size=8))
+def test_the_room_is_the_largest_number_that_can_be_placed(
+    cluster: list[tuple[Role, int, str]], first: dict[Role, int], cards: dict[str, int], seen: list[bool]
+) -> None:
+    nodes = [
+        alive(_with_a_part(node.spec, seen[2 * number : 2 * number + 2]))
+        for number, node in enumerate(build(cluster, cards))
+    ]
+    before = place(first, nodes, [])
+    taken = before.workers if isinstance(before, GangPlan) else ()
+    for role in (TRAINER, OBSERVER, SERVER):
+        most = max(count for count in range(40) if isinstance(place({role: count}, nodes, taken), GangPlan))
+        assert capacity(role, nodes, taken) == most
+
+
+def _with_a_part(spec: NodeSpec, seen: list[bool]) -> NodeSpec:
+    """Of its machine's GPUs the node sees the first one and those that are marked."""
+    part = tuple(gpu for number, gpu in enumerate(spec.machine.gpus) if number == 0 or seen[number])
+    return spec.model_copy(update={"machine": spec.machine.model_copy(update={"gpus": part})})
+
+
+def test_room_among_many_machines_is_counted_at_once() -> None:
+    nodes = [alive(make_node(f"server-{i}", SERVER, 8 * 64, boot=f"m{i}", cores=64)) for i in range(50)]
+    begin = time.perf_counter()
+    assert capacity(SERVER, nodes) == 50 * 8 * 64
+    assert time.perf_counter() - begin < 1

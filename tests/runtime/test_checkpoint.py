@@ -13,7 +13,7 @@ from rolecall.runtime.checkpoint import (
     restore_optimizer,
     restore_random_state,
 )
-from rolecall.spec.errors import CheckpointError
+from rolecall.spec.errors import CheckpointError, DamagedCheckpoint
 from rolecall.spec.plan import CheckpointManifest
 
 
@@ -51,6 +51,14 @@ def test_a_damaged_part_is_refused(tmp_path: Path) -> None:
     content[-1] ^= 1
     blob.write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
+        store.load_part(store.commit(1, [part], {}), "trainer-0")
+
+
+def test_a_part_that_is_gone_condemns_the_checkpoint_like_a_damaged_one(tmp_path: Path) -> None:
+    store = checkpoints(tmp_path, Recorded())
+    part = store.save_part(1, "trainer-0", {"a": torch.zeros(1)})
+    (tmp_path / "blobs" / "job" / part.blob).unlink()
+    with pytest.raises(DamagedCheckpoint, match="part 'trainer-0' of the checkpoint at step 1 is gone"):
         store.load_part(store.commit(1, [part], {}), "trainer-0")
 
 

@@ -14,7 +14,7 @@ from rolecall.master.problems import Problem, explain, problem, unknown
 from rolecall.spec.errors import InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
-from rolecall.spec.workload import Params, Workload
+from rolecall.spec.workload import EverywhereParams, Params, Workload
 from rolecall.workloads.catalogue import installed
 
 _log = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ def _loaded(point: EntryPoint) -> Workload:
     workload = point.load()
     if not isinstance(workload, Workload):
         raise TypeError(f"{point.value} is no Workload but a {type(workload).__name__}")
+    if workload.everywhere and not issubclass(workload.params, EverywhereParams):
+        raise TypeError(f"{workload.name} runs everywhere, so its params must be a kind of EverywhereParams")
     missing = [role.module for role in workload.roles if not _has_module(workload.package, role)]
     if missing:
         raise ImportError(f"package {workload.package} has no module {', '.join(missing)} for its roles")

@@ -20,6 +20,7 @@ _ORDER = list(WorkerState)
 _FAILED = frozenset({WorkerState.FAILED, WorkerState.LOST})
 _BACKOFF_S, _MOST_BACKOFF_S = 0.2, 30.0
 _REASON_CHARS = 4000
+_HEADLINE_CHARS = 1000
 _AFTER = {
     StopMode.CANCEL: JobState.CANCELLED,
     StopMode.PAUSE: JobState.PAUSED,
@@ -107,9 +108,11 @@ def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
     worker = next((worker for worker, other in blamed if other is failure), None)
     if worker is None or failure is None:
         return None
-    text = f"{worker.name} on {worker.node}: {failure.message}\n{failure.traceback}".strip()
+    headline = f"{worker.name} on {worker.node}: {failure.message}"[:_HEADLINE_CHARS]
+    # Of a long traceback the end tells most.
+    text = f"{headline}\n{failure.traceback[-(_REASON_CHARS - len(headline)) :]}".strip()
     # PostgreSQL's text has no NUL.
-    return text[-_REASON_CHARS:].replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def condemned(gang: Gang) -> CheckpointManifest | None:

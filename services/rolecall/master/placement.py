@@ -109,6 +109,16 @@ class Flow:
                     short[role] += 1
         return short
 
+    def room(self, role: Role) -> int:
+        """How many more of `role` alone fit. To count them it may have to seat them."""
+        seats: Counter[frozenset[Pool]] = Counter()
+        for node in self._open_nodes(role):
+            seats[frozenset(self._pools[node])] += self._seats_left[node]
+        if sum(map(len, seats)) > len(frozenset[Pool]().union(*seats)):  # Some nodes share a part of their pools.
+            return seats.total() - self.fill({role: seats.total()})[role]
+        free = {pools: sum(max(0, self._pool_left[pool]) for pool in pools) for pools in seats}
+        return sum(min(count, free[pools]) for pools, count in seats.items())
+
     def _seat(self, role: Role, seen: set[Pool]) -> bool:
         """Seat one more worker of `role`, moving others of the gang out of its way if need be."""
         choices = [Seat(node, pool) for node in self._open_nodes(role) for pool in self._pools[node]]
@@ -198,7 +208,7 @@ def _waiting(roles: Counts, living: Sequence[NodeState], occupied: Sequence[Seat
     reasons = [
         _shortage(role, roles[role], _room(role, offers, occupied), _room(role, known, ()))
         for role in RANK_ORDER
-        if roles.get(role, 0) > _room(role, offers, occupied)
+        if roles.get(role, 0) and roles[role] > _room(role, offers, occupied)
     ]
     if not reasons:
         apart = not Flow(offers, occupied if feasible else ()).fill(roles)
@@ -233,8 +243,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _room(role: Role, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> int:
-    asked = sum(spec.slots for spec in offers if spec.role is role)
-    return asked - Flow(offers, occupied).fill({role: asked})[role]
+    return Flow(offers, occupied).room(role)
 
 
 def _shortage(role: Role, wanted: int, free: int, total: int) -> str:

@@ -62,6 +62,7 @@ class Reconciler:
         self._backfill_window = backfill_window
         self._woken = Signal()
         self._complaints = Complaints()
+        self._unswept: dict[str, int] = {}
 
     def wake(self) -> None:
         """Ask for a pass: something changed."""
@@ -83,11 +84,14 @@ class Reconciler:
 
     async def reconcile(self) -> float:
         """One pass. Returns after how many seconds the next one is due."""
+        # While the database is away nobody is heard, nor lost for it: to presence it is as if we had not run.
+        await self._database.ping()
         self._presence.notice_pass()
         await self._flush_progress()
         await self._lose_silent_nodes()
         while await self._advance_jobs():
             self._changed.notify()
+        await self._sweep_all()
         if await self._place_jobs():
             self._changed.notify()
         await self._collect_checkpoints()
@@ -118,17 +122,17 @@ class Reconciler:
             found = await jobs.in_states(connection, (*_PLACED, JobState.QUEUED))
             gangs = await attempts.gangs(connection, [job for job in found if job.state.holds_slots])
             draining = {node.name for node in await nodes.everything(connection) if node.draining}
-        moved = [await self._apart(gang.job.id, self._advance_gang(gang, draining)) for gang in gangs]
-        moved += [await self._apart(job.id, self._expire(job)) for job in found if job.state is JobState.QUEUED]
+        moved = [await self._apart(f"advancing {gang.job.id}", self._advance_gang(gang, draining)) for gang in gangs]
+        queued = [job for job in found if job.state is JobState.QUEUED]
+        moved += [await self._apart(f"looking at the deadline of {job.id}", self._expire(job)) for job in queued]
         return any(moved)
 
-    async def _apart(self, job: str, step: Awaitable[bool]) -> bool:
+    async def _apart(self, what: str, step: Awaitable[bool]) -> bool:
         """Whether the step was taken. One that fails must not hold other jobs back: it is tried again next time."""
-        what = f"bringing job {job} forward"
         try:
             moved = await step
         except Conflict as conflict:
-            _log.debug("job %s was overtaken: %s", job, conflict)  # by a call, which has asked for the next pass
+            _log.debug("%s was overtaken: %s", what, conflict)  # by a call, which has asked for the next pass
         except Exception as error:  # noqa: BLE001 - each job is a tick of its own
             self._complaints.failed(what, error)
         else:
@@ -158,9 +162,15 @@ class Reconciler:
         _log.info("job %s attempt %d: %s%s", gang.job.id, gang.attempt.number, step.after, _because(step.reason))
         if not step.after.holds_slots:
             self._progress.forget(gang.job.id)
-            await self._sweep(gang.job.id, gang.attempt.number)
+            self._unswept[gang.job.id] = gang.attempt.number
 
-    async def _sweep(self, job: str, attempt: int) -> None:
+    async def _sweep_all(self) -> None:
+        """Clean up behind attempts that ended. What a failing blob store keeps, a later pass deletes."""
+        for job, attempt in list(self._unswept.items()):
+            if await self._apart(f"deleting what {job} left over", self._sweep(job, attempt)):
+                del self._unswept[job]
+
+    async def _sweep(self, job: str, attempt: int) -> bool:
         """Delete what the attempts so far left in the blob store and nobody can ask for."""
         async with self._database.read() as connection:
             known = [manifest for manifest, _ in await checkpoints.of_job(connection, job)]
@@ -168,6 +178,7 @@ class Reconciler:
         swept = await self._blobs.sweep(job, attempt, shared | _blobs(known))
         if swept:
             _log.info("job %s: %d files that were left over are deleted", job, swept)
+        return True
 
     async def _expire(self, job: JobRecord) -> bool:
         step = lifecycle.overdue_step(job, _now())
@@ -187,22 +198,22 @@ class Reconciler:
             states = self._presence.states(await nodes.everything(connection))
         queue = [_queued(job, everywhere=self._catalogue.is_everywhere(job.workload)) for job in ready]
         outcomes = schedule(queue, states, taken_places(gangs, self._catalogue), _now(), self._backfill_window)
-        for job in ready:
-            await self._settle(job, outcomes[job.id])
-        return any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
+        return any([await self._apart(f"placing {job.id}", self._settle(job, outcomes[job.id])) for job in ready])
 
-    async def _settle(self, job: JobRecord, outcome: GangPlan | Waiting) -> None:
+    async def _settle(self, job: JobRecord, outcome: GangPlan | Waiting) -> bool:
+        """Whether the job is placed now."""
         if isinstance(outcome, Waiting):
             if outcome.reason != job.waiting_for:
                 async with self._database.write() as connection:
                     await jobs.set_waiting(connection, job, outcome.reason)
-            return
+            return False
         now = _now()
         async with self._database.write() as connection:
             resume_from = await checkpoints.newest(connection, job.id)
             await attempts.begin(connection, job, outcome, resume_from, now)
         self._placement_seconds.observe((now - job.queued_at).total_seconds())
         _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, outcome.world_size)
+        return True
 
     async def _collect_checkpoints(self) -> None:
         async with self._database.read() as connection:
@@ -291,7 +302,7 @@ def _queued(job: JobRecord, *, everywhere: bool) -> QueuedJob:
         created_at=job.created_at,
         queued_at=job.queued_at,
         everywhere=everywhere,
-        only=tuple(job.params["nodes"]) if everywhere else (),
+        only=tuple(job.params.get("nodes", ())) if everywhere else (),
     )
 
 

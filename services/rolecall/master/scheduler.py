@@ -46,7 +46,7 @@ def schedule(
         if job.everywhere:
             outcomes[job.id] = _addressed(spread(nodes, job.only), nodes)
             continue
-        outcome = outcomes[job.id] = _held_back(job, held) or _addressed(place(job.roles, nodes, taken), nodes)
+        outcome = outcomes[job.id] = _senseless(job) or _held_back(job, held) or _placed(job, nodes, taken)
         if isinstance(outcome, GangPlan):
             taken.extend(outcome.workers)
         elif outcome.feasible and now - job.queued_at > backfill_window:
@@ -70,6 +70,17 @@ def _addressed(outcome: GangPlan | Waiting, nodes: Iterable[NodeState]) -> GangP
     members = {worker.node for worker in outcome.workers}
     addresses = {node.spec.name: node.spec.address for node in nodes if node.spec.name in members}
     return outcome.model_copy(update={"addresses": addresses})
+
+
+def _placed(job: QueuedJob, nodes: Sequence[NodeState], taken: Sequence[WorkerPlan]) -> GangPlan | Waiting:
+    return _addressed(place(job.roles, nodes, taken), nodes)
+
+
+def _senseless(job: QueuedJob) -> Waiting | None:
+    """One without workers would have an empty gang: it ran everywhere once, and its workload is no longer there."""
+    if _asked(job):
+        return None
+    return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
 
 
 def _held_back(job: QueuedJob, held: Mapping[Role, str]) -> Waiting | None:

@@ -9,6 +9,7 @@ from typing import Protocol
 import fsspec
 
 from rolecall.runtime.master_client import MasterClient
+from rolecall.spec.errors import NoSuchBlob
 
 _PIECE = 1 << 20
 
@@ -21,7 +22,7 @@ class Blobs(Protocol):
         ...
 
     def get(self, blob: str, path: Path) -> None:
-        """Fetch `<attempt>/<name>` of any attempt of this job to `path`."""
+        """Fetch `<attempt>/<name>` of any attempt of this job to `path`; raises `NoSuchBlob` if it is not there."""
         ...
 
 
@@ -58,7 +59,10 @@ class SharedBlobs:
 
     def get(self, blob: str, path: Path) -> None:
         """Copy to a local file."""
-        self._files.get_file(f"{self._job}/{blob}", str(path))
+        try:
+            self._files.get_file(f"{self._job}/{blob}", str(path))
+        except FileNotFoundError as error:
+            raise NoSuchBlob(f"the blob store has no {self._job}/{blob}") from error
 
 
 def sha256_of(path: Path) -> str:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from rolecall.runtime.blobs import Blobs, sha256_of, sync
 from rolecall.runtime.master_client import MasterClient
-from rolecall.spec.errors import CheckpointError, DamagedCheckpoint
+from rolecall.spec.errors import CheckpointError, DamagedCheckpoint, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 Tensors = Mapping[str, torch.Tensor]
@@ -59,14 +59,20 @@ class Checkpoints:
     def load_part(self, manifest: CheckpointManifest, name: str) -> dict[str, torch.Tensor]:
         """Fetch and check one part.
 
-        Raises `CheckpointError` if the part is not in the manifest, `DamagedCheckpoint` if it is not what was written.
+        Raises `CheckpointError` if the part is not in the manifest, `DamagedCheckpoint` if it is gone or not what was
+        written.
         """
         part = next((part for part in manifest.parts if part.name == name), None)
         if part is None:
             there = ", ".join(part.name for part in manifest.parts)
             raise CheckpointError(f"the checkpoint at step {manifest.step} has no part {name!r}; it has: {there}")
         path = self._scratch / f"load-{name}.safetensors"
-        self._blobs.get(part.blob, path)
+        try:
+            self._blobs.get(part.blob, path)
+        except NoSuchBlob as error:
+            raise DamagedCheckpoint(
+                f"part {name!r} of the checkpoint at step {manifest.step} is gone: {error}"
+            ) from error
         if path.stat().st_size != part.size or sha256_of(path) != part.sha256:
             raise DamagedCheckpoint(f"part {name!r} of the checkpoint at step {manifest.step} is damaged")
         with safe_open(path, framework="pt") as file:

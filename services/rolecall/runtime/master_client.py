@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from rolecall.spec.errors import CheckpointError, StaleAttempt
+from rolecall.spec.errors import CheckpointError, NoSuchBlob, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.wire import ArtifactNotice
 
@@ -15,6 +15,8 @@ _log = logging.getLogger(__name__)
 _GIVE_UP_S = 300.0
 _LONGEST_PAUSE_S = 5.0
 _PIECE = 1 << 20
+# The master answers an upload when all of it is on its disk.
+_UPLOAD = httpx.Timeout(60.0, read=600.0)
 
 
 class MasterClient:
@@ -31,12 +33,15 @@ class MasterClient:
         """Upload one file; the master checks it against `sha256`."""
         self._persist(
             lambda: self._http.put(
-                f"{self._attempt}/blobs/{name}", content=_pieces(path), headers={"X-Content-SHA256": sha256}
+                f"{self._attempt}/blobs/{name}",
+                content=_pieces(path),
+                headers={"X-Content-SHA256": sha256},
+                timeout=_UPLOAD,
             )
         )
 
     def get_blob(self, blob: str, path: Path) -> None:
-        """Download one file of this job, whichever attempt wrote it."""
+        """Download one file of this job, whichever attempt wrote it; raises `NoSuchBlob` if it is not there."""
 
         def download() -> httpx.Response:
             with self._http.stream("GET", f"{self._job}/blobs/{blob}") as response:
@@ -64,12 +69,14 @@ class MasterClient:
 
     def _persist(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""
-        give_up = time.monotonic() + _GIVE_UP_S
+        give_up: float | None = None
         pause = 0.1
         while True:
             trouble = _try(call)
             if trouble is None:
                 return
+            # From the first failure on: a large file may well take longer than that to go over.
+            give_up = give_up or time.monotonic() + _GIVE_UP_S
             if time.monotonic() > give_up:
                 raise CheckpointError(f"the master did not take or give a blob for {_GIVE_UP_S:.0f} s: {trouble}")
             _log.warning("the master is not to be had (%s); trying again in %.1f s", trouble, pause)
@@ -85,6 +92,8 @@ def _try(call: Callable[[], httpx.Response]) -> str | None:
         return f"{type(error).__name__}: {error}"
     if response.status_code == httpx.codes.CONFLICT:
         raise StaleAttempt(response.text)
+    if response.status_code == httpx.codes.NOT_FOUND and response.request.method == "GET":
+        raise NoSuchBlob(f"the master has no {response.request.url.path}: {response.text}")
     if response.is_client_error:
         raise CheckpointError(f"the master refused {response.request.url.path}: {response.text}")
     return f"{response.status_code} {response.text}" if response.is_error else None

@@ -60,6 +60,10 @@ class CheckpointError(RolecallError):
     """A checkpoint's part is missing, damaged or does not fit the gang that wants to resume from it."""
 
 
+class NoSuchBlob(CheckpointError):
+    """There is nothing of that name in the blob store."""
+
+
 class DamagedCheckpoint(CheckpointError):
     """The checkpoint that the attempt resumes from is not what was written; the one before it may be whole."""
 

@@ -1,0 +1,51 @@
+"""A worker's calls to a master that answers as it likes."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from rolecall.runtime import master_client
+from rolecall.runtime.master_client import MasterClient
+from rolecall.spec.errors import CheckpointError, NoSuchBlob
+
+
+@contextmanager
+def answering(statuses: list[int], *, after_s: float = 0.0) -> Iterator[MasterClient]:
+    """A client of a master that answers with these in turn, and with the last one from then on."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            time.sleep(after_s)
+            self.send_response(statuses.pop(0) if len(statuses) > 1 else statuses[0])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_GET = do_PUT = do_POST = _answer  # noqa: N815 - as the library has it
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield MasterClient(f"http://127.0.0.1:{server.server_port}", "token", "job", 1)
+        server.shutdown()
+
+
+def test_what_the_master_does_not_have_is_told_apart(tmp_path: Path) -> None:
+    with answering([404]) as client, pytest.raises(NoSuchBlob):
+        client.get_blob("1/part", tmp_path / "part")
+
+
+def test_a_call_that_fails_after_long_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patience begins with the first failure, however long the transfer had taken till then."""
+    monkeypatch.setattr(master_client, "_GIVE_UP_S", 0.3)
+    with answering([503, 200], after_s=0.5) as client:
+        client.get_blob("1/part", tmp_path / "fetched")
+    with answering([503]) as client, pytest.raises(CheckpointError, match="did not take or give a blob"):
+        client.get_blob("1/part", tmp_path / "fetched")
