@@ -20,6 +20,7 @@ from rolecall.spec.workload import Params, RoleCount, Workload
 def make(*roles):
     return Workload("mine", "", "{name}", Params, {{role: RoleCount(1) for role in roles}})
 GOOD = make(Role.TRAINER)
+OMNIPRESENT = Workload("mine", "", "{name}", Params, {{}}, everywhere=True)
 ROLELESS = make(Role.TRAINER, Role.OBSERVER)
 """
 
@@ -39,6 +40,7 @@ def test_a_broken_plugin_is_told_and_leaves_the_others_alone(package: str) -> No
     values = {
         "mine": f"{package}:GOOD",
         "roleless": f"{package}:ROLELESS",
+        "omnipresent": f"{package}:OMNIPRESENT",
         "gone": "no_such_package:X",
         "odd": "sys:path",
     }
@@ -46,6 +48,7 @@ def test_a_broken_plugin_is_told_and_leaves_the_others_alone(package: str) -> No
     assert list(catalogue.workloads) == ["mine"]
     assert catalogue.get("mine").name == "mine"
     assert "no module observer" in catalogue.broken["roleless"]
+    assert "a kind of EverywhereParams" in catalogue.broken["omnipresent"]
     assert "no_such_package" in catalogue.broken["gone"]
     assert "no Workload but a list" in catalogue.broken["odd"]
     with pytest.raises(NotFound, match="could not be loaded"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rolecall.master.blobs import Blobs
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.wire import DesiredWorker
@@ -80,7 +81,19 @@ def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_path: 
     asyncio.run(flow())
 
 
-def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failures", [0, 3], ids=["at once", "by a store that fails at first"])
+def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    troubles, sweep = [OSError("the store hiccups")] * failures, Blobs.sweep
+
+    async def hiccup(*arguments: Any) -> int:
+        if troubles:
+            raise troubles.pop()
+        return await sweep(*arguments)
+
+    monkeypatch.setattr(Blobs, "sweep", hiccup)
+
     async def flow() -> None:
         async with serving(make_settings(tmp_path)) as client:
             node = await one_trainer(client)
@@ -97,9 +110,9 @@ def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(tmp_path: Path) -
             assert _resumes_at(resumed) == 5
             await client.worker("PUT", job, 2, "/attempts/2/blobs/at-work", content=b"a part")
             await node.say(resumed, WorkerState.RUNNING)
-            assert {path.name for path in _files(tmp_path / "blobs" / job)} == {path.name for path in known} | {
-                "at-work"
-            }
+            async with asyncio.timeout(10):  # it is deleted after the attempt's end is told
+                while _names(tmp_path / "blobs" / job) != {path.name for path in known} | {"at-work"}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
             await node.say(resumed, WorkerState.SUCCEEDED)
             await client.until(job, "succeeded")
             async with asyncio.timeout(10):  # it is deleted after the job's end is told
@@ -107,6 +120,10 @@ def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(tmp_path: Path) -
                     await asyncio.sleep(0.02)
 
     asyncio.run(flow())
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in _files(folder)}
 
 
 def _files(folder: Path) -> set[Path]:

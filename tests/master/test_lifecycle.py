@@ -128,6 +128,15 @@ def test_the_cause_is_the_earliest_failure_that_is_no_consequence() -> None:
     assert lifecycle.cause_of(gang, EXPENDABLE) == "trainer-0 on trainer-0: ValueError: x\nline 7�"
 
 
+def test_the_cause_names_its_worker_however_long_it_is() -> None:
+    failure = fail(1, message=f"KeyError: {'k' * 9000}", traceback=f"{'t' * 9000} the end")
+    cause = lifecycle.cause_of(make_gang(J.RUNNING, R, F, failures={1: failure}), EXPENDABLE)
+    assert cause is not None
+    assert cause.startswith("trainer-0 on trainer-0: KeyError: kkk")
+    assert cause.endswith("ttt the end")
+    assert 3900 < len(cause) <= 4001
+
+
 def test_an_expendable_failure_is_dropped_and_not_blamed() -> None:
     gang = make_gang(J.RUNNING, R, R, F)
     assert [worker.role for worker in lifecycle.dropped(gang, EXPENDABLE)] == [Role.OBSERVER]

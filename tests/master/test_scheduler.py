@@ -79,6 +79,15 @@ def everywhere(*only: str) -> QueuedJob:
     )
 
 
+def test_who_ran_everywhere_before_its_workload_was_gone_waits_for_that() -> None:
+    orphan = QueuedJob(id="orphan", roles={}, priority=0, created_at=NOW, queued_at=NOW - 2 * WINDOW)
+    outcomes = schedule([orphan, job("small", 1)], NODES, [], NOW, WINDOW)
+    assert isinstance(outcomes["small"], GangPlan)
+    outcome = outcomes["orphan"]
+    assert isinstance(outcome, Waiting)
+    assert outcome.reason.startswith("waiting for its workload, which is not installed")
+
+
 def test_who_runs_everywhere_has_one_worker_on_each_node_however_busy() -> None:
     outcomes = schedule([everywhere(), job("small", 1)], NODES, busy(3), NOW, WINDOW)
     plan = outcomes["all"]

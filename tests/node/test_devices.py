@@ -69,7 +69,9 @@ def test_memory_and_kills_by_cgroup(tmp_path: Path) -> None:
         ({}, "abc"),
         ({"NVIDIA_VISIBLE_DEVICES": "all"}, "abc"),
         ({"NVIDIA_VISIBLE_DEVICES": "none"}, ""),
-        ({"NVIDIA_VISIBLE_DEVICES": "GPU-c"}, "c"),
+        ({"NVIDIA_VISIBLE_DEVICES": "5,6,7"}, "abc"),  # Of the machine's eight these three are in the container.
+        ({"NVIDIA_VISIBLE_DEVICES": "void"}, "abc"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-c"}, "c"),
         ({"CUDA_VISIBLE_DEVICES": "0,2"}, "ac"),
         ({"CUDA_VISIBLE_DEVICES": ""}, ""),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, ""),

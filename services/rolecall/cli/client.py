@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from rolecall import __version__
 from rolecall.cli.connection import Connection
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.spec.job import JobDocument
@@ -160,10 +161,27 @@ class Client:
             partial.unlink(missing_ok=True)
 
     def _call(self, kind: type[_M], method: str, path: str, **given: Any) -> _M:
-        return kind.model_validate(self._send(method, path, **given))
+        answer = self._send(method, path, **given)
+        with self._understood():
+            return kind.model_validate(answer, extra="ignore")
 
     def _list(self, kind: type[_M], path: str, key: str, **given: Any) -> list[_M]:
-        return [kind.model_validate(one) for one in self._send("GET", path, **given)[key]]
+        answer = self._send("GET", path, **given)
+        with self._understood():
+            return [kind.model_validate(one, extra="ignore") for one in answer[key]]
+
+    @contextmanager
+    def _understood(self) -> Generator[None]:
+        """What a newer master tells beyond what is known here is left out; of what is missing nothing can be made."""
+        try:
+            yield
+        except (ValidationError, LookupError, TypeError) as error:
+            why = f"{error.error_count()} of its fields are not" if isinstance(error, ValidationError) else "it is not"
+            raise CommandError(
+                Exit.UNREACHABLE,
+                f"{self.url} answers what Rolecall {__version__} can't read: {why} as they should be; "
+                "is it a Rolecall master, and of this version?",
+            ) from None
 
     def _send(self, method: str, path: str, **given: Any) -> Any:
         with self._explained():

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
@@ -26,12 +26,12 @@ Show = Callable[[JobDocument], None]
 def follow(client: Client, job: str, *, as_json: bool) -> Exit:
     """Show the job's life until it ends; Ctrl-C leaves it running."""
     try:
-        document = _watch(client, job)
+        document, raw = _watch(client, job)
     except KeyboardInterrupt:
         err.print(f"job {job} goes on; follow it again: rolecall show {job} --follow")
         return Exit.INTERRUPTED
     if as_json:
-        print_json(client.raw)
+        print_json(raw)
     else:
         for line in (document.reason or "").splitlines()[1:]:
             err.print(f"[dim]{escape(line)}[/]")
@@ -39,19 +39,21 @@ def follow(client: Client, job: str, *, as_json: bool) -> Exit:
     return _EXITS[document.state]
 
 
-def _watch(client: Client, job: str) -> JobDocument:
+def _watch(client: Client, job: str) -> tuple[JobDocument, Any]:
+    """The job's last document, and as the master gave it."""
     with _view() as show:
         seen, waited = 0, None
         while True:
+            # In this order: of a job that has ended all events are there.
+            document, raw = _patiently(lambda: client.job(job)), client.raw
             for event in _patiently(lambda after=seen: client.events(job, after)):
                 err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
                 seen = event.id
-            document = _patiently(lambda: client.job(job))
             if document.waiting_for and document.waiting_for != waited:
                 err.print(escape(document.waiting_for))
             waited = document.waiting_for
             if document.state.ended:
-                return document
+                return document, raw
             show(document)
             time.sleep(POLL_S)
 

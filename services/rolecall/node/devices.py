@@ -22,7 +22,6 @@ CGROUP = Path("/sys/fs/cgroup")
 _LOG = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _QUERY = ("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
-_CHOICE = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _ROW = re.compile(r"GPU\d+")
 _MIB = 1 << 20
 
@@ -95,16 +94,16 @@ def oom_kills(cgroup: Path = CGROUP) -> int | None:
 
 def find_gpus(environment: Mapping[str, str], program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], Cards]:
     """The GPUs that workers may use, and what is to be said of them."""
-    chosen = any(environment.get(name, "all") not in {"all", "void"} for name in _CHOICE)
+    declined = _declines(environment)
     try:
         known = query_gpus(program)
     except GpusUnknown as error:
-        return (), Cards(offered=0, present=count_plugged(), chosen=chosen, failure=str(error))
+        return (), Cards(offered=0, present=count_plugged(), declined=declined, failure=str(error))
     offered = visible(known, environment)
     indices = {known.index(gpu) for gpu in offered}
     apart = [pair for pair in query_apart(program) if indices.issuperset(pair)] if len(offered) > 1 else []
     present = max(count_plugged(), len(known))
-    return offered, Cards(offered=len(offered), present=present, chosen=chosen, apart=apart)
+    return offered, Cards(offered=len(offered), present=present, declined=declined, apart=apart)
 
 
 def query_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:
@@ -140,20 +139,26 @@ def count_plugged(devices: Path = Path("/sys/bus/pci/devices")) -> int:
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Those of `gpus` that the environment leaves, by index or by UUID (or the beginning of one)."""
-    for name in _CHOICE:
-        chosen = environment.get(name)
-        if chosen is not None and chosen not in {"all", "void"} and not (chosen == "" and name.startswith("NVIDIA")):
-            gpus = _chosen(gpus, chosen)
-    return gpus
+    """Those of `gpus` that CUDA_VISIBLE_DEVICES leaves, by index or by UUID (or the beginning of one).
 
-
-def _chosen(gpus: tuple[Gpu, ...], chosen: str) -> tuple[Gpu, ...]:
+    What else NVIDIA_VISIBLE_DEVICES says has been done before the container began: its numbers are the machine's, and
+    those here begin with 0 again.
+    """
+    if _declines(environment):
+        return ()
+    if (chosen := environment.get("CUDA_VISIBLE_DEVICES", "all")) == "all":
+        return gpus
     names = [name.strip() for name in chosen.split(",")]
     matches: Callable[[int, Gpu], bool] = lambda index, gpu: any(  # noqa: E731
         name == str(index) or (name.startswith("GPU-") and gpu.uuid.startswith(name)) for name in names
     )
     return tuple(gpu for index, gpu in enumerate(gpus) if matches(index, gpu))
+
+
+def _declines(environment: Mapping[str, str]) -> bool:
+    """Whether it is said that there shall be no GPUs."""
+    wanted = environment.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    return environment.get("NVIDIA_VISIBLE_DEVICES") == "none" or wanted in {"", "-1"}
 
 
 def _gpu(line: str) -> Gpu:

@@ -36,8 +36,8 @@ class Cards(NamedTuple):
     """What this node offers to its workers."""
     present: int
     """What is plugged into the machine, whoever may use it."""
-    chosen: bool = False
-    """Whether the environment restricts this container to some, or to none."""
+    declined: bool = False
+    """Whether the environment says that there shall be none."""
     failure: str = ""
     """What the driver's program said if it failed."""
     apart: Sequence[Pair] = ()
@@ -140,10 +140,11 @@ def gpus(cards: Cards) -> Finding:
     remedy = ""
     if cards.failure:
         said, remedy = f"its GPUs can't be asked: {cards.failure}", "mend the NVIDIA driver, then restart the node"
-    elif cards.offered < cards.present and not cards.chosen:
+    elif cards.present and not cards.offered and not cards.declined:
+        # Some of them are some that were given to it; none may well be a mistake.
         remedy = (
-            "start the container with all GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), or choose some with "
-            "NVIDIA_VISIBLE_DEVICES"
+            "start the container with GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), let CUDA_VISIBLE_DEVICES "
+            "name some that it has, or set NVIDIA_VISIBLE_DEVICES=none if none is meant"
         )
     elif cards.apart:
         pairs = ", ".join(f"{one}-{other}" for one, other in cards.apart)

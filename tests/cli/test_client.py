@@ -1,0 +1,52 @@
+"""The command's client against programs that answer otherwise than this version's master."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from rolecall.cli.client import Client
+from rolecall.cli.connection import Connection
+from rolecall.cli.exits import CommandError, Exit
+
+
+@contextmanager
+def answering(answer: Any) -> Iterator[Client]:
+    """A client of a program that answers every GET with this as JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Client(Connection(f"http://127.0.0.1:{server.server_port}", "token")) as client:
+            yield client
+        server.shutdown()
+
+
+def test_what_a_newer_master_tells_besides_is_left_out() -> None:
+    with answering({"status": "ok", "since": "yesterday"}) as client:
+        assert client.healthz().status == "ok"
+
+
+@pytest.mark.parametrize("answer", [{"ok": True}, {"nodes": [{"name": "x"}]}, [], {"nodes": None}])
+def test_what_can_not_be_read_is_one_line(answer: Any) -> None:
+    with (
+        answering(answer) as client,
+        pytest.raises(CommandError, match=r"can't read: .* and of this version") as caught,
+    ):
+        client.nodes()
+    assert caught.value.code is Exit.UNREACHABLE
+    assert "\n" not in str(caught.value)
