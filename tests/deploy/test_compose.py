@@ -1,6 +1,7 @@
 """What `compose.yaml` and the Dockerfile say, against the code; nothing is started."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from tests.deploy.stack import FILE, configuration, engine
 
 from rolecall import __version__
 from rolecall.settings import BuilderSettings, MasterSettings, NodeSettings
+from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
+from rolecall.workloads.catalogue import load
 
 GPU = ROOT / "compose.gpu.yaml"
 HOSTS = ROOT / "compose.hosts.yaml"
@@ -20,6 +23,7 @@ NODES = [role.value for role in Role if role is not Role.MASTER]
 ROLES = [role.value for role in Role]
 GANG_PORTS = "40000 49999"
 LOOPBACK = "127.0.0.1"
+MACHINE = {"MASTER_ADDR": "10.0.0.1", "MACHINE": "alpha", "ROLECALL_NODE_TOKEN": "a-token-of-the-tests"}
 
 pytestmark = pytest.mark.usefixtures("composed")
 
@@ -41,6 +45,14 @@ def test_there_is_a_target_and_an_image_for_every_role(composed: dict[str, Any])
     for role in ROLES:
         assert composed[role]["build"]["target"] == role
         assert composed[role]["image"] == f"rolecall-{role}:{__version__}"
+
+
+def test_no_image_is_built_twice() -> None:
+    """Two builds of one name at once end with "already exists" in Docker's containerd store."""
+    services = configuration(profiles=("*",))["services"]
+    built = [service["image"] for service in services.values() if "build" in service]
+    assert sorted(built) == sorted(set(built))
+    assert services["tokens"]["image"] in built
 
 
 def test_versions_agree() -> None:
@@ -147,17 +159,83 @@ def test_monitoring_gets_what_its_files_name() -> None:
 
 
 def test_gpus_are_seen_by_all_who_train(composed: dict[str, Any]) -> None:
-    services = configuration(FILE, GPU)["services"]
+    _check_gpus(configuration(FILE, GPU)["services"], composed)
+
+
+def test_gpus_of_several_machines() -> None:
+    hosts = configuration(HOSTS, **MACHINE)["services"]
+    with_gpus = configuration(HOSTS, GPU, **MACHINE)["services"]
+    _check_gpus(with_gpus, hosts)
+    assert {service["network_mode"] for service in with_gpus.values()} == {"host"}
+
+
+def _check_gpus(services: dict[str, Any], without: dict[str, Any]) -> None:
     gpus = {"capabilities": ["gpu"], "count": -1, "driver": "nvidia"}
     for role in ROLES:
-        if role not in {"trainer", "stage"}:
-            assert services[role] == composed[role]
+        if role in {"trainer", "stage"}:
+            assert services[role]["deploy"]["resources"]["reservations"]["devices"] == [gpus]
+            assert services[role]["deploy"]["replicas"] == 1, "ranks of two containers have no NVLink"
+            assert services[role]["ipc"] == "host"
+            assert services[role]["ulimits"] == {"memlock": -1}
             continue
-        assert services[role]["deploy"]["resources"]["reservations"]["devices"] == [gpus]
-        assert services[role]["ipc"] == "host"
-        assert services[role]["ulimits"] == {"memlock": -1}
+        hidden = {"NVIDIA_VISIBLE_DEVICES": "none"} if Role(role).computes else {}
+        environment = without[role]["environment"] | hidden
+        assert services[role] == without[role] | {"environment": environment}
+
+
+def test_the_manual_says_how_many_gpus_the_examples_need() -> None:
+    rows = re.findall(r"^\| (`.*`) \| (\d) \| (\d)", (ROOT / "docs/docker.md").read_text(), re.MULTILINE)
+    said = {name: (int(as_is), int(least)) for names, as_is, least in rows for name in re.findall("`([^`]+)`", names)}
+    with_gpu = {Role.TRAINER, Role.STAGE}
+    for path in (ROOT / "examples").glob("*.json"):
+        job = JobRequest.model_validate_json(path.read_text())
+        counts = load(job.workload).roles
+        as_is = sum(job.roles.get(role, count.default) for role, count in counts.items() if role in with_gpu)
+        assert said.pop(path.stem) == (as_is, sum(count.least for role, count in counts.items() if role in with_gpu))
+    assert not said
+
+
+@pytest.mark.parametrize("files", [(FILE,), (HOSTS,)])
+def test_every_node_gets_what_jobs_need_to_know_besides(files: tuple[Path, ...], tmp_path: Path) -> None:
+    (tmp_path / "worker.env").write_text("AWS_ACCESS_KEY_ID=an-id\n")
+    services = configuration(*files, **MACHINE, WORKER_ENV=str(tmp_path / "worker.env"))["services"]
+    given = {name for name, service in services.items() if service["environment"].get("AWS_ACCESS_KEY_ID") == "an-id"}
+    assert given == set(ROLES)
+
+
+def test_secrets_go_neither_into_images_nor_into_git() -> None:
+    assert {"/.env", "/worker.env"} <= set((ROOT / ".gitignore").read_text().split())
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and line[0] not in "#!"]
+    assert ignored[0] == "*"
+    assert not re.search(r"^!.*env$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+
+
+def test_every_image_takes_more_packages(composed: dict[str, Any]) -> None:
+    services = configuration(EXTRA_PACKAGES="s3fs gcsfs")["services"]
+    assert {services[role]["build"]["args"]["EXTRA_PACKAGES"] for role in ROLES} == {"s3fs gcsfs"}
+    assert {composed[role]["build"]["args"]["EXTRA_PACKAGES"] for role in ROLES} == {""}
+    assert "--constraint /source/requirements.lock ${EXTRA_PACKAGES}\n" in DOCKERFILE
+
+
+def test_the_repositorys_own_files_can_be_read_where_selinux_is() -> None:
+    services = configuration(profiles=("*",))["services"]
+    bound = [volume for one in services.values() for volume in one.get("volumes", []) if volume["type"] == "bind"]
+    assert {volume["source"].partition("monitoring/")[0] for volume in bound} == {f"{ROOT}/"}
+    assert all(volume["read_only"] and volume["bind"]["selinux"] == "z" for volume in bound)
 
 
 def test_every_variable_is_explained() -> None:
-    used = set(re.findall(r"\$\{([A-Z_]+)", FILE.read_text() + GPU.read_text() + HOSTS.read_text()))
+    used = _variables(FILE, GPU, HOSTS)
     assert {name for name in used if f"`{name}`" not in MANUAL} == set()
+
+
+def test_the_variables_of_several_machines_are_listed() -> None:
+    section = (ROOT / "docs/operations.md").read_text().partition("## Several machines")[2].partition("\n## ")[0]
+    table = section.partition("| variable | on | meaning |")[2].partition("\n\n")[0]
+    listed = {name for row in table.splitlines() for name in re.findall(r"`([A-Z_]+)`", row.split(" | ")[0])}
+    # The overlay's numbers of containers are not to be touched there.
+    assert listed == _variables(HOSTS, GPU) - {"TRAINERS", "STAGES"}
+
+
+def _variables(*files: Path) -> set[str]:
+    return {name for path in files for name in re.findall(r"\$\{([A-Z_]+)", path.read_text())}

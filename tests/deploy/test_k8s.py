@@ -45,7 +45,7 @@ from rolecall.supervisor import restart_delay_s
 
 OVERLAY = pytest.mark.parametrize("overlay", OVERLAYS)
 # Read by others than us in our containers.
-FOREIGN = {"NVIDIA_DRIVER_CAPABILITIES": "NVIDIA's container runtime"}
+FOREIGN = dict.fromkeys(["NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"], "NVIDIA's container runtime")
 CHECKOV = ROOT / ".venv-checkov/bin/checkov"
 
 
@@ -220,6 +220,12 @@ def test_all_gpus_of_a_pod_are_slots() -> None:
             assert int(resources["limits"]["cpu"]) % gpus == 0
             assert environment(one)["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert with_gpus == {Role.TRAINER, Role.STAGE}
+
+
+def test_who_computes_without_a_gpu_does_not_miss_it() -> None:
+    for one in roles(render("gpu")):
+        hidden = Role(role_of(one)).computes and "nvidia.com/gpu" not in container(one)["resources"]["limits"]
+        assert environment(one).get("NVIDIA_VISIBLE_DEVICES") == ("none" if hidden else None)
 
 
 @OVERLAY

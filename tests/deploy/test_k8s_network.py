@@ -3,7 +3,7 @@
 import re
 import shlex
 import subprocess
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, cast
 
 import pytest
@@ -175,18 +175,45 @@ def test_prometheus_finds_every_program(overlay: str) -> None:
     assert found == {(f"rolecall-{role}", "metrics") for role in Role} | {("rolecall-master", "http")}
 
 
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
+
+
+def _own(*components: str) -> tuple[Object, ...]:
+    """The document's own kustomization with all that it says may be added to it, and with these components besides."""
+    (own,) = [block for block in BLOCKS if block.get("kind") == "Kustomization"]
+    patches = [patch for block in BLOCKS if block.keys() == {"patches"} for patch in block["patches"]]
+    added = [f"../components/{name}" for name in components]
+    whole = own | {"patches": patches, "components": own["components"] + added}
+    return render_kustomization(whole, K8S / "overlays")
+
+
 def test_the_documents_kustomization_renders() -> None:
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
-    (own,) = [block for block in blocks if block["kind"] == "Kustomization"]
-    objects = render_kustomization(own, K8S / "overlays")
-    moved = {container(one)["image"] for one in roles(objects)}
+    moved = {container(one)["image"] for one in roles(_own("monitoring"))}
     assert all(image.startswith("registry.example.com/rolecall-") for image in moved)
     assert len(moved) == len(Role)
 
 
+def test_the_documents_patches_do_what_it_says() -> None:
+    objects = _own("monitoring")
+    assert all(one["imagePullSecrets"] == [{"name": "registry"}] for one in of_kind(objects, "ServiceAccount"))
+    for one in roles(objects):
+        assert container(one)["envFrom"] == [{"secretRef": {"name": "object-store"}}]
+        check_schema(one, newest_versions(1)[0])
+        store = {"name": "ROLECALL_BLOB_URL", "value": "s3://my-bucket/rolecall"}
+        assert (store in container(one)["env"]) == (role_of(one) == Role.MASTER)
+    labels = [one["metadata"]["labels"] for one in of_kind(objects, "ServiceMonitor")]
+    assert [one["release"] for one in labels] == ["RELEASE", "RELEASE"]
+    created = set(re.findall(r"create secret (?:generic|docker-registry) (\S+) ", DOCUMENT))
+    assert created == {"rolecall-tokens", "rolecall-database", "registry", "object-store"}
+
+
+def test_the_namespace_is_there_before_its_secrets() -> None:
+    first = DOCUMENT.index("kubectl apply -f k8s/base/namespace.yaml")
+    assert first < DOCUMENT.index("kubectl -n rolecall create") < DOCUMENT.index("kubectl apply -k k8s/mine")
+
+
 def test_the_documents_policy_lets_out_what_it_says() -> None:
-    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
-    (policy,) = [block for block in blocks if block["kind"] == "NetworkPolicy"]
+    (policy,) = [block for block in BLOCKS if block.get("kind") == "NetworkPolicy"]
     check_schema(policy, newest_versions(1)[0])
     assert all(selects(policy["spec"]["podSelector"], pod_labels(one)) for one in roles(render("cpu")))
 
@@ -207,11 +234,19 @@ def test_a_command_of_the_document_is_one_that_kubectl_knows(command: str) -> No
     described = _output("options") + _output(*verbs, "--help")
     for flag in [word.partition("=")[0] for word in words if word.startswith("-")]:
         assert re.search(rf"(?<![\w-]){re.escape(flag)}(=|,|\b)", described), f"{flag} of {command}"
-    for folder in [words[place + 1] for place, word in enumerate(words) if word == "-k"]:
-        assert (ROOT / folder / "kustomization.yaml").exists()
+    for flag, path in pairwise(words):
+        if flag == "-k":
+            assert (ROOT / path / "kustomization.yaml").exists() or path == _written_by_the_reader()
+        assert flag != "-f" or (ROOT / path).exists()
     for kind, name in re.findall(r"\b(statefulset|deployment|service|pod)[/ ](rolecall[\w-]*)", command):
         full = {"statefulset": "StatefulSet", "deployment": "Deployment", "service": "Service"}.get(kind, "StatefulSet")
         assert named(render("cpu"), full, name.removesuffix("-0") if kind == "pod" else name)
+
+
+def _written_by_the_reader() -> str:
+    """The folder of the kustomization that the document has its reader write; what it holds is rendered above."""
+    (written,) = set(re.findall(r"`(k8s/[\w/]+)/kustomization\.yaml`", DOCUMENT))
+    return written
 
 
 def _verbs(words: list[str]) -> list[str]:
