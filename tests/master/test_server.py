@@ -13,6 +13,8 @@ from threading import Thread
 import httpx
 import pytest
 
+from rolecall.master.blobs import check_url
+from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 
 from .harness import NODE_TOKEN, TOKEN, bearer, make_node
@@ -95,3 +97,21 @@ def test_a_killed_master_loses_nothing(tmp_path: Path) -> None:
 def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AssertionError, match="already in use"):
         program(tmp_path, taken.getsockname()[1]).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://bucket/rolecall", "Install s3fs to access S3: install it in master and nodes"),
+        ("bucket/rolecall", "is no URL that fsspec knows, like s3://bucket/folder"),
+        ("s4://bucket", "is no URL that fsspec knows"),
+    ],
+)
+def test_a_blob_url_that_nobody_can_open_is_an_error(url: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as caught:
+        check_url(url)
+    assert str(caught.value).startswith(f"ROLECALL_BLOB_URL={url}")
+
+
+def test_a_blob_url_of_a_folder_is_fine(tmp_path: Path) -> None:
+    check_url(tmp_path.as_uri())

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall.master.app import create_app, release
+from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.departure import see_off
 from rolecall.master.store.database import Database
@@ -71,6 +72,8 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `SettingsError` when the port is taken or the data folder of no use."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     check_folder(settings.data)
+    if settings.blob_url is not None:
+        check_url(settings.blob_url)
     if settings.database_url is not None:
         asyncio.run(await_database(settings.database_url.get_secret_value()))
     with listen(settings.host, settings.port) as listener:
