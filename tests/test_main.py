@@ -3,14 +3,16 @@
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from tests.containers import COMMAND, Container, container, environment, free_port, refused, until
+from tests.containers import COMMAND, Container, container, environment, refused, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 NAME = "master-0"
@@ -89,6 +91,7 @@ def test_nothing_outlives_the_container(started: Container, number: signal.Signa
         ({"ROLECALL_PORT": "many"}, "ROLECALL_PORT: "),
         ({"ROLECALL_PORT": "0"}, "ROLECALL_PORT: "),
         ({"ROLE": "trainer"}, "MASTER_ADDR is not set"),
+        ({"ROLECALL_NODE_NAME": "Not Legal"}, "ROLECALL_NODE_NAME (or else the host name) is 'Not Legal'"),
         ({"ROLE": "trainer", "MASTER_ADDR": "m", "ROLECALL_NODE_TOKEN": ""}, "ROLECALL_NODE_TOKEN is not set; set it"),
     ],
 )
@@ -103,10 +106,35 @@ def test_bad_usage_is_exit_code_64(tmp_path: Path) -> None:
     assert line == "usage: python -m rolecall [master|node]"
 
 
-def test_what_a_program_finds_out_later_ends_the_container_too(tmp_path: Path) -> None:
+def test_what_the_control_program_finds_out_later_ends_the_container(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        metrics = taken.getsockname()[1]
-        given = environment(tmp_path, ROLECALL_PORT=str(free_port()), ROLECALL_METRICS_PORT=str(metrics))
+        given = environment(tmp_path, ROLECALL_PORT=str(port := taken.getsockname()[1]))
         done = subprocess.run(COMMAND, env=given, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == os.EX_CONFIG
-    assert f"rolecall: ROLECALL_METRICS_PORT={metrics} on 127.0.0.1: Address already in use" in done.stderr
+    assert f"rolecall: ROLECALL_PORT={port} on ROLECALL_HOST=127.0.0.1: Address already in use" in done.stderr
+
+
+def test_what_its_node_finds_out_later_leaves_the_control_program_at_work(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        metrics = str(taken.getsockname()[1])
+        own = {"ROLECALL_NODE_NAME": NAME, "ROLECALL_METRICS_PORT": metrics}
+        started = stack.enter_context(container(tmp_path / "data", **own))
+        said = f"rolecall: ROLECALL_METRICS_PORT={metrics} on 127.0.0.1: Address already in use"
+        until(lambda: started.text.count(said) >= 2)
+        assert until(lambda: started.ask("/healthz")) == {"status": "ok"}
+        taken.close()
+        await_node(started)
+
+
+def test_a_container_comes_up_again_after_its_machine_lost_its_power(tmp_path: Path) -> None:
+    """The boot id is another one then, and the node that is stored never left."""
+    with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME) as before:
+        life = await_node(before)["spec"]["started"]
+        before.process.kill()
+        before.ends()
+    with closing(sqlite3.connect(tmp_path / "data" / "rolecall.db")) as database, database:
+        database.execute("UPDATE nodes SET spec = json_set(spec, '$.machine.boot_id', 'an-earlier-boot')")
+    with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME, ROLECALL_NODE_TIMEOUT_S="300") as again:
+        await_node(again, life)
+        assert "ended with" not in again.text

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from rolecall.node.name import node_name
 from rolecall.settings import read_master, read_node, read_role
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
@@ -46,16 +47,23 @@ def _run_container() -> int:
         return _run_program("node")
     environment = os.environ | {"MASTER_ADDR": os.environ.get("MASTER_ADDR") or "127.0.0.1"}
     read_master()
-    read_node(MASTER_ADDR=environment["MASTER_ADDR"])
+    if (name := read_node(MASTER_ADDR=environment["MASTER_ADDR"]).name) is not None:
+        node_name(name)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     return _supervise([Program(name, (sys.executable, "-m", "rolecall", name), environment) for name in _PROGRAMS])
 
 
 def _supervise(programs: Sequence[Program]) -> int:
+    """Run them until a signal comes, or the control program ends for good.
+
+    Its node's end is no reason for that: jobs on other nodes need the control program, and a node that is refused may
+    be taken a little later.
+    """
+    control = programs[0]
     with Supervisor(programs) as supervisor:
         while not supervisor.told:
             for ended in supervisor.wait():
-                if ended.code in _FINAL:
+                if ended.program is control and ended.code in _FINAL:
                     return ended.code
     return os.EX_OK
 

@@ -355,6 +355,22 @@ def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(tmp_path: Path)
     on_master(tmp_path, flow)
 
 
+def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it_gives_up(tmp_path: Path) -> None:
+    async def before(client: Client) -> None:
+        await one_trainer(client)
+
+    async def after(client: Client) -> None:
+        spec = make_node("trainer-0", Role.TRAINER, boot="the-next-boot")
+        node = Node(client, spec.model_copy(update={"started": "another-life"}))
+        check_problem(await node.register(), 409)
+        async with asyncio.timeout(4):
+            while not (await node.register()).is_success:  # noqa: ASYNC110 - as a node does
+                await asyncio.sleep(0.1)
+
+    on_master(tmp_path, before)
+    on_master(tmp_path, after)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
 def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def flow(client: Client) -> None:

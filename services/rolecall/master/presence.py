@@ -15,6 +15,11 @@ from rolecall.spec.node import NodeState
 _LONGEST_PASS_S = 3.0
 _BETWEEN_CALLS_S = 1.0
 """Within this time a living node calls again whose call was answered because its time was over."""
+_CALLS_AGAIN_S = 3.0
+"""Within this time living nodes call a master that has just begun: they try every 2 s at most.
+
+Less than a node waits for its own name: one whose machine lost its power enters before it gives up.
+"""
 
 
 class Presence:
@@ -88,6 +93,10 @@ class Presence:
     def is_lost(self, node: str) -> bool:
         """Whether the node was silent for too long."""
         return self.silence_s(node) > self.timeout_s
+
+    def may_live(self, node: str) -> bool:
+        """Whether the name may be a living node's: of one that never called, this is so only for a moment."""
+        return self.silence_s(node) <= (self.timeout_s if node in self._heard else min(_CALLS_AGAIN_S, self.timeout_s))
 
     def is_alive(self, node: str) -> bool:
         """Whether the node was heard lately, and of itself, since this master began."""

@@ -151,7 +151,7 @@ def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None
     """Of two living nodes of one name, the one that came first stays; a restarted one takes its own place again."""
     old, new = known.spec, spec
     restarted = (_place(old), old.address) == (_place(new), new.address)
-    lives = presence.holds(old.started) if restarted else not presence.is_lost(known.name)
+    lives = presence.holds(old.started) if restarted else presence.may_live(known.name)
     if lives or presence.is_replaced(new.started):
         raise Conflict(
             f"the name {spec.name} is taken by a live node at {old.address} on {old.machine.hostname}; the new one is "
