@@ -3,14 +3,19 @@
 import asyncio
 import os
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncConnection
 from tests.volumes import filled, mounted
 
 from rolecall import __version__
+from rolecall.master.store.database import Database
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
@@ -369,6 +374,33 @@ def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it_gives
 
     on_master(tmp_path, before)
     on_master(tmp_path, after)
+
+
+def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def away(_: Database) -> AsyncGenerator[AsyncConnection]:
+        raise OperationalError("SELECT 1", {}, ConnectionError("the server is away"))
+        yield  # pyright: ignore[reportUnreachable] - a generator all the same
+
+    async def flow(client: Client) -> None:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "read", away)
+            over = time.monotonic() + 2  # more than the nodes' time, less than what makes a master doubt its own ears
+            while time.monotonic() < over:
+                beat = {"started": node.spec.started}
+                check_problem(await client.internal("POST", "/nodes/trainer-0/heartbeat", json=beat), 503)
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(0.8)  # a pass of the reconciler before the node calls again
+        document = await client.job(job)
+        assert (document["state"], len(document["attempts"])) == ("running", 1)
+
+    on_master(tmp_path, flow, node_timeout_s=1.5)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")

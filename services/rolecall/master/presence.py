@@ -31,6 +31,7 @@ class Presence:
         """Whether the master is about to end: then no node is offered for new work."""
         self._begun = time.monotonic()
         self._heard: dict[str, float] = {}
+        self._lives: dict[str, str] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
         self._held: dict[str, float] = {}
         self._replaced: set[str] = set()
@@ -44,9 +45,14 @@ class Presence:
             self._heard = dict.fromkeys(self._heard, now)
         self._last_pass = now
 
-    def hear(self, node: str) -> None:
-        """Note a sign of life."""
+    def hear(self, node: str, life: str) -> None:
+        """Note a sign of this life, which bears the name for certain."""
         self._heard[node] = time.monotonic()
+        self._lives[node] = life
+
+    def knows(self, node: str, life: str) -> bool:
+        """Whether this life bore the name when the node was last heard."""
+        return self._lives.get(node) == life
 
     def note(self, node: str, findings: tuple[Finding, ...]) -> bool:
         """Note what the node says of itself; return whether that is news to a placement."""
@@ -54,14 +60,15 @@ class Presence:
         self._findings[node] = findings
         return before is None or _levels(before) != _levels(findings)
 
-    def enter(self, node: str) -> None:
+    def enter(self, node: str, life: str) -> None:
         """The node begins a life: it lives, but is not placed on before it has said how it is."""
-        self.hear(node)
+        self.hear(node, life)
         self._findings.pop(node, None)
 
     def forget(self, node: str) -> None:
         """The node left."""
         self._heard.pop(node, None)
+        self._lives.pop(node, None)
         self._findings.pop(node, None)
 
     def hold(self, life: str, wait_s: float) -> None:

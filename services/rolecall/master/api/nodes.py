@@ -35,7 +35,7 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
             master.presence.replace(known.started)
             await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
         await nodes.put(connection, spec, now)
-    master.presence.enter(spec.name)
+    master.presence.enter(spec.name, spec.started)
     master.changed_by_hand()
     return Registered(heartbeat_s=_longest_wait_s(master), master_version=__version__)
 
@@ -83,10 +83,13 @@ async def leave(name: str, master: Running) -> None:
 
 async def _take_in(master: Master, name: str, beat: Heartbeat) -> bool:
     """Store what is new in a heartbeat; return whether anything was."""
+    if master.presence.knows(name, beat.started):
+        # Before the database is asked: while that one is away, the node lives nevertheless.
+        master.presence.hear(name, beat.started)
     async with master.database.read() as connection:
         node = await _living(connection, name, beat.started)
         fresh = await _news(connection, node, beat)
-    master.presence.hear(name)
+    master.presence.hear(name, beat.started)
     otherwise = master.presence.note(name, beat.findings)
     if not fresh:
         return otherwise
