@@ -55,7 +55,8 @@ class Ended:
 
 def restart_delay_s(failures: int) -> float:
     """Seconds to wait before restarting a program that has failed `failures` times in a row."""
-    return min(_LONGEST_DELAY_S, 0.25 * 2**failures)
+    # Past the tenth the delay no longer grows, and past the thousandth a float could not hold it.
+    return min(_LONGEST_DELAY_S, 0.25 * 2 ** min(failures, 10))
 
 
 class Supervisor:
