@@ -39,6 +39,13 @@ def test_a_secret_file_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyP
         settings.read_master()
 
 
+def test_a_secret_file_that_holds_no_text_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
+    monkeypatch.setenv("ROLECALL_TOKEN_FILE", str(tmp_path / "token"))
+    with pytest.raises(SettingsError, match=r"ROLECALL_TOKEN_FILE=.*/token holds no text"):
+        settings.read_master()
+
+
 @pytest.mark.parametrize(("name", "value"), [("ROLECALL_PORT", "many"), ("ROLECALL_HEARTBEAT_S", "-1")])
 def test_an_illegal_value_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     for token, secret in TOKENS.items():

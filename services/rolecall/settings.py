@@ -152,7 +152,9 @@ def _secrets_from_files() -> dict[str, str]:
     for name in _SECRETS:
         if path := os.environ.get(f"{name}_FILE"):
             try:
-                found[name] = Path(path).read_text().strip()
+                found[name] = Path(path).read_text(encoding="utf-8").strip()
+            except UnicodeDecodeError:
+                raise SettingsError(f"{name}_FILE={path} holds no text; put nothing but the secret there") from None
             except OSError as error:
                 raise SettingsError(f"{name}_FILE={path}: {error.strerror}; mount the file or set {name}") from None
     return found

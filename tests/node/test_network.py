@@ -14,10 +14,11 @@ def test_the_route_to_loopback() -> None:
     assert route.environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-def test_a_name_that_does_not_resolve_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "a" * 64])
+def test_a_name_that_does_not_resolve_is_said_once(caplog: pytest.LogCaptureFixture, host: str) -> None:
     async def impatient() -> None:
-        await asyncio.wait_for(route_to("no-such-host.invalid", 8080, print), 0.6)
+        await asyncio.wait_for(route_to(host, 8080, print), 0.6)
 
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError):
         asyncio.run(impatient())
-    assert [("MASTER_ADDR=no-such-host.invalid" in record.message) for record in caplog.records] == [True]
+    assert [(f"MASTER_ADDR={host}" in record.message) for record in caplog.records] == [True]

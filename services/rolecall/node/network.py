@@ -63,7 +63,11 @@ async def route_to(host: str, port: int, tell: Callable[[str], None]) -> Route:
 
 async def find_way(host: str, port: int) -> Way:
     """The way as it is now. Raises `OSError` when there is none, e.g. because the name doesn't resolve."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except UnicodeError as error:
+        why = "no legal name: each part between its dots has 1 to 63 characters"
+        raise socket.gaierror(socket.EAI_NONAME, why) from error
     family, kind, protocol, _, target = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # Sends nothing: a datagram socket's connect only asks for the route.
