@@ -7,13 +7,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
 import pytest
 from tests.conftest import ROLECALL, TOKEN, Cluster
+from tests.master.harness import alive, make_node
+from typer.testing import CliRunner
+
+from rolecall import __version__
+from rolecall.cli import doctor as command
+from rolecall.cli.app import app
+from rolecall.spec.role import Role
 
 URL = {"ROLECALL_TOKEN": TOKEN}
 
@@ -96,6 +107,145 @@ def test_a_cluster_without_nodes(tmp_path: Path) -> None:
             master.terminate()
     assert code == 1
     assert errors(findings) == {("the master", "nodes")}
+
+
+@dataclass
+class Scripted:
+    """A program that gives a master's answers: the last one of each path again and again."""
+
+    answers: dict[str, list[tuple[int, Any]]]
+    asked: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        """It runs until the block ends, at this URL."""
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                call = f"{self.command} {self.path.partition('?')[0]}"
+                script.asked.append(call)
+                answers = script.answers[call]
+                status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(body).encode())
+
+            do_POST = do_GET  # noqa: N815 - the library's name
+
+            def log_message(self, *_: Any) -> None: ...
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_port}"
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+WELL = {
+    "GET /healthz": [(200, {"status": "ok"})],
+    "GET /readyz": [(200, {"status": "ready"})],
+    "GET /openapi.json": [(200, {"info": {"version": __version__}})],
+    "GET /nodes": [(200, {"nodes": [alive(make_node("trainer-0", Role.TRAINER)).model_dump(mode="json")]})],
+}
+
+
+def in_trouble(status: int, why: str) -> list[tuple[int, Any]]:
+    """As the master tells of an error of its own."""
+    return [(status, {"status": status, "title": "trouble", "detail": why})]
+
+
+def job_as(state: str, **values: Any) -> dict[str, Any]:
+    """The examination's document."""
+    nothing = dict.fromkeys(("reason", "waiting_for", "deadline_s", "result", "started_at", "ended_at"))
+    fixed = {"id": "j1", "name": "j", "workload": "preflight", "params": {}, "roles": {}, "priority": 0}
+    fixed |= {"max_restarts": 0, "progress": {}, "attempts": [], "created_at": "2026-01-01T00:00:00Z"}
+    return nothing | fixed | {"state": state} | values
+
+
+def event(number: int, message: str) -> dict[str, Any]:
+    return {"id": number, "at": "2026-01-01T00:00:00Z", "attempt": 1, "kind": "event", "message": message}
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/nodes"])
+def test_a_master_in_trouble_is_not_taken_for_one_that_does_not_run(path: str) -> None:
+    answers = WELL | {f"GET {path}": in_trouble(503, "the database does not answer: no such host")}
+    with Scripted(answers).serving() as url:
+        code, findings = doctor(URL | {"ROLECALL_URL": url})
+    assert code == 1
+    assert errors(findings) == {("the master", "master")}
+    assert findings[-1]["message"] == "the database does not answer: no such host"
+    assert "ROLECALL_DATABASE_URL" in findings[-1]["remedy"]
+    assert "log" in findings[-1]["remedy"]
+    assert "start it" not in findings[-1]["remedy"]
+
+
+def test_a_proxy_without_a_master_behind_it_is_one_that_does_not_run() -> None:
+    with Scripted({"GET /healthz": [(502, {})]}).serving() as url:
+        _, findings = doctor(URL | {"ROLECALL_URL": url})
+    assert errors(findings) == {("this shell", "master")}
+    assert "start it" in findings[-1]["remedy"]
+
+
+def test_what_happened_last_is_printed_before_the_end_is() -> None:
+    """The job ends between two looks, and says something more just before."""
+    result = {"findings": []}
+    answers = WELL | {
+        "POST /jobs": [(201, job_as("queued"))],
+        "GET /jobs/j1": [(200, job_as("running")), (200, job_as("succeeded", result=result))],
+        "GET /jobs/j1/events": [
+            (200, {"events": [event(1, "the first of all")]}),
+            (200, {"events": [event(2, "the last of all")]}),
+        ],
+    }
+    with (script := Scripted(answers)).serving() as url:
+        done = subprocess.run(
+            [*ROLECALL, "doctor"],
+            env=os.environ | URL | {"ROLECALL_URL": url},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout
+    assert "the first of all" in done.stderr
+    assert "the last of all" in done.stderr
+    assert [call.split("/")[-1] for call in script.asked if call.startswith("GET /jobs/")] == ["j1", "events"] * 2
+
+
+def test_an_examination_that_someone_else_cancelled_is_not_one_that_took_too_long() -> None:
+    answers = WELL | {
+        "POST /jobs": [(201, job_as("queued"))],
+        "GET /jobs/j1": [(200, job_as("cancelled", reason="cancelled by a user"))],
+        "GET /jobs/j1/events": [(200, {"events": []})],
+    }
+    with Scripted(answers).serving() as url:
+        code, findings = doctor(URL | {"ROLECALL_URL": url})
+    assert code == 1
+    assert errors(findings) == {("trainer-0", "preflight")}
+    assert findings[-1]["message"] == "someone else cancelled the examination of the network, job j1"
+
+
+def test_an_examination_that_takes_too_long_is_cancelled_and_told_with_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "WAIT_S", 0.1)
+    answers = WELL | {
+        "POST /jobs": [(201, job_as("queued"))],
+        "GET /jobs/j1": [(200, job_as("queued", waiting_for="waiting for a node"))],
+        "GET /jobs/j1/events": [(200, {"events": []})],
+        "POST /jobs/j1/cancel": [(200, job_as("cancelled"))],
+    }
+    with (script := Scripted(answers)).serving() as url:
+        done = CliRunner().invoke(app, ["doctor", "--json", "--url", url], env={"ROLECALL_TOKEN": TOKEN})
+    findings = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert findings[-1]["message"] == "the examination of the network did not end within 0 s: waiting for a node"
+    assert "POST /jobs/j1/cancel" in script.asked
 
 
 @pytest.mark.slow

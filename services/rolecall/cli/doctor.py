@@ -35,6 +35,7 @@ _OBSTACLES = {
     Exit.UNREACHABLE: ("master", "start it, or let this machine reach its port; --url and ROLECALL_URL name another"),
     Exit.UNAUTHORIZED: ("token", "set ROLECALL_TOKEN, or pass --token: the one that the master was started with"),
 }
+_IN_TROUBLE = "look at the master's database (ROLECALL_DATABASE_URL), and into the master's log"
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Examine these; by default all.")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Show every node and pair, also where all is well.")]
@@ -70,14 +71,32 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
     with Client(connection) as client:
         client.healthz()
         yield _ok(_HERE, "master", f"it answers at {client.url}")
-        client.readyz()
-        yield _ok(_MASTER, "token", "it accepts the token, and its database answers")
-        yield _version(client.version())
-        nodes = client.nodes()
-        yield from _look_at(nodes, names)
-        able = [node.spec.name for node in nodes if node.alive and not node.draining]
-        if chosen := [name for name in able if not names or name in names]:
-            yield from _examine_network(client, chosen)
+        try:
+            yield from _examine_cluster(client, names)
+        except CommandError as error:
+            if error.code is not Exit.UNREACHABLE or not _answers(client):
+                raise
+            yield _finding(_MASTER, "master", Level.ERROR, _line(error), _IN_TROUBLE)
+
+
+def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
+    client.readyz()
+    yield _ok(_MASTER, "token", "it accepts the token, and its database answers")
+    yield _version(client.version())
+    nodes = client.nodes()
+    yield from _look_at(nodes, names)
+    able = [node.spec.name for node in nodes if node.alive and not node.draining]
+    if chosen := [name for name in able if not names or name in names]:
+        yield from _examine_network(client, chosen)
+
+
+def _answers(client: Client) -> bool:
+    """Whether the master is there, though it could not do what it was asked for: then neither port nor URL is wrong."""
+    try:
+        client.healthz()
+    except CommandError:
+        return False
+    return True
 
 
 def _name(connection: Connection) -> NodeFinding:
@@ -145,27 +164,39 @@ def _examine_network(client: Client, nodes: Sequence[str]) -> Iterator[NodeFindi
 
 
 def _await(client: Client, job: str) -> JobDocument:
+    """The job when it has ended; or as it was when we lost patience, and cancelled it."""
     deadline, seen = time.monotonic() + WAIT_S, 0
-    while not (document := client.job(job)).state.ended:
+    while True:
+        # First the document, then the events: those that came before its end are then all there.
+        document = client.job(job)
         for event in client.events(job, seen):
             err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
             seen = event.id
+        if document.state.ended:
+            return document
         if time.monotonic() > deadline:
-            return client.act(job, "cancel").model_copy(update={"waiting_for": document.waiting_for})
+            client.act(job, "cancel")
+            return document
         time.sleep(_POLL_S)
-    return document
 
 
 def _end(document: JobDocument) -> str:
-    if not document.state.ended or document.state is JobState.CANCELLED:
+    if not document.state.ended:
         waits = f": {document.waiting_for}" if document.waiting_for else ""
         return f"the examination of the network did not end within {WAIT_S:.0f} s{waits}"
+    if document.state is JobState.CANCELLED:
+        return f"someone else cancelled the examination of the network, job {document.id}"
     return f"the examination of the network {document.state}: {(document.reason or '').partition(chr(10))[0]}"
 
 
 def _obstacle(error: CommandError) -> NodeFinding:
     check, remedy = _OBSTACLES.get(error.code, ("master", "look into the master's log"))
-    return _finding(_HERE, check, Level.ERROR, str(error).partition(";")[0].replace("\n", " "), remedy)
+    return _finding(_HERE, check, Level.ERROR, _line(error), remedy)
+
+
+def _line(error: CommandError) -> str:
+    """Without the advice that it ends with: a finding has its own."""
+    return str(error).partition(";")[0].replace("\n", " ")
 
 
 def _print(findings: Sequence[NodeFinding], *, every: bool) -> None:
