@@ -1,0 +1,77 @@
+"""What `GET /nodes/{node}/preflight` reads of the examinations there were: each may be large."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolecall.master.store import jobs
+from rolecall.master.store.records import JobRecord
+from rolecall.spec.job import JobSpec
+from rolecall.spec.state import JobState
+
+from .harness import Client, make_settings, one_trainer, serving
+
+NOW = datetime.now(UTC)
+
+
+async def examined(client: Client, name: str, nodes: Sequence[str], *path: JobState) -> None:
+    """Store an examination that found something about each of `nodes`, and took this path through the states."""
+    app: Any = client.server.config.app
+    found = [{"nodes": [node], "check": "name", "level": "ok", "message": name} for node in nodes]
+    async with app.state.master.database.write() as connection:
+        job = await jobs.add(connection, JobSpec(id=name, workload="preflight"), NOW)
+        for state in path:
+            await jobs.move(connection, job, state, NOW, "", result={"findings": found})
+            job = await jobs.get(connection, name)
+
+
+SUCCEEDED = (JobState.PLACED, JobState.RUNNING, JobState.SUCCEEDED)
+FAILED = (JobState.PLACED, JobState.RUNNING, JobState.STOPPING, JobState.FAILED)
+
+
+def on_master(tmp_path: Path, flow: Callable[[Client], Awaitable[None]]) -> None:
+    """Run `flow(client)` against a fresh master that knows the node `trainer-0`."""
+
+    async def run() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            await one_trainer(client)
+            await flow(client)
+
+    asyncio.run(run())
+
+
+def test_the_newest_that_names_the_node_is_shown_and_no_older_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flow(client: Client) -> None:
+        await examined(client, "oldest", ["trainer-0"], *SUCCEEDED)
+        await examined(client, "right", ["trainer-0", "trainer-1"], *SUCCEEDED)
+        await examined(client, "of-others", ["trainer-1"], *SUCCEEDED)
+        await examined(client, "failed", ["trainer-0"], *FAILED)
+        read: list[str] = []
+        get = jobs.get
+
+        async def noted(connection: Any, job: str) -> JobRecord:
+            read.append(job)
+            return await get(connection, job)
+
+        monkeypatch.setattr(jobs, "get", noted)
+        shown = (await client.user("GET", "/nodes/trainer-0/preflight")).json()["network"]
+        assert shown["job"] == "right"
+        assert [finding["nodes"] for finding in shown["findings"]] == [["trainer-0"]]
+        assert shown["age_s"] < 300
+        assert read == ["of-others", "right"]
+
+    on_master(tmp_path, flow)
+
+
+def test_a_node_that_no_examination_names_has_none(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        await examined(client, "of-others", ["trainer-1"], *SUCCEEDED)
+        assert (await client.user("GET", "/nodes/trainer-0/preflight")).json()["network"] is None
+
+    on_master(tmp_path, flow)
