@@ -120,6 +120,8 @@ def test_a_master_that_comes_late_is_joined(tmp_path: Path) -> None:
 
 def test_a_master_that_takes_calls_and_stays_silent_is_told(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, node(tmp_path / "n", silent.getsockname()[1]) as waiting:
+        for what in ("its fork server, which imports torch", "the first answer of its master"):
+            until(lambda what=what: (waiting.ask("/healthz") or {}).get("waiting_for") == what)
         until(lambda: "it takes calls but does not answer" in waiting.text)
         assert "something else listening" in waiting.ask("/healthz")["waiting_for"]
         assert waiting.process.poll() is None

@@ -60,6 +60,8 @@ class ScriptedMaster:
         self.at_end: dict[Key, bytes] = {}
         self.repeat_pieces = False
         self.ahead_s = 0.0
+        self.looking_s = 0.0
+        self.has_forgotten = False
         self.version_told = __version__
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
@@ -125,16 +127,20 @@ class ScriptedMaster:
             return JSONResponse({"detail": "the name taken is taken: give another ROLECALL_NODE_NAME"}, 409)
         with self.changed:
             self.specs.append(spec)
+            self.has_forgotten = False
             self.changed.notify_all()
         return JSONResponse(Registered(heartbeat_s=0.3, master_version=self.version_told).model_dump())
 
     async def _surroundings(self, _: Request) -> Response:
+        await asyncio.sleep(self.looking_s)
         return JSONResponse(
             Surroundings(time_s=time.time() + self.ahead_s, version=self.version_told, strangers=0).model_dump()
         )
 
     async def _heartbeat(self, request: Request) -> Response:
         beat = Heartbeat.model_validate_json(await request.body())
+        if self.has_forgotten:
+            return JSONResponse({"detail": "node n has not registered; register it again"}, 404)
         self._take(beat)
         deadline = time.monotonic() + beat.wait_s
         while self.version == beat.seen and time.monotonic() < deadline and not await request.is_disconnected():  # noqa: ASYNC110 - tests change it from other threads

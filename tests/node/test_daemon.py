@@ -297,6 +297,19 @@ def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_node_that_enters_again_reports_before_a_look_that_takes_long(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    with master.serving(), _node(master, tmp_path):
+        master.wait(lambda: master.beats, 60)
+        master.looking_s, master.has_forgotten = 8.0, True
+        master.wait(lambda: len(master.specs) > 1)
+        entered, beats = time.monotonic(), len(master.beats)
+        master.wait(lambda: len(master.beats) > beats)
+        assert time.monotonic() - entered < 5
+        assert master.beats[-1].findings
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
 def test_a_node_whose_address_changes_registers_again(tmp_path: Path) -> None:
     """As in a container that is taken off its network and put on it again."""

@@ -31,6 +31,8 @@ from rolecall.spec.wire import DesiredWorker, Heartbeat, Registered
 _LOG = logging.getLogger(__name__)
 _NAME_PATIENCE_S = 5.0
 """An earlier life of the same name is noticed to be over soon after its last call would have ended."""
+_LOOK_S = 3.0
+"""How long a node that enters again may be silent for its look at itself; a master's patience is longer."""
 _TICK_S = 0.05
 _SHIP_S = 0.25
 
@@ -112,7 +114,9 @@ class Daemon:
 
     async def _talk(self) -> None:
         """Keep the master informed, whatever becomes of it; workers go on meanwhile."""
+        self._standing.wait_for("its fork server, which imports torch")
         await self.forks.wait_ready()
+        self._standing.wait_for("the first answer of its master")
         delays, said = delays_s(), ""
         while True:
             try:
@@ -134,7 +138,7 @@ class Daemon:
         try:
             if self._heartbeat_s is None:
                 await self._register()
-                await self._examine()
+                await self._look()
             await self._beat(self._heartbeat_s or 0.0)
         except NotFound as error:
             _LOG.warning("the master has forgotten this node (%s); registering again", error)
@@ -156,9 +160,22 @@ class Daemon:
                     raise SettingsError(str(error)) from None
                 if not said:
                     _LOG.info("%s; trying again for %g s", error, _NAME_PATIENCE_S)
+                    self._standing.wait_for(str(error))
                 said = str(error)
                 await asyncio.sleep(delay)
         raise AssertionError("delays never end")
+
+    async def _look(self) -> None:
+        """See how the node is before it reports.
+
+        The first time this takes as long as it takes: nobody should be sent here before. Later there may be workers,
+        which the master must hear of; so it is told what was found before, and soon what is found later.
+        """
+        try:
+            async with asyncio.timeout(_LOOK_S if self.findings else None):
+                await self._examine()
+        except TimeoutError:
+            _LOG.warning("the node's look at itself takes more than %g s; reporting what it found before", _LOOK_S)
 
     async def _keep_examining(self) -> None:
         while True:

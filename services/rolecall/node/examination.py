@@ -50,7 +50,8 @@ class Examiner:
         with contextlib.suppress(MasterUnreachable):
             self._sight = await look_around(self._client, spec.name, self._clock)
         network, way = await self._look_at_network(spec)
-        # In a thread, because a network file system that hangs must not keep the heartbeat waiting.
+        # In a thread, because a network file system that hangs must not stop the daemon's loops. Who can't wait for it
+        # gives up, and the thread is left to itself.
         machine = await asyncio.to_thread(self._look_at_machine, spec)
         return (*self._against_master(), network, *machine), way
 
