@@ -1,5 +1,6 @@
 """Programs side by side: how they are started again, and how they end."""
 
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,13 @@ signal.signal(signal.SIGTERM, leave)
 open(told, "w").write("up")  # a FIFO: whoever reads it waits for this
 while True:
     signal.pause()
+"""
+TWO = """
+import json, sys
+from rolecall.supervisor import Program, Supervisor
+with Supervisor([Program("", json.loads(command), {}) for command in sys.argv[1:]]) as supervisor:
+    while not supervisor.told:
+        supervisor.wait()
 """
 STUBBORN = """
 import sys
@@ -128,6 +136,24 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     assert not child.is_running()
+
+
+def test_a_second_signal_ends_those_too_that_were_not_asked_yet(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "second")
+    then = f"open({str(tmp_path / 'second')!r}, 'w').write('asked')"
+    first, later = command("first", tmp_path, then="pass"), command("later", tmp_path, then=then)
+    given = [sys.executable, "-c", TWO, *map(json.dumps, (first, later))]
+    with subprocess.Popen(given) as process:
+        await_up("first", "later", folder=tmp_path)
+        children = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGTERM)
+        assert (tmp_path / "second").read_text() == "asked"
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+    assert not psutil.wait_procs(children, timeout=5)[1]
 
 
 def test_programs_die_with_a_killed_supervisor(tmp_path: Path) -> None:

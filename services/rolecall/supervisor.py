@@ -123,10 +123,15 @@ class Supervisor:
     def _stop_all(self) -> None:
         deadline = None if self._grace_s is None else time.monotonic() + self._grace_s
         first, *later = self._children or [None]
-        self._stop(later, deadline)
-        self._stop([first] if first else [], deadline)
+        again = self._stop(later, deadline)
+        self._stop([first] if first else [], time.monotonic() if again else deadline)
 
-    def _stop(self, children: Sequence[_Child | None], deadline: float | None) -> None:
+    def _stop(self, children: Sequence[_Child | None], deadline: float | None) -> bool:
+        """Return when all have ended: by themselves, or killed at the deadline or because we were told once more.
+
+        Says whether we were told once more; then nobody wants to wait for the rest either.
+        """
+        again = False
         processes = [child.process for child in children if child]
         for process in processes:
             process.send_signal(signal.SIGTERM)
@@ -135,8 +140,10 @@ class Supervisor:
             self.told = False
             if left_s is None or left_s > 0:
                 self._await_signal(left_s)
+            again |= self.told
             if self.told or (left_s is not None and left_s <= 0):
                 _kill(processes)
+        return again
 
 
 def describe(code: int) -> str:
