@@ -175,6 +175,12 @@ class Node:
         """Enter the cluster."""
         return await self.client.internal("POST", "/nodes", json=self.spec.model_dump(mode="json"))
 
+    async def enter(self) -> None:
+        """Register, trying again as long as a node does that is refused."""
+        async with asyncio.timeout(5):
+            while not (await self.register()).is_success:  # noqa: ASYNC110 - a refused node is told of nothing
+                await asyncio.sleep(0.1)
+
     async def beat(self, wait_s: float = 0.0) -> list[DesiredWorker]:
         """Send a heartbeat; return the workers that the node should run."""
         seen = self.desired.version if self.desired else -1

@@ -204,7 +204,7 @@ def test_a_restarted_node_costs_an_attempt_and_a_name_has_one_owner(tmp_path: Pa
             assert "10.9.9.9" in refused.json()["detail"]
             stale = node.spec.started
             node.spec = node.spec.model_copy(update={"started": "second"})
-            assert (await node.register()).status_code == 200
+            await node.enter()
             late = await client.internal("POST", "/nodes/trainer-0/heartbeat", json={"started": stale})
             assert late.status_code == 409
             assert (await client.internal("POST", "/nodes/none/heartbeat", json={"started": "x"})).status_code == 404

@@ -14,7 +14,7 @@ from rolecall.spec.node import NodeState
 # Passes come twice a second; what takes this much longer was no pass, but a master that did not run.
 _LONGEST_PASS_S = 3.0
 _BETWEEN_CALLS_S = 1.0
-"""Within this time a living node calls again whose call was answered because its time was over."""
+"""Within this time a living node calls again whose call was answered."""
 _CALLS_AGAIN_S = 3.0
 """Within this time living nodes call a master that has just begun: they try every 2 s at most.
 
@@ -71,15 +71,11 @@ class Presence:
         self._lives.pop(node, None)
         self._findings.pop(node, None)
 
-    def hold(self, life: str, wait_s: float) -> None:
-        """A call of this life of a node is held back for `wait_s`: until it calls again it counts as going on."""
+    def hold(self, life: str, wait_s: float = 0.0) -> None:
+        """A call of this life of a node is answered in `wait_s`: until it calls again it counts as going on."""
         now = time.monotonic()
         self._held = {one: until for one, until in self._held.items() if until > now}
         self._held[life] = now + wait_s + _BETWEEN_CALLS_S
-
-    def release(self, life: str) -> None:
-        """The call was answered before its time."""
-        self._held.pop(life, None)
 
     def holds(self, life: str) -> bool:
         """Whether this life of a node goes on for certain."""

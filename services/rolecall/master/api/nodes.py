@@ -36,6 +36,7 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
             await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
         await nodes.put(connection, spec, now)
     master.presence.enter(spec.name, spec.started)
+    master.presence.hold(spec.started)
     master.changed_by_hand()
     return Registered(heartbeat_s=_longest_wait_s(master), master_version=__version__)
 
@@ -50,10 +51,8 @@ async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Desired:
         ticket = master.changed.ticket()
         answer = await _desired(master, name, beat.started)
         remaining_s = until - time.monotonic()
-        if answer.version != beat.seen:
-            master.presence.release(beat.started)
-            return answer
-        if remaining_s <= 0 or master.changed.closed:
+        if answer.version != beat.seen or remaining_s <= 0 or master.changed.closed:
+            master.presence.hold(beat.started)
             return answer
         master.presence.hold(beat.started, remaining_s)
         await wait(ticket, remaining_s)
