@@ -10,9 +10,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
-from tests.containers import COMMAND, Container, container, environment, refused, until
+from tests.containers import COMMAND, TOKEN, Container, bearer, container, environment, refused, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 NAME = "master-0"
@@ -138,3 +139,17 @@ def test_a_container_comes_up_again_after_its_machine_lost_its_power(tmp_path: P
     with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME, ROLECALL_NODE_TIMEOUT_S="300") as again:
         await_node(again, life)
         assert "ended with" not in again.text
+
+
+def test_a_container_whose_addresses_are_ipv6(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    own = {"ROLECALL_HOST": "::1", "MASTER_ADDR": "::1", "ROLECALL_NODE_NAME": NAME}
+    with container(tmp_path / "data", **own) as started:
+        until(lambda: f"master listening on http://[::1]:{started.port}" in started.text)
+        ask = lambda: httpx.get(f"http://[::1]:{started.port}/nodes", headers=bearer(TOKEN)).json()["nodes"]  # noqa: E731
+        (node,) = until(lambda: (found := ask()) and found[0]["alive"] and found)
+        assert node["spec"]["address"] == "::1"
+        assert "ended with" not in started.text

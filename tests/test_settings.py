@@ -64,6 +64,13 @@ def test_a_node_knows_its_master(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read.master_url == "http://master.example:8080"
 
 
+def test_a_masters_ipv6_address_stands_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_NODE_TOKEN", TOKENS["ROLECALL_NODE_TOKEN"])
+    monkeypatch.setenv("ROLE", "trainer")
+    monkeypatch.setenv("MASTER_ADDR", "fd00::7")
+    assert settings.read_node().master_url == "http://[fd00::7]:8080"
+
+
 @pytest.mark.parametrize(("role", "said"), [("", "ROLE is not set"), ("worker", "ROLE='worker' is unknown")])
 def test_roles_are_listed_when_the_role_is_wrong(monkeypatch: pytest.MonkeyPatch, role: str, said: str) -> None:
     monkeypatch.setenv("ROLE", role)

@@ -113,7 +113,8 @@ class NodeSettings(_Settings):
     @property
     def master_url(self) -> str:
         """Where the control program listens."""
-        return f"http://{self.master_addr}:{self.port}"
+        host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
+        return f"http://{host}:{self.port}"
 
 
 def read_role() -> str:

@@ -46,7 +46,8 @@ class Server(uvicorn.Server):
         """Start, then tell where."""
         await super().startup(sockets)
         for listener in sockets or ():
-            _log.info("master listening on http://%s:%d", *listener.getsockname()[:2])
+            host, port = listener.getsockname()[:2]
+            _log.info("master listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Release who waits, then close."""

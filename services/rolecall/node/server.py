@@ -134,8 +134,9 @@ def _on_signals(stop: Callable[[], object]) -> None:
 
 
 def _listen(settings: NodeSettings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.metrics_port))
+        return socket.create_server((settings.host, settings.metrics_port), family=family)
     except OSError as error:
         raise SettingsError(
             f"ROLECALL_METRICS_PORT={settings.metrics_port} on {settings.host}: {error.strerror}; "
