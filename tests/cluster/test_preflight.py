@@ -4,12 +4,13 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.jobs import long_job, past_step
-from tests.cluster.network import ADDRESSES, HUB, LEFT, RIGHT, ApartCluster, apart_cluster
+from tests.cluster.network import ADDRESSES, HUB, LEFT, PORT, RIGHT, ApartCluster, Network, apart_cluster
 from tests.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -75,6 +76,45 @@ def test_a_node_that_there_is_not_is_told_with_those_there_are(cluster: Cluster)
     refused = cluster.client.post("/jobs", json={"workload": "preflight", "params": {"nodes": ["trainer-9"]}})
     assert refused.status_code == 422
     assert refused.json()["errors"][0]["field"] == "params.nodes.0"
+
+
+@contextmanager
+def narrowed(network: Network, place: str) -> Iterator[None]:
+    """Drop what is large, both ways, but for the control port: a wrong MTU on the way does so."""
+    rules = f"""table inet narrow {{
+        chain leaving {{
+            type filter hook output priority 0
+            oif lo accept
+            tcp dport {PORT} accept
+            meta length > 1200 drop
+        }}
+        chain coming {{
+            type filter hook input priority 0
+            iif lo accept
+            tcp sport {PORT} accept
+            meta length > 1200 drop
+        }}
+    }}"""
+    network.inside(place, "nft", "-f", "-", given=rules)
+    try:
+        yield
+    finally:
+        network.inside(place, "nft", "delete", "table", "inet", "narrow")
+
+
+def test_a_node_whose_large_packets_are_lost_is_told_with_what_was_measured(apart: ApartCluster) -> None:
+    with narrowed(apart.network, RIGHT):
+        begin = time.monotonic()
+        done = apart.run("doctor", "--json")
+        assert time.monotonic() - begin < 75
+    findings = json.loads(done.stdout)
+    assert done.returncode == 1
+    stalls = {frozenset(pair) for pair in bad(findings, "rpc")}
+    assert stalls == {frozenset({"observer-1", other}) for other in ("trainer-0", "observer-0")}
+    assert not bad(findings, "reach")
+    measured = {tuple(one["nodes"]) for one in findings if one["check"] == "bandwidth"}
+    assert measured == {("trainer-0", "observer-0")}
+    assert "MTU" in next(one["remedy"] for one in findings if one["level"] == "error")
 
 
 def test_an_open_network_is_found_open(apart: ApartCluster) -> None:

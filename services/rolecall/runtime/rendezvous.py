@@ -29,6 +29,8 @@ _WORD_TIMEOUT_S = 30.0
 # Generous: a dead peer closes its connections and a stopped one is noticed by its node, so that this bounds only
 # what is slow (an evaluation, an upload) or a deadlock.
 _CALL_TIMEOUT_S = 600.0
+# Whoever examines the network does not wait for it: RPC's start is itself a round of calls, and waits as long.
+_EXAMINER_CALL_TIMEOUT_S = 30.0
 _LEAST_RPC_THREADS = 16
 # Of TensorPipe's transports `shm` polls without a pause in every process. With fewer idle cores than workers that
 # takes the time away from the workers: a job of four on two cores did 30 steps a second, over sockets 82. `ibv` needs
@@ -162,7 +164,7 @@ def _describe(worker: WorkerPlan) -> str:
 def _join_rpc(launch: WorkerLaunch, workload: Workload, port: int) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=_rpc_threads(launch, workload),
-        rpc_timeout=_CALL_TIMEOUT_S,
+        rpc_timeout=_EXAMINER_CALL_TIMEOUT_S if workload.everywhere else _CALL_TIMEOUT_S,
         _transports=["uv"],
         _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
         init_method=f"tcp://{launch.master_addr}:{port}",

@@ -2,8 +2,9 @@
 
 It trains nothing. `board` lets the nodes talk through the master, for the gang's own ports are what is in doubt;
 `facts` says what a node knows of itself and compares it with the others; `pairs` is the order in which ways are
-measured, so that they don't disturb each other; `measuring` measures one, `judging` says what that means;
-`examination` is what every node does, in whatever role. This file, `params` and `pairs` never import torch.
+measured, so that they don't disturb each other; `measuring` measures one, `judging` says what that means; `survey`
+goes through all of them in a bounded time; `examination` is what every node does, in whatever role. This file,
+`params` and `pairs` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -15,11 +15,12 @@ from rolecall.spec.finding import Level
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.preflight import NodeFinding
 from rolecall.workloads.preflight import WORKLOAD, Params
-from rolecall.workloads.preflight.board import MasterBoard
+from rolecall.workloads.preflight.board import MasterBoard, cut_alone
 from rolecall.workloads.preflight.facts import Facts, collect, compare
-from rolecall.workloads.preflight.judging import judge_speed, judge_ways, stalled, unmeasured
+from rolecall.workloads.preflight.judging import judge_ways, not_started, unmeasured
 from rolecall.workloads.preflight.measuring import CALL_S, Speed, measure
-from rolecall.workloads.preflight.pairs import rounds
+from rolecall.workloads.preflight.pairs import Pair
+from rolecall.workloads.preflight.survey import Survey
 
 
 class _Stalled(Exception):
@@ -29,55 +30,62 @@ class _Stalled(Exception):
 def run(context: WorkerContext) -> None:
     """Examine the cluster from this node."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # The board asks many times, and often in vain.
-    board = MasterBoard(context)
+    board = MasterBoard(context, shortened={"ways": cut_alone})
     board.post("facts", collect(context).model_dump_json())
     ways = explore(Explorer.of(context.launch), board)
-    facts = [Facts.model_validate_json(text) for text in board.gather("facts").values()]
-    findings = [*compare(facts), *judge_ways(ways)]
+    findings = [*compare(_facts(board)), *judge_ways(ways)] if context.rank == 0 else []
     if any(way.error for way in ways):
         context.report.joined()
-        findings.append(unmeasured([fact.node for fact in facts]))
+        findings.append(unmeasured(_nodes(context)))
     else:
         findings += _speeds(context)
     if context.rank == 0:
         _tell(context, findings)
 
 
+def _facts(board: MasterBoard) -> list[Facts]:
+    return [Facts.model_validate_json(text) for text in board.gather("facts").values()]
+
+
 def _speeds(context: WorkerContext) -> list[NodeFinding]:
     """Join the gang and measure; at other ranks than 0, be measured and know nothing of it."""
     findings: list[NodeFinding] = []
+    started = False
     try:
         with met(context.launch, WORKLOAD, context.workdir, context.report):
-            context.report.joined()
+            started = True
             if context.rank == 0:
                 findings += _measure_all(context)
                 if any(finding.level is Level.ERROR for finding in findings):
                     raise _Stalled
     except _Stalled:
         logging.warning("left without a word to the others: RPC stalls")
+    except RuntimeError as error:  # So torch says that the first round of calls did not come about in time.
+        if started:
+            raise
+        logging.warning("RPC does not start: %s", error)
+        context.report.joined()
+        findings.append(not_started(_nodes(context), str(error).splitlines()[0]))
     return findings
 
 
 def _measure_all(context: WorkerContext) -> Iterator[NodeFinding]:
-    """Round by round, the pairs of a round at the same time."""
     assert isinstance(context.params, Params)
-    workers = context.launch.gang.workers
-    plan = rounds(len(workers))
-    for number, pairs in enumerate(plan, start=1):
+
+    def meter(pairs: Sequence[Pair], budget_s: float) -> list[Speed | str]:
         if context.stop_requested():
             raise Stopped("the examination is broken off")
-        budget_s = context.params.measure_s / len(plan)
-        calls = [((workers[a], workers[b]), _begin(workers[a], workers[b], budget_s)) for a, b in pairs]
-        for (one, other), call in calls:
-            pair, speed = (one.node, other.node), _awaited(call)
-            yield from judge_speed(pair, speed, context.params) if isinstance(speed, Speed) else [stalled(pair, speed)]
-        context.report.event(f"measured {number} of {len(plan)} rounds of pairs")
+        calls = [_begin(names[one], names[other], budget_s) for one, other in pairs]
+        return [_awaited(call) for call in calls]
+
+    names = {worker.node: _name(worker) for worker in context.launch.gang.workers}
+    yield from Survey(list(names), context.params, meter, context.report.event).findings()
 
 
-def _begin(one: WorkerPlan, other: WorkerPlan, budget_s: float) -> "torch.futures.Future[Speed | str]":
+def _begin(one: str, other: str, budget_s: float) -> "torch.futures.Future[Speed | str]":
     # The call that stalls inside must be over first, or nobody would say which one it was.
     patience_s = budget_s + 2 * CALL_S
-    return rpc.rpc_async(_name(one), measure, (_name(other), budget_s), timeout=patience_s)
+    return rpc.rpc_async(one, measure, (other, budget_s), timeout=patience_s)
 
 
 def _awaited(call: "torch.futures.Future[Speed | str]") -> Speed | str:
@@ -97,6 +105,10 @@ def _tell(context: WorkerContext, findings: Sequence[NodeFinding]) -> None:
         errors=levels[Level.ERROR],
         warnings=levels[Level.WARNING],
     )
+
+
+def _nodes(context: WorkerContext) -> list[str]:
+    return [worker.node for worker in context.launch.gang.workers]
 
 
 def _name(worker: WorkerPlan) -> str:

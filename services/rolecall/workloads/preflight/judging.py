@@ -1,14 +1,15 @@
 """What was seen and measured of a way between two nodes, as findings. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rolecall.runtime.reach import Way
 from rolecall.spec.finding import Level
 from rolecall.spec.preflight import NodeFinding
 from rolecall.workloads.preflight.measuring import Speed
+from rolecall.workloads.preflight.pairs import Pair
 from rolecall.workloads.preflight.params import Params
 
-Pair = tuple[str, str]
+_MOST_NAMES = 3
 
 
 def judge_ways(ways: Sequence[Way]) -> Iterator[NodeFinding]:
@@ -49,6 +50,49 @@ def unmeasured(nodes: Sequence[str]) -> NodeFinding:
         message="ping and bandwidth are not measured as long as a way is cut: RPC needs all of them",
         remedy="open the ways that `reach` names, or leave nodes out",
     )
+
+
+def not_started(nodes: Sequence[str], why: str) -> NodeFinding:
+    """The ways are open, and yet the gang's RPC does not come about."""
+    return NodeFinding(
+        nodes=tuple(nodes),
+        check="rpc",
+        level=Level.ERROR,
+        message=f"the nodes reach each other, but RPC does not start: {why}",
+        remedy="look into the log of each node's worker, and examine fewer nodes to find the one that it depends on",
+    )
+
+
+def left_out(skipped: Sequence[Pair], guilty: Mapping[str, Sequence[str]]) -> Iterator[NodeFinding]:
+    """One finding for each guilty node that was not tried against the rest, because its calls stalled."""
+    for node, others in guilty.items():
+        rest = sum(node in pair for pair in skipped)
+        if not rest:
+            continue
+        yield NodeFinding(
+            nodes=(node,),
+            check="rpc",
+            level=Level.WARNING,
+            message=f"its calls stall with {_listed(others)}, so it was not measured with {rest} more",
+            remedy="mend what is said of the ways where RPC fails, then examine the node again",
+        )
+
+
+def cut_short(left: Sequence[Pair], total: int, seconds: float, guilty: Mapping[str, Sequence[str]]) -> NodeFinding:
+    """The measuring has been given up before all pairs had their turn."""
+    stalls = f"; what held it up are the calls of {_listed(list(guilty))}, which stall" if guilty else ""
+    return NodeFinding(
+        nodes=tuple(sorted({node for pair in left for node in pair})),
+        check="rpc",
+        level=Level.WARNING,
+        message=f"{len(left)} of {total} pairs were not measured, the measuring took {seconds:.0f} s{stalls}",
+        remedy="mend or leave out the nodes that stall or are slow, or run `preflight` with a longer `measure_s`",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _ping(pair: Pair, speed: Speed, params: Params) -> NodeFinding:

@@ -1,0 +1,58 @@
+"""All pairs of nodes, round by round, in a bounded time whatever stalls on the way."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rolecall.spec.preflight import NodeFinding
+from rolecall.workloads.preflight.judging import cut_short, judge_speed, left_out, stalled
+from rolecall.workloads.preflight.measuring import CALL_S, Speed
+from rolecall.workloads.preflight.pairs import Pair, blamed, rounds
+from rolecall.workloads.preflight.params import Params
+
+GRACE_S = 4 * CALL_S
+"""No round begins so long after the measurements should have ended: a few stalls fit in, one for each node does not."""
+Meter = Callable[[Sequence[Pair], float], Iterable[Speed | str]]
+"""Measures pairs at the same time, each in about so many seconds: the speed of each, or in one line why RPC fails."""
+
+
+@dataclass
+class Survey:
+    """The measurements of a gang, from its first round to its last."""
+
+    nodes: Sequence[str]
+    params: Params
+    meter: Meter
+    tell: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    _stalls: list[Pair] = field(default_factory=list[Pair], init=False)
+    _skipped: list[Pair] = field(default_factory=list[Pair], init=False)
+
+    def findings(self) -> Iterator[NodeFinding]:
+        """What is found of each pair, and then what was not measured and why."""
+        plan = [[(self.nodes[a], self.nodes[b]) for a, b in pairs] for pairs in rounds(len(self.nodes))]
+        begin, done = self.clock(), 0
+        while done < len(plan) and self.clock() - begin <= self.params.measure_s + GRACE_S:
+            yield from self._round(plan[done], self.params.measure_s / len(plan))
+            done += 1
+            self.tell(f"measured {done} of {len(plan)} rounds of pairs")
+        yield from self._unmeasured(plan, done, self.clock() - begin)
+
+    def _round(self, pairs: Sequence[Pair], budget_s: float) -> Iterator[NodeFinding]:
+        """Measure those pairs of a round of which neither node is known to stall."""
+        guilty = blamed(self._stalls).keys()
+        due = [pair for pair in pairs if guilty.isdisjoint(pair)]
+        self._skipped += [pair for pair in pairs if not guilty.isdisjoint(pair)]
+        for pair, speed in zip(due, self.meter(due, budget_s), strict=True):
+            if isinstance(speed, Speed):
+                yield from judge_speed(pair, speed, self.params)
+            else:
+                self._stalls.append(pair)
+                yield stalled(pair, speed)
+
+    def _unmeasured(self, plan: Sequence[Sequence[Pair]], done: int, took_s: float) -> Iterator[NodeFinding]:
+        guilty = blamed(self._stalls)
+        missing = [*self._skipped, *(pair for pairs in plan[done:] for pair in pairs)]
+        yield from left_out(missing, guilty)
+        if left := [pair for pair in missing if guilty.keys().isdisjoint(pair)]:
+            yield cut_short(left, sum(map(len, plan)), took_s, guilty)
