@@ -7,16 +7,18 @@ Its firewall has the rules that the document gives.
 import os
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 from tests.cluster.jobs import workers
 from tests.deploy.manifests import ROOT, program, unavailable
-from tests.deploy.stack import Stack, docker, image
+from tests.deploy.stack import START_S, Stack, docker, image
 
 from rolecall.spec.role import Role
 
@@ -65,7 +67,7 @@ def test_a_gang_over_two_machines(addresses: dict[str, str], tmp_path: Path) -> 
     ):
         alpha.client = httpx.Client(base_url=f"http://{alpha_address}:8080", timeout=30)
         alpha.client.headers["Authorization"] = f"Bearer {TOKEN}"
-        nodes = alpha.nodes(Role.TRAINER)
+        nodes = _registered(alpha)
         assert {name: node["spec"]["address"] for name, node in nodes.items()} == {
             f"trainer-{name}": addresses[name] for name in MACHINES
         }
@@ -75,6 +77,15 @@ def test_a_gang_over_two_machines(addresses: dict[str, str], tmp_path: Path) -> 
         placed = workers(alpha.wait_for(job, "succeeded", 300))
         assert {worker["node"] for name, worker in placed.items() if name.startswith("trainer")} == set(nodes)
         _check_firewalls(addresses)
+
+
+def _registered(stack: Stack) -> dict[str, dict[str, Any]]:
+    """The trainers, once there is one of each machine: healthy ones register when they have imported torch."""
+    deadline = time.monotonic() + START_S
+    while len(nodes := stack.nodes(Role.TRAINER)) < len(MACHINES):
+        assert time.monotonic() < deadline, f"not all nodes have registered:\n{stack.logs()}"
+        time.sleep(0.2)
+    return nodes
 
 
 def _check_firewalls(addresses: dict[str, str]) -> None:
