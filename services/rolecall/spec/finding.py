@@ -12,7 +12,7 @@ class Level(StrEnum):
     WARNING = "warning"
     """Jobs run, but not as they should, or not all of them."""
     ERROR = "error"
-    """No job can be trusted to run there. A node that finds one in itself gets no workers; one of a way bars no node."""
+    """No job can be trusted to run there. A node that finds one in itself gets no workers; one of a way bars nobody."""
 
 
 class Finding(Value):

@@ -4,17 +4,15 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Depends
 from pydantic import Field, TypeAdapter
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Running, require_user
 from rolecall.master.problems import unknown
-from rolecall.master.store import jobs, nodes, schema
+from rolecall.master.store import jobs, nodes
 from rolecall.spec.errors import NotFound
 from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
-from rolecall.spec.state import JobState
 
 router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(require_user)])
 WORKLOAD = "preflight"
@@ -57,7 +55,7 @@ async def show_preflight(node: str, master: Running) -> Preflight:
 
 async def _newest_about(node: str, connection: AsyncConnection) -> Examination | None:
     """The newest job that tells something about `node`; one after the other, as each tells of every pair of nodes."""
-    for job_id in await _examinations(connection):
+    for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
         findings = _FINDINGS.validate_python((job.result or {}).get("findings", ()))
         mine = tuple(finding for finding in findings if node in finding.nodes)
@@ -65,10 +63,3 @@ async def _newest_about(node: str, connection: AsyncConnection) -> Examination |
             age_s = (datetime.now(UTC) - job.ended_at).total_seconds()
             return Examination(job=job.id, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
     return None
-
-
-async def _examinations(connection: AsyncConnection) -> list[str]:
-    """The ids of the last jobs that examined the network to the end, newest first."""
-    table = schema.jobs
-    query = select(table.c.id).where(table.c.workload == WORKLOAD, table.c.state == JobState.SUCCEEDED)
-    return list(await connection.scalars(query.order_by(table.c.sequence.desc()).limit(_LOOK_BACK)))

@@ -50,11 +50,10 @@ async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> 
     return [_record(row) for row in await connection.execute(query)]
 
 
-async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[JobRecord]:
-    """Up to `limit` jobs of a workload that succeeded, newest first."""
-    query = select(jobs).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED)
-    rows = await connection.execute(query.order_by(jobs.c.sequence.desc()).limit(limit))
-    return [_record(row) for row in rows]
+async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
+    """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
+    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED)
+    return list(await connection.scalars(query.order_by(jobs.c.sequence.desc()).limit(limit)))
 
 
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
