@@ -309,24 +309,49 @@ def test_a_node_that_enters_again_reports_before_a_look_that_takes_long(tmp_path
         assert master.beats[-1].findings
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
-def test_a_node_whose_address_changes_registers_again(tmp_path: Path) -> None:
-    """As in a container that is taken off its network and put on it again."""
+@pytest.fixture
+def outer() -> str:
+    """An address of this machine that is none of loopback's."""
     addresses = [one.address for some in psutil.net_if_addrs().values() for one in some if one.family == AF_INET]
-    outer = next((address for address in addresses if not address.startswith("127.")), None)
-    if outer is None:
-        pytest.skip("this machine has no address but loopback")
-    hosts = tmp_path / "hosts"
-    hosts.write_text("127.0.0.1 master.test\n")
-    before = ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
+    found = next((address for address in addresses if not address.startswith("127.")), None)
+    if os.geteuid() != 0 or found is None:
+        pytest.skip("a mount namespace needs root, and the machine an address besides loopback")
+    return found
+
+
+def _resolving(folder: Path, address: str) -> tuple[Path, tuple[str, ...]]:
+    """A file of hosts in which `master.test` has this address, and what a program is started with to read it."""
+    hosts = folder / "hosts"
+    hosts.write_text(f"{address} master.test\n")
+    return hosts, ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
+
+
+@pytest.mark.slow
+def test_a_node_whose_address_changes_registers_again(tmp_path: Path, outer: str) -> None:
+    """As in a container that is taken off its network and put on it again."""
     master = ScriptedMaster("0.0.0.0")
+    hosts, before = _resolving(tmp_path, "127.0.0.1")
     with master.serving(), _node(master, tmp_path / "data", before, MASTER_ADDR="master.test"):
         master.wait(lambda: master.beats, 60)
         hosts.write_text(f"{outer} master.test\n")
         master.wait(lambda: len(master.specs) > 1, 3 * EXAMINE_EVERY_S)
     assert [spec.address for spec in master.specs] == ["127.0.0.1", outer]
     assert len({spec.started for spec in master.specs}) == 1
+
+
+@pytest.mark.slow
+def test_a_node_that_was_cut_off_finds_its_way_before_it_is_heard(tmp_path: Path, outer: str) -> None:
+    """Else it is sent workers that listen where nobody reaches them, or on an interface that is gone."""
+    master = ScriptedMaster("0.0.0.0")
+    hosts, before = _resolving(tmp_path, "127.0.0.1")
+    with _node(master, tmp_path / "data", before, MASTER_ADDR="master.test"):
+        with master.serving():
+            master.wait(lambda: master.beats, 60)
+        hosts.write_text(f"{outer} master.test\n")
+        heard = len(master.beats)
+        with master.serving():
+            master.wait(lambda: len(master.beats) > heard, 20)
+            assert [spec.address for spec in master.specs] == ["127.0.0.1", outer]
 
 
 @contextmanager

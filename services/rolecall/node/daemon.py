@@ -14,7 +14,7 @@ from rolecall.node.backoff import delays_s
 from rolecall.node.client import MasterClient, MasterUnreachable, NameTaken
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
 from rolecall.node.fork_client import ForkClient, ForkedWorker, ForkRefused, ForkServerDied
-from rolecall.node.network import Route, Way
+from rolecall.node.network import Route, Way, find_way
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
 from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
@@ -58,13 +58,14 @@ class Daemon:
         self.exits: Counter[str] = Counter()
         self.forks = forks
         self._settings = settings
-        self._route = route
+        self._route: Route = route
         self._client = client
         self._examiner = examiner
         self._standing = standing
         self._desired: tuple[DesiredWorker, ...] = ()
         self._seen = -1
         self._heartbeat_s: float | None = None
+        self._cut_off = False
         self._news = asyncio.Event()
         self._told = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -123,10 +124,11 @@ class Daemon:
                 await self._exchange()
                 if said:
                     _LOG.info("the master is back")
-                delays, said = delays_s(), ""
+                delays, said, self._cut_off = delays_s(), "", False
                 self._standing.wait_for("")
             except MasterUnreachable as error:
                 self.counts["heartbeat_failures"] += 1
+                self._cut_off = True
                 if (reason := f"the master is away: {error}") != said:
                     _LOG.warning("%s; trying again", reason)
                     self._standing.wait_for(reason)
@@ -136,6 +138,8 @@ class Daemon:
     async def _exchange(self) -> None:
         """One heartbeat, after a registration where the master does not know this life."""
         try:
+            if self._cut_off:
+                await self._find_way_again()
             if self._heartbeat_s is None:
                 await self._register()
                 await self._look()
@@ -143,6 +147,12 @@ class Daemon:
         except NotFound as error:
             _LOG.warning("the master has forgotten this node (%s); registering again", error)
             self._heartbeat_s = None
+
+    async def _find_way_again(self) -> None:
+        """Who was cut off may come back by another interface, and is sent workers as soon as it is heard."""
+        # Without a way there will be no heartbeat either, and that says why.
+        with contextlib.suppress(OSError):
+            self._follow(await find_way(self._settings.master_addr, self._settings.port))
 
     async def _register(self) -> None:
         registered = await self._enter()
@@ -195,12 +205,15 @@ class Daemon:
                 _LOG.warning("%s: %s; %s", finding.check, finding.message, finding.remedy)
         if {(finding.check, finding.level) for finding in self.findings} != before:
             self._news.set()
-        if way is not None and way.route != self._route:
-            self._move(way)
+        if way is not None:
+            self._follow(way)
 
-    def _move(self, way: Way) -> None:
-        """The network gave this node another address: who is sent here from now on must know it."""
-        _LOG.warning("this node moved from %s to %s; registering again", self._route.address, way.route.address)
+    def _follow(self, way: Way) -> None:
+        """If the network gave this node another address or interface, who is sent here from now on must know it."""
+        if way.route == self._route:
+            return
+        before, now = (f"{route.address} ({route.interface})" for route in (self._route, way.route))
+        _LOG.warning("this node moved from %s to %s; registering again", before, now)
         self._route = way.route
         address = {"address": way.route.address, "interface": way.route.interface}
         self.spec = self.spec.model_copy(update=address)
