@@ -57,23 +57,36 @@ class Network:
         """No new TCP connection in or out, but to the control port: with everybody, or with one address."""
         there, here = (f"ip {way} {from_address} " if from_address else "" for way in ("daddr", "saddr"))
         opening = "tcp flags & (syn | ack) == syn"
-        rules = f"""table inet cut {{
+        with self._filtered(place, f"{there}{opening} tcp dport != {PORT} drop", f"{here}{opening} drop"):
+            yield
+
+    @contextmanager
+    def narrowed(self, place: str) -> Iterator[None]:
+        """Drop what is large, both ways, but for the control port: a wrong MTU on the way does so."""
+        large = "meta length > 1200 drop"
+        with self._filtered(place, f"tcp dport != {PORT} {large}", f"tcp sport != {PORT} {large}"):
+            yield
+
+    @contextmanager
+    def _filtered(self, place: str, leaving: str, coming: str) -> Iterator[None]:
+        """Under these rules of nftables, which spare loopback."""
+        rules = f"""table inet filtered {{
             chain leaving {{
                 type filter hook output priority 0
                 oif lo accept
-                {there}{opening} tcp dport != {PORT} drop
+                {leaving}
             }}
             chain coming {{
                 type filter hook input priority 0
                 iif lo accept
-                {here}{opening} drop
+                {coming}
             }}
         }}"""
         self.inside(place, "nft", "-f", "-", given=rules)
         try:
             yield
         finally:
-            self.inside(place, "nft", "delete", "table", "inet", "cut")
+            self.inside(place, "nft", "delete", "table", "inet", "filtered")
 
     def logs(self) -> str:
         """The end of every program's log."""

@@ -4,13 +4,12 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.jobs import long_job, past_step
-from tests.cluster.network import ADDRESSES, HUB, LEFT, PORT, RIGHT, ApartCluster, Network, apart_cluster
+from tests.cluster.network import ADDRESSES, HUB, LEFT, RIGHT, ApartCluster, apart_cluster
 from tests.conftest import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -78,32 +77,8 @@ def test_a_node_that_there_is_not_is_told_with_those_there_are(cluster: Cluster)
     assert refused.json()["errors"][0]["field"] == "params.nodes.0"
 
 
-@contextmanager
-def narrowed(network: Network, place: str) -> Iterator[None]:
-    """Drop what is large, both ways, but for the control port: a wrong MTU on the way does so."""
-    rules = f"""table inet narrow {{
-        chain leaving {{
-            type filter hook output priority 0
-            oif lo accept
-            tcp dport {PORT} accept
-            meta length > 1200 drop
-        }}
-        chain coming {{
-            type filter hook input priority 0
-            iif lo accept
-            tcp sport {PORT} accept
-            meta length > 1200 drop
-        }}
-    }}"""
-    network.inside(place, "nft", "-f", "-", given=rules)
-    try:
-        yield
-    finally:
-        network.inside(place, "nft", "delete", "table", "inet", "narrow")
-
-
 def test_a_node_whose_large_packets_are_lost_is_told_with_what_was_measured(apart: ApartCluster) -> None:
-    with narrowed(apart.network, RIGHT):
+    with apart.network.narrowed(RIGHT):
         begin = time.monotonic()
         done = apart.run("doctor", "--json")
         assert time.monotonic() - begin < 75

@@ -96,29 +96,23 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _ping(pair: Pair, speed: Speed, params: Params) -> NodeFinding:
-    took = f"{speed.ping_ms:.2f} ms"
-    if speed.ping_ms <= params.slow_ping_ms:
-        return NodeFinding(nodes=pair, check="ping", level=Level.OK, message=took)
-    return NodeFinding(
-        nodes=pair,
-        check="ping",
-        level=Level.WARNING,
-        message=f"{took}, longer than {params.slow_ping_ms:g} ms",
-        remedy="bring the nodes closer together, or leave their machines idle cores: every look-up waits so long",
-    )
+    took, bound = f"{speed.ping_ms:.2f} ms", f"longer than {params.slow_ping_ms:g} ms"
+    remedy = "bring the nodes closer together, or leave their machines idle cores: every look-up waits so long"
+    return _measured(pair, "ping", took, slow=speed.ping_ms > params.slow_ping_ms, bound=bound, remedy=remedy)
 
 
 def _bandwidth(pair: Pair, speed: Speed, params: Params) -> NodeFinding:
     rates = f"{_shown(speed.sent_mb_per_s)} MB/s there, {_shown(speed.received_mb_per_s)} MB/s back"
-    if min(speed.sent_mb_per_s, speed.received_mb_per_s) >= params.slow_mb_per_s:
-        return NodeFinding(nodes=pair, check="bandwidth", level=Level.OK, message=rates)
-    return NodeFinding(
-        nodes=pair,
-        check="bandwidth",
-        level=Level.WARNING,
-        message=f"{rates}, less than {params.slow_mb_per_s:g} MB/s",
-        remedy="see what else uses the network, and which speed and MTU its links have",
-    )
+    slow = min(speed.sent_mb_per_s, speed.received_mb_per_s) < params.slow_mb_per_s
+    remedy = "see what else uses the network, and which speed and MTU its links have"
+    bound = f"less than {params.slow_mb_per_s:g} MB/s"
+    return _measured(pair, "bandwidth", rates, slow=slow, bound=bound, remedy=remedy)
+
+
+def _measured(pair: Pair, check: str, figures: str, *, slow: bool, bound: str, remedy: str) -> NodeFinding:
+    if not slow:
+        return NodeFinding(nodes=pair, check=check, level=Level.OK, message=figures)
+    return NodeFinding(nodes=pair, check=check, level=Level.WARNING, message=f"{figures}, {bound}", remedy=remedy)
 
 
 def _shown(rate: float) -> str:
