@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import Cluster
 
 from rolecall.cli.exits import Exit
-from rolecall.settings import BuilderSettings, MasterSettings, NodeSettings
+from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings
 from rolecall.spec.job import JobRequest
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,7 @@ def test_readme_lists_the_exit_codes() -> None:
 
 
 def test_every_variable_is_documented() -> None:
-    kinds = (MasterSettings, NodeSettings, BuilderSettings)
+    kinds = (MasterSettings, NodeSettings, WorkerSettings)
     fields = [field for kind in kinds for field in kind.model_fields.values()]
     table = re.findall(r"^\| `([A-Z_]+)` \|.*\| (.*?) \|$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
     documented = dict(table)

@@ -14,7 +14,10 @@ from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 
 _S = TypeVar("_S", bound="_Environment")
-_SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
+SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
+"""Variables that hold secrets, each of which may also be read from a file. No worker gets to see them."""
+
+_DATA_ROOTS = (Path("/data"), Path("/opt/rolecall/examples"))
 
 
 def _paths(given: Any) -> Any:
@@ -31,8 +34,8 @@ class _Environment(BaseSettings):
     )
 
 
-class BuilderSettings(_Environment):
-    """What workers read: whose functions a job may name."""
+class WorkerSettings(_Environment):
+    """What workers read: which code and which data a job may name."""
 
     plugins: Annotated[
         tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_PLUGINS")
@@ -42,6 +45,14 @@ class BuilderSettings(_Environment):
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_BUILDERS")
     ] = ()
     """Installed packages, parted by commas, whose functions and classes jobs may name, likewise."""
+    data_roots: Annotated[
+        tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_DATA_ROOTS")
+    ] = _DATA_ROOTS
+    """Folders, separated by colons, whose files jobs may read: `/data` and the shipped examples by default."""
+    data_schemes: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_DATA_SCHEMES")
+    ] = ()
+    """URL schemes, separated by commas, that jobs may read data from, such as `s3,gs`; none by default."""
 
 
 class _Settings(_Environment):
@@ -136,9 +147,9 @@ def read_node(**given: Any) -> NodeSettings:
     return _read(NodeSettings, given)
 
 
-def read_builders() -> BuilderSettings:
-    """Whose functions the jobs of this node may name."""
-    return _read(BuilderSettings, {})
+def read_worker() -> WorkerSettings:
+    """Which code and which data the jobs of this node may name."""
+    return _read(WorkerSettings, {})
 
 
 def _read(kind: type[_S], given: dict[str, Any]) -> _S:
@@ -150,7 +161,7 @@ def _read(kind: type[_S], given: dict[str, Any]) -> _S:
 
 def _secrets_from_files() -> dict[str, str]:
     found: dict[str, str] = {}
-    for name in _SECRETS:
+    for name in SECRETS:
         if path := os.environ.get(f"{name}_FILE"):
             try:
                 found[name] = Path(path).read_text(encoding="utf-8").strip()
@@ -164,5 +175,5 @@ def _secrets_from_files() -> dict[str, str]:
 def _explain(problem: Any) -> str:
     name = str(problem["loc"][0]) if problem["loc"] else "settings"
     if problem["type"] == "missing":
-        return f"{name} is not set; set it, or {name}_FILE" if name in _SECRETS else f"{name} is not set"
+        return f"{name} is not set; set it, or {name}_FILE" if name in SECRETS else f"{name} is not set"
     return f"{name}: {problem['msg']}"

@@ -10,7 +10,7 @@ from tests.deploy.manifests import ROOT
 from tests.deploy.stack import FILE, configuration, engine
 
 from rolecall import __version__
-from rolecall.settings import BuilderSettings, MasterSettings, NodeSettings
+from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
 from rolecall.workloads.catalogue import load
@@ -63,7 +63,7 @@ def test_versions_agree() -> None:
 def test_every_setting_is_one_that_the_programs_read(composed: dict[str, Any]) -> None:
     fields = [
         field.validation_alias
-        for kind in (MasterSettings, NodeSettings, BuilderSettings)
+        for kind in (MasterSettings, NodeSettings, WorkerSettings)
         for field in kind.model_fields.values()
     ]
     known = {*fields, *(f"{name}_FILE" for name in ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL"))}

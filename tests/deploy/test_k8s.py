@@ -39,7 +39,7 @@ from rolecall import __version__
 from rolecall.master.api import cluster
 from rolecall.node.daemon import Daemon
 from rolecall.node.telemetry import app as node_app
-from rolecall.settings import BuilderSettings, MasterSettings, NodeSettings, read_master, read_node, read_role
+from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings, read_master, read_node, read_role
 from rolecall.spec.role import Role
 from rolecall.supervisor import restart_delay_s
 
@@ -97,7 +97,7 @@ def test_no_image_floats(overlay: str) -> None:
 
 @OVERLAY
 def test_every_variable_is_one_that_is_read(overlay: str) -> None:
-    kinds = (MasterSettings, NodeSettings, BuilderSettings)
+    kinds = (MasterSettings, NodeSettings, WorkerSettings)
     fields = [field for kind in kinds for field in kind.model_fields.values()]
     known = {str(field.validation_alias): "settings.py" for field in fields} | FOREIGN
     for one in roles(everything(overlay)):

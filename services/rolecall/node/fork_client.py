@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rolecall.node.backoff import delays_s
+from rolecall.settings import SECRETS
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 
 _LOG = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "rolecall.worker.fork_server")
 _PATIENCE_S = 60.0
-_SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -158,7 +158,7 @@ def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcom
 
 
 def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    hidden = {name + end for name in _SECRETS for end in ("", "_FILE")}
+    hidden = {name + end for name in SECRETS for end in ("", "_FILE")}
     environment = {name: value for name, value in os.environ.items() if name not in hidden} | _ONE_THREAD
     return subprocess.Popen(  # noqa: S603 - a constant command
         [*_COMMAND, str(fd), *arguments],

@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rolecall.spec.model import Value
+from rolecall.spec.model import Request, Value
 from rolecall.spec.report import Failure, StartTimes
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
 
-class JobRequest(Value):
+class JobRequest(Request):
     """The body of `POST /jobs`."""
 
     workload: str

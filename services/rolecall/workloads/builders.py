@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rolecall.settings import BuilderSettings, read_builders
+from rolecall.settings import WorkerSettings, read_worker
 from rolecall.spec import workload
 from rolecall.spec.errors import InputError
 
@@ -45,7 +45,7 @@ def build(chosen: Builder, *given: Any) -> Any:
 
 def require_allowed(module: str) -> None:
     """Raises `InputError` unless jobs may name what `module` has; makes those of allowed folders importable."""
-    _require_allowed(module, read_builders())
+    _require_allowed(module, read_worker())
 
 
 def _find(name: str) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ def _find(name: str) -> Callable[..., Any]:
     return found
 
 
-def _require_allowed(module: str, settings: BuilderSettings) -> None:
+def _require_allowed(module: str, settings: WorkerSettings) -> None:
     top = module.partition(".")[0]
     folders = [str(folder) for folder in settings.plugins]
     if PathFinder.find_spec(top, folders) is not None:
