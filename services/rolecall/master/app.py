@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager, suppress
 from fastapi import FastAPI
 
 from rolecall import __version__
+from rolecall.master.answers import Answers
 from rolecall.master.api import attempts, cluster, description, files, jobs, nodes, preflight
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import add_problem_handlers
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.core import open_master
-from rolecall.master.signals import Signal
+from rolecall.master.signals import Signals
 from rolecall.settings import MasterSettings
 
 _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submit one with `POST /jobs`."
@@ -23,8 +24,8 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app = FastAPI(title="Rolecall", version=__version__, description=_ABOUT, lifespan=_lifespan, openapi_url=None)
     app.state.settings = settings
     app.state.catalogue = catalogue or load()
-    app.state.news = Signal()
-    app.state.changed = Signal(echo=app.state.news)
+    app.state.news = Signals()
+    app.state.answers = Answers()
     for module in (jobs, files, cluster, preflight, nodes, attempts, description):
         app.include_router(module.router)
     app.include_router(cluster.open_router)
@@ -36,18 +37,24 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
 
 def release(app: FastAPI) -> None:
     """Answer all calls that are held back, now and from now on: the program is about to end."""
-    app.state.changed.close()
+    app.state.answers.close()
+    app.state.news.close()
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     state = app.state
-    async with open_master(state.settings, state.catalogue, state.changed, state.news) as master:
+    async with open_master(state.settings, state.catalogue, state.answers, state.news) as master:
         app.state.master = master
-        loop = asyncio.create_task(master.reconciler.run(), name="reconciler")
+        loops = [
+            asyncio.create_task(master.reconciler.run(), name="reconciler"),
+            asyncio.create_task(master.placer.run(), name="placer"),
+        ]
         try:
             yield
         finally:
-            loop.cancel()
-            with suppress(asyncio.CancelledError):
-                await loop
+            for loop in loops:
+                loop.cancel()
+            for loop in loops:
+                with suppress(asyncio.CancelledError):
+                    await loop

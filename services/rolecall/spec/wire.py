@@ -1,12 +1,18 @@
 """The messages between nodes, workers and the master (below `/internal/`)."""
 
-from pydantic import Field
+from typing import Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.state import StopMode
+
+_T = TypeVar("_T")
+_REPORTS = TypeAdapter(WorkerReport)
+_FINDINGS = TypeAdapter(Finding)
 
 
 class Heartbeat(Value):
@@ -22,6 +28,17 @@ class Heartbeat(Value):
     draining: bool = False
     findings: tuple[Finding, ...] = ()
     """What the node found when it last examined itself."""
+    unread: tuple[str, ...] = Field(default=(), exclude=True)
+    """What of it the receiver's release can't read: one such entry must not cost the whole call."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_one_by_one(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        workers, unread = _readable(_REPORTS, data.get("workers", ()))
+        findings, more = _readable(_FINDINGS, data.get("findings", ()))
+        return {**data, "workers": workers, "findings": findings, "unread": [*unread, *more]}
 
 
 class DesiredWorker(Value):
@@ -31,12 +48,44 @@ class DesiredWorker(Value):
     stop: StopMode | None = None
 
 
+class UnreadWorker(Value):
+    """A worker of which an entry can't be read, but for its name."""
+
+    job: str
+    attempt: int
+    rank: int
+    why: str
+
+
+_DESIRED = TypeAdapter(DesiredWorker)
+
+
 class Desired(Value):
     """What a node should be running. It starts what is missing and kills what is not listed."""
 
     version: int
     """Changes whenever the rest changes."""
     workers: tuple[DesiredWorker, ...]
+    unread: tuple[UnreadWorker, ...] = Field(default=(), exclude=True)
+    """Workers of which the receiver's release can't read the entry: one that runs goes on, one that doesn't is not
+    started."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_one_by_one(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        workers: list[Any] = []
+        unread: list[UnreadWorker] = []
+        for entry in data.get("workers", ()):
+            try:
+                workers.append(_DESIRED.validate_python(entry))
+            except ValidationError as error:
+                launch = entry.get("launch", {})
+                names = {"job": launch.get("job"), "attempt": launch.get("attempt")}
+                rank = (launch.get("worker") or {}).get("rank")
+                unread.append(UnreadWorker.model_validate({**names, "rank": rank, "why": _first(error)}))
+        return {**data, "workers": workers, "unread": unread}
 
 
 class Registered(Value):
@@ -71,3 +120,22 @@ class ArtifactNotice(Value):
     blob: str
     size: int
     sha256: str
+
+
+def _readable(kind: TypeAdapter[_T], entries: Any) -> tuple[list[_T] | Any, list[str]]:
+    """Those of `entries` that this release can read, and what is wrong with the others."""
+    if not isinstance(entries, list | tuple):
+        return entries, []
+    found: list[_T] = []
+    unread: list[str] = []
+    for entry in entries:
+        try:
+            found.append(kind.validate_python(entry))
+        except ValidationError as error:
+            unread.append(_first(error))
+    return found, unread
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{error.title}.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -52,15 +52,13 @@ async def append(  # noqa: PLR0917 - the framework passes by name
     """Append what the master lacks of these bytes; answer how much it has."""
     key = StreamKey(job, attempt, rank, kind)
     async with master.database.read() as connection:
-        record = await jobs.get(connection, job)
+        record = await jobs.summary(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
     size = await master.streams.append(key, offset, request.stream())
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
-        async with master.database.write() as connection:
-            taken = await master.progress.ingest(connection, key)
-        master.progress.settle(key, taken)
-    master.news.notify()
+        await master.progress.ingest(master.database, key)
+    master.waking.followers(job)
     return StreamOffset(size=size)
 
 
@@ -87,7 +85,7 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
 async def get_blob(job: str, number: int, name: str, master: Running, bearer: Bearer) -> StreamingResponse:
     """A blob's bytes, for the workers of the job's current attempt."""
     async with master.database.read() as connection:
-        current = (await jobs.get(connection, job)).attempt
+        current = (await jobs.summary(connection, job)).attempt
     require_current_attempt(job, current, master, bearer)
     return StreamingResponse(master.blobs.read(job, f"{number}/{name}"), media_type="application/octet-stream")
 
@@ -104,7 +102,7 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
         fresh = await checkpoints.add(connection, job, manifest, datetime.now(UTC))
-    master.changed_by_hand()
+    master.waking.jobs(job)
     return Recorded(recorded=fresh)
 
 
@@ -119,7 +117,7 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
 
 
 async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> None:
-    record = await jobs.get(connection, job)
+    record = await jobs.summary(connection, job)
     if record.attempt != attempt or not record.state.holds_slots:
         raise StaleAttempt(f"attempt {attempt} of job {job} is over (the job is {record.state})")
 

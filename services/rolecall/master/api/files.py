@@ -180,7 +180,7 @@ async def _follow(master: Master, job: str, choice: Choice, attempt: int | None)
     """The log lines of a job as they come, over all attempts that begin meanwhile unless one is asked for."""
     read: dict[StreamKey, int] = {}
     while not master.news.closed:
-        ticket = master.news.ticket()
+        ticket = master.news.ticket(job)
         async with master.database.read() as connection:
             record = await jobs.get(connection, job)
         number = attempt or record.attempt

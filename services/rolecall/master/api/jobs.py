@@ -2,7 +2,9 @@
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -18,7 +20,8 @@ from rolecall.master.documents import job_document
 from rolecall.master.lifecycle import Step
 from rolecall.master.problems import unknown
 from rolecall.master.reconciler import redirect_stop, take_step
-from rolecall.master.store import attempts, idempotency, jobs, nodes, workers
+from rolecall.master.store import attempts, idempotency, jobs, workers
+from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
@@ -48,7 +51,7 @@ async def submit(
         await _check_nodes(master, fields["params"]["nodes"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, key)
-    master.changed_by_hand()
+    master.waking.jobs(job.id)
     response.headers["Location"] = f"/jobs/{job.id}"
     return await _document(master, job.id)
 
@@ -79,19 +82,19 @@ async def cancel(job: str, master: Running) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        await _apply(connection, record, lifecycle.cancel(record))
-    return await _changed(master, job)
+        nodes = await _apply(connection, record, lifecycle.cancel(record))
+    return await _changed(master, job, nodes)
 
 
 @router.post("/jobs/{job}/pause", summary="Pause a job")
 async def pause(job: str, master: Running) -> JobDocument:
     """Let it write a checkpoint and leave its slots; `resume` queues it again."""
     async with master.database.write() as connection:
-        record = await jobs.get(connection, job)
+        record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            await _apply(connection, record, lifecycle.pause(record, stop))
-    return await _changed(master, job)
+            nodes = await _apply(connection, record, lifecycle.pause(record, stop))
+    return await _changed(master, job, nodes)
 
 
 @router.post("/jobs/{job}/resume", summary="Resume a paused job")
@@ -117,7 +120,7 @@ async def retry(job: str, master: Running) -> JobDocument:
 async def _check_nodes(master: Master, asked: list[str]) -> None:
     """Raise `InvalidJob` for names that no node has."""
     async with master.database.read() as connection:
-        known = {node.name for node in await nodes.everything(connection)}
+        known = {node.name for node in await node_store.everything(connection)}
     problems = [unknown(f"params.nodes.{i}", "node", name, known) for i, name in enumerate(asked) if name not in known]
     if problems:
         raise InvalidJob(problems)
@@ -145,19 +148,21 @@ async def _add_once(connection: AsyncConnection, spec: JobSpec, key: str | None)
     return job
 
 
-async def _apply(connection: AsyncConnection, job: JobRecord, step: Step) -> None:
+async def _apply(connection: AsyncConnection, job: JobRecord, step: Step) -> set[str]:
+    """Take the step; return the nodes that may have to run something else then."""
     if not job.state.holds_slots:
         await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
-        return
+        return set()
     gang = await attempts.gang(connection, job)
     if job.state is JobState.STOPPING:
         await redirect_stop(connection, gang, step)
     else:
         await take_step(connection, gang, step, _now())
+    return gang.nodes
 
 
-async def _changed(master: Master, job: str) -> JobDocument:
-    master.changed_by_hand()
+async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDocument:
+    master.waking.gang(job, nodes)
     return await _document(master, job)
 
 
@@ -169,7 +174,17 @@ async def _document(master: Master, job: str) -> JobDocument:
 async def _documents(master: Master, connection: AsyncConnection, shown: list[JobRecord]) -> list[JobDocument]:
     tries = await attempts.of_jobs(connection, [job.id for job in shown])
     members = await workers.of_attempts(connection, [(one.job, one.number) for one in tries])
-    return [job_document(job, tries, members, master.progress.of_job(job.id, job.attempt)) for job in shown]
+    grouped = {job: list(some) for job, some in groupby(tries, key=lambda one: one.job)}
+    return [
+        job_document(
+            job,
+            grouped.get(job.id, ()),
+            members,
+            progress=master.progress.of_job(job.id, job.attempt),
+            waiting_for=master.placer.waiting_for(job),
+        )
+        for job in shown
+    ]
 
 
 def _now() -> datetime:

@@ -1,12 +1,15 @@
 """Checkpoints: the manifests that count."""
 
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, select
+from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.master.store.records import read, readable
 from rolecall.master.store.schema import checkpoints
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import CheckpointManifest
 
@@ -24,10 +27,14 @@ async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifes
 
 
 async def of_job(connection: AsyncConnection, job: str) -> list[tuple[CheckpointManifest, datetime]]:
-    """The checkpoints of `job` with the times of their recording, newest first."""
-    order = (checkpoints.c.attempt.desc(), checkpoints.c.step.desc())
-    query = select(checkpoints.c.manifest, checkpoints.c.created_at).where(checkpoints.c.job == job).order_by(*order)
-    return [(manifest, at) for manifest, at in await connection.execute(query)]
+    """The checkpoints of `job` with the times of their recording, newest first; one that can't be read is left out."""
+    rows = await connection.execute(_of_job(job))
+    return list(readable(rows, lambda row: read(_Recorded, row).pair, "checkpoint"))
+
+
+async def has_unreadable(connection: AsyncConnection, job: str) -> bool:
+    """Whether `job` has a checkpoint that can't be read: then nobody knows which blobs it needs."""
+    return any(isinstance(row.manifest, Unreadable) for row in await connection.execute(_of_job(job)))
 
 
 async def newest(connection: AsyncConnection, job: str) -> CheckpointManifest | None:
@@ -45,6 +52,25 @@ async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
 async def remove(connection: AsyncConnection, job: str, manifest: CheckpointManifest) -> None:
     """Forget a checkpoint."""
     await connection.execute(delete(checkpoints).where(*_key(job, manifest)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    job: str
+    attempt: int
+    step: int
+    manifest: CheckpointManifest
+    created_at: datetime
+
+    @property
+    def pair(self) -> tuple[CheckpointManifest, datetime]:
+        return self.manifest, self.created_at
+
+
+def _of_job(job: str) -> Select[Any]:
+    columns = [checkpoints.c[one.name] for one in fields(_Recorded)]
+    order = (checkpoints.c.attempt.desc(), checkpoints.c.step.desc())
+    return select(*columns).where(checkpoints.c.job == job).order_by(*order)
 
 
 def _key(job: str, manifest: CheckpointManifest) -> tuple[ColumnElement[bool], ...]:

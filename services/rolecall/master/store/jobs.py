@@ -1,20 +1,45 @@
 """Jobs: the table's statements, and the one way a job changes its state."""
 
-from collections.abc import Iterable
-from datetime import datetime, timedelta
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import Row, bindparam, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events
-from rolecall.master.store.records import JobRecord, read
+from rolecall.master.store.records import JobRecord, JobSummary, UnreadableRow, member, read
 from rolecall.master.store.schema import jobs
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.state import JobState, check_transition
 
-LIVE = tuple(state for state in JobState if not state.ended)
+ENDED = tuple(state for state in JobState if state.ended)
+_SUMMARY_NAMES = tuple(one.name for one in fields(JobSummary))
+_SUMMARY = tuple(jobs.c[name] for name in _SUMMARY_NAMES)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# What stands for a value that can't be read where a job is shown.
+_EMPTY: Mapping[str, Any] = {
+    "params": {},
+    "roles": {},
+    "progress": Progress(),
+    "created_at": _EPOCH,
+    "queued_at": _EPOCH,
+}
+
+
+@dataclass(slots=True)
+class Summaries:
+    """Jobs as read in one go."""
+
+    live: dict[str, JobSummary] = field(default_factory=dict[str, JobSummary])
+    """Those that have not ended, oldest first."""
+    unreadable: dict[str, str] = field(default_factory=dict[str, str])
+    """Those that have not ended, and what of them can't be read."""
+    last: int | None = None
+    """The sequence number of the last row; None when there was none."""
 
 
 async def add(connection: AsyncConnection, spec: JobSpec, now: datetime) -> JobRecord:
@@ -28,12 +53,7 @@ async def add(connection: AsyncConnection, spec: JobSpec, now: datetime) -> JobR
 
 async def get(connection: AsyncConnection, job: str) -> JobRecord:
     """The job, or `NotFound`."""
-    query = select(jobs).where(jobs.c.id == job)
-    # PostgreSQL refuses a NUL in a text, and no id has one.
-    row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
-    if row is None:
-        raise NotFound(f"there is no job {job!r}; GET /jobs lists them")
-    return _record(row)
+    return _record(await _row(connection, job, tuple(jobs.c)))
 
 
 async def page(connection: AsyncConnection, state: JobState | None, limit: int, before: int | None) -> list[JobRecord]:
@@ -50,6 +70,40 @@ async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> 
     return [_record(row) for row in await connection.execute(query)]
 
 
+async def live(
+    connection: AsyncConnection, among: Collection[str] | None = None, *, after: int = -1, limit: int | None = None
+) -> Summaries:
+    """The jobs that have not ended, of `among` or of all; up to `limit` behind the sequence number `after`.
+
+    A job in a state that this release doesn't know has not ended: it counts as unreadable.
+    """
+    query = select(*_SUMMARY, jobs.c.progress).where(jobs.c.state.not_in(ENDED), jobs.c.sequence > after)
+    query = query if among is None else query.where(jobs.c.id.in_(tuple(among)))
+    found = Summaries()
+    for row in await connection.execute(query.order_by(jobs.c.sequence).limit(limit)):
+        found.last = row.sequence
+        try:
+            found.live[row.id] = _summary(row)
+        except UnreadableRow as error:
+            found.unreadable[row.id] = str(error)
+    return found
+
+
+async def summary(connection: AsyncConnection, job: str) -> JobSummary:
+    """What is small of the job. Raises `NotFound`."""
+    row = await _row(connection, job, _SUMMARY)
+    try:
+        return _summary(row)
+    except UnreadableRow:
+        return _record(await _row(connection, job, tuple(jobs.c)))
+
+
+async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The parameters of jobs by their ids."""
+    query = select(jobs.c.id, jobs.c.params).where(jobs.c.id.in_(tuple(among)))
+    return {row.id: {} if isinstance(row.params, Unreadable) else row.params for row in await connection.execute(query)}
+
+
 async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
     """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
     query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED)
@@ -59,11 +113,18 @@ async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> l
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     """How many jobs are in each state, also those that none is in."""
     rows = await connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
-    return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows}
+    return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows if state in set(JobState)}
+
+
+async def oldest_queued_at(connection: AsyncConnection) -> datetime | None:
+    """When the job that has waited longest entered the queue; None when none waits."""
+    query = select(jobs.c.queued_at).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.queued_at).limit(1)
+    found = await connection.scalar(query)
+    return None if isinstance(found, Unreadable) else found
 
 
 async def move(
-    connection: AsyncConnection, job: JobRecord, after: JobState, now: datetime, message: str, **values: Any
+    connection: AsyncConnection, job: JobSummary, after: JobState, now: datetime, message: str, **values: Any
 ) -> None:
     """Take `job` from the state and attempt of the record to `after`, and note it as an event.
 
@@ -80,7 +141,7 @@ async def move(
 
 
 async def requeue(
-    connection: AsyncConnection, job: JobRecord, now: datetime, reason: str | None, wait_s: float, **values: Any
+    connection: AsyncConnection, job: JobSummary, now: datetime, reason: str | None, wait_s: float, **values: Any
 ) -> None:
     """Put `job` back into the queue, not to be placed within `wait_s` seconds."""
     wait = f"a back-off of {wait_s:.1f} s after a failed attempt" if wait_s else None
@@ -98,7 +159,7 @@ async def requeue(
     )
 
 
-async def renew(connection: AsyncConnection, job: JobRecord, now: datetime) -> None:
+async def renew(connection: AsyncConnection, job: JobSummary, now: datetime) -> None:
     """Queue an ended job again by its user's wish, with fresh restarts and a fresh deadline."""
     deadline = _deadline(job.deadline_s, now)
     await requeue(
@@ -106,13 +167,23 @@ async def renew(connection: AsyncConnection, job: JobRecord, now: datetime) -> N
     )
 
 
-async def set_waiting(connection: AsyncConnection, job: JobRecord, reason: str) -> None:
-    """Tell why `job` is still queued; nothing happens if it no longer is."""
-    guard = (jobs.c.id == job.id, jobs.c.state == JobState.QUEUED, jobs.c.attempt == job.attempt)
-    await connection.execute(update(jobs).where(*guard).values(waiting_for=reason))
+async def set_waiting(connection: AsyncConnection, reasons: Iterable[tuple[JobSummary, str]]) -> None:
+    """Tell why jobs are still queued; nothing happens to one that no longer is."""
+    guard = (jobs.c.id == bindparam("job"), jobs.c.state == JobState.QUEUED, jobs.c.attempt == bindparam("number"))
+    values = [{"job": job.id, "number": job.attempt, "why": reason} for job, reason in reasons]
+    await connection.execute(update(jobs).where(*guard).values(waiting_for=bindparam("why")), values)
 
 
-async def set_reason(connection: AsyncConnection, job: JobRecord, reason: str | None) -> None:
+async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, now: datetime) -> bool:
+    """End a job of which something can't be read, whatever its state says; return whether it had not ended."""
+    values = {"state": JobState.FAILED, "reason": reason, "ended_at": now, "waiting_for": None, "not_before": None}
+    changed = await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(ENDED)).values(values))
+    if changed.rowcount == 1:
+        await events.add(connection, job, now, JobState.FAILED, reason)
+    return changed.rowcount == 1
+
+
+async def set_reason(connection: AsyncConnection, job: JobSummary, reason: str | None) -> None:
     """Change why `job` is in the state that it is in; raises `StaleAttempt` when it no longer is."""
     guard = (jobs.c.id == job.id, jobs.c.state == job.state, jobs.c.attempt == job.attempt)
     changed = await connection.execute(update(jobs).where(*guard).values(reason=reason))
@@ -134,5 +205,30 @@ def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
     return None if deadline_s is None else now + timedelta(seconds=deadline_s)
 
 
+async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any]:
+    query = select(*columns).where(jobs.c.id == job)
+    # PostgreSQL refuses a NUL in a text, and no id has one.
+    row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
+    if row is None:
+        raise NotFound(f"there is no job {job!r}; GET /jobs lists them")
+    return row
+
+
+def _summary(row: Row[Any]) -> JobSummary:
+    return read(JobSummary, row, _SUMMARY_NAMES, state=member(JobState, row, "state"))
+
+
 def _record(row: Row[Any]) -> JobRecord:
-    return read(JobRecord, row, state=JobState(row.state))
+    """The job, with empty values for what can't be read: then it is shown nevertheless."""
+    found = row._asdict()  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
+    broken = {column: value.why for column, value in found.items() if isinstance(value, Unreadable)}
+    try:
+        state = member(JobState, row, "state")
+    except UnreadableRow as error:
+        return JobRecord(**found | _blank(broken), state=JobState.FAILED, unreadable=str(error))
+    why = next((str(UnreadableRow(column, said)) for column, said in broken.items()), None)
+    return JobRecord(**found | _blank(broken) | {"state": state}, unreadable=why)
+
+
+def _blank(columns: Iterable[str]) -> dict[str, Any]:
+    return {column: _EMPTY.get(column) for column in columns}
