@@ -16,8 +16,8 @@ def desired(
 ) -> Desired:
     """The workers of `node` that have not ended, with all that they need.
 
-    `params` has each job's. `addresses` has those of nodes whose gangs' plans don't tell them. The version is drawn from
-    the content, so that it means the same after a restart of the master.
+    `params` has each job's. `addresses` has those of nodes whose gangs' plans don't tell them. The version is drawn
+    from the content, so that it means the same after a restart of the master.
     """
     workers = tuple(
         DesiredWorker(launch=_launch(gang, worker, params, addresses, blob_url), stop=gang.attempt.stop)

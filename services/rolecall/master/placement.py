@@ -9,7 +9,8 @@ A node whose address is a loopback address shares a gang only with nodes of its 
 reach its workers.
 
 Equal shapes have equal outcomes: a `Cluster` computes what depends on the nodes alone once per shape, a `Seating` what
-depends on the taken places too. A thousand waiting jobs of five shapes cost five searches, and none while nothing changes.
+depends on the taken places too. A thousand waiting jobs of five shapes cost five searches, and none while nothing
+changes.
 """
 
 from collections import Counter, defaultdict

@@ -1,8 +1,8 @@
 """The loop that gives queued jobs their places.
 
-It computes in a thread of its own on what the view held at one moment, so that a wide search holds up no request. Then it
-commits job by job, guarded by the job's state and by the nodes' lives: a plan that is stale by then fails and is made
-anew. Nobody else gives places away, so that between the look and the commit places can only become free.
+It computes in a thread of its own on what the view held at one moment, so that a wide search holds up no request. Then
+it commits job by job, guarded by the job's state and by the nodes' lives: a plan that is stale by then fails and is
+made anew. Nothing else gives places away, so that between the look and the commit places can only become free.
 """
 
 import asyncio
@@ -165,13 +165,16 @@ class Placer:
         now = _now()
         try:
             async with self._database.write() as connection:
+                if (unreadable := (await jobs.get(connection, job.id)).unreadable) is not None:
+                    self._view.set_aside(job.id, unreadable)
+                    raise Conflict(f"{unreadable}; the job is set aside")
                 await self._check_lives(connection, plan)
                 resume_from = await checkpoints.newest(connection, job.id)
                 await attempts.begin(connection, job, plan, resume_from, now)
         except Conflict:
             # What is stored is not what was looked at.
             self._view.note(jobs=[job.id], nodes={worker.node for worker in plan.workers})
-            self.wake()
+            self._waking.loops()
             raise
         self._waking.gang(job.id, {worker.node for worker in plan.workers})
         self._placement_seconds.observe((now - job.queued_at).total_seconds())

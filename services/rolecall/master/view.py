@@ -1,8 +1,8 @@
 """What the master knows of its live jobs and its nodes: read once, then only what has changed.
 
 Whoever commits a change of a job or a node says so by `note`; `refresh` reads what was noted, and everything at the
-start, after a failure, and every `_READ_ALL_S` seconds. The values are immutable, so that a placement may look at them from
-another thread while the view goes on.
+start, after a failure, and every `_READ_ALL_S` seconds. The values are immutable, so that a placement may look at them
+from another thread while the view goes on.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ class View:
         """Gangs that were read since somebody last emptied this."""
         self._database = database
         self._catalogue = catalogue
+        self._aside: dict[str, str] = {}
         self._jobs: set[str] = set()
         self._nodes: set[str] = set()
         self._read_all_at = 0.0
@@ -69,6 +70,10 @@ class View:
                 raise
             if due:
                 self._read_all_at = time.monotonic() + _READ_ALL_S
+
+    def set_aside(self, job: str, why: str) -> None:
+        """A part of a job that the view doesn't read, its parameters, can't be read."""
+        self._aside[job] = why
 
     def waits(self, reasons: Iterable[tuple[JobSummary, JobSummary]]) -> None:
         """Replace queued jobs by what was just stored of them, unless they have changed since."""
@@ -100,7 +105,9 @@ class View:
         self.gangs = {job: one for job, one in self.gangs.items() if job not in gone} | {
             gang.job.id: gang for gang in gangs.found
         }
-        lacking = {job.id: "it has no attempt" for job in held} | found.unreadable | gangs.unreadable
+        aside = {job: self._aside.pop(job) for job in set(self._aside) & set(queue)}
+        queue = {job: one for job, one in queue.items() if job not in aside}
+        lacking = {job.id: "it has no attempt" for job in held} | found.unreadable | gangs.unreadable | aside
         broken = {job: why for job, why in lacking.items() if job not in self.gangs}
         self.unreadable = {job: why for job, why in self.unreadable.items() if job not in gone} | broken
         self.fresh |= {gang.job.id for gang in gangs.found}

@@ -1,7 +1,7 @@
 """Who is to look again after a commit: the view, the loops, the nodes of the gang, and those who follow the job.
 
-Whoever changes what is stored calls one of these afterwards. Nobody else is woken: a change costs as much as its gang is
-wide.
+Whoever changes what is stored calls one of these afterwards. Nobody else is woken: a change costs as much as its gang
+is wide.
 """
 
 from collections.abc import Callable, Iterable

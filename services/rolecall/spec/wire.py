@@ -1,6 +1,6 @@
 """The messages between nodes, workers and the master (below `/internal/`)."""
 
-from typing import Any, TypeVar
+from typing import Any, cast
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
@@ -10,9 +10,8 @@ from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.state import StopMode
 
-_T = TypeVar("_T")
-_REPORTS = TypeAdapter(WorkerReport)
-_FINDINGS = TypeAdapter(Finding)
+_REPORTS: TypeAdapter[WorkerReport] = TypeAdapter(WorkerReport)
+_FINDINGS: TypeAdapter[Finding] = TypeAdapter(Finding)
 
 
 class Heartbeat(Value):
@@ -34,11 +33,10 @@ class Heartbeat(Value):
     @model_validator(mode="before")
     @classmethod
     def _read_one_by_one(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        workers, unread = _readable(_REPORTS, data.get("workers", ()))
-        findings, more = _readable(_FINDINGS, data.get("findings", ()))
-        return {**data, "workers": workers, "findings": findings, "unread": [*unread, *more]}
+        fields = _fields(data)
+        workers, unread = _readable(_REPORTS, fields.get("workers", ()))
+        findings, more = _readable(_FINDINGS, fields.get("findings", ()))
+        return data if not fields else {**fields, "workers": workers, "findings": findings, "unread": unread + more}
 
 
 class DesiredWorker(Value):
@@ -57,7 +55,7 @@ class UnreadWorker(Value):
     why: str
 
 
-_DESIRED = TypeAdapter(DesiredWorker)
+_DESIRED: TypeAdapter[DesiredWorker] = TypeAdapter(DesiredWorker)
 
 
 class Desired(Value):
@@ -73,19 +71,15 @@ class Desired(Value):
     @model_validator(mode="before")
     @classmethod
     def _read_one_by_one(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
+        fields = _fields(data)
         workers: list[Any] = []
         unread: list[UnreadWorker] = []
-        for entry in data.get("workers", ()):
+        for entry in fields.get("workers", ()):
             try:
                 workers.append(_DESIRED.validate_python(entry))
             except ValidationError as error:
-                launch = entry.get("launch", {})
-                names = {"job": launch.get("job"), "attempt": launch.get("attempt")}
-                rank = (launch.get("worker") or {}).get("rank")
-                unread.append(UnreadWorker.model_validate({**names, "rank": rank, "why": _first(error)}))
-        return {**data, "workers": workers, "unread": unread}
+                unread.append(UnreadWorker(**_name(entry), why=_first(error)))
+        return data if not fields else {**fields, "workers": workers, "unread": unread}
 
 
 class Registered(Value):
@@ -122,13 +116,25 @@ class ArtifactNotice(Value):
     sha256: str
 
 
-def _readable(kind: TypeAdapter[_T], entries: Any) -> tuple[list[_T] | Any, list[str]]:
+def _fields(data: Any) -> dict[str, Any]:
+    """The fields of a message that is not read yet; none of what is no message."""
+    return cast(dict[str, Any], data) if isinstance(data, dict) else {}
+
+
+def _name(entry: Any) -> dict[str, Any]:
+    """Which worker an entry is about."""
+    launch = _fields(_fields(entry).get("launch"))
+    worker = _fields(launch.get("worker"))
+    return {"job": launch.get("job"), "attempt": launch.get("attempt"), "rank": worker.get("rank")}
+
+
+def _readable(kind: TypeAdapter[Any], entries: Any) -> tuple[Any, list[str]]:
     """Those of `entries` that this release can read, and what is wrong with the others."""
     if not isinstance(entries, list | tuple):
         return entries, []
-    found: list[_T] = []
+    found: list[Any] = []
     unread: list[str] = []
-    for entry in entries:
+    for entry in cast(list[Any], entries):
         try:
             found.append(kind.validate_python(entry))
         except ValidationError as error:

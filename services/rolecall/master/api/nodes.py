@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any, cast
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -32,9 +33,9 @@ router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depen
 
 
 async def _known_role(request: Request) -> None:
-    """Let a node of a newer release wait whose role this master doesn't know; it is asked before the body is checked."""
-    body = await request.json()
-    role = body.get("role") if isinstance(body, dict) else None
+    """Let a node of a newer release wait whose role this master doesn't know; asked before the body is checked."""
+    body: Any = await request.json()
+    role = cast(dict[str, Any], body).get("role") if isinstance(body, dict) else None
     if isinstance(role, str) and role not in set(Role):
         raise HTTPException(
             503, f"this master (version {__version__}) has no role {role!r}; upgrade the master before its nodes"

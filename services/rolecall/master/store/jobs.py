@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Row, bindparam, func, insert, select, update
+from sqlalchemy import Row, Select, bindparam, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events
@@ -206,7 +206,7 @@ def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
 
 
 async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any]:
-    query = select(*columns).where(jobs.c.id == job)
+    query = cast(Select[Any], select(*columns)).where(jobs.c.id == job)
     # PostgreSQL refuses a NUL in a text, and no id has one.
     row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
     if row is None:
@@ -223,11 +223,12 @@ def _record(row: Row[Any]) -> JobRecord:
     found = row._asdict()  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
     broken = {column: value.why for column, value in found.items() if isinstance(value, Unreadable)}
     try:
-        state = member(JobState, row, "state")
+        state, why = member(JobState, row, "state"), None
     except UnreadableRow as error:
-        return JobRecord(**found | _blank(broken), state=JobState.FAILED, unreadable=str(error))
-    why = next((str(UnreadableRow(column, said)) for column, said in broken.items()), None)
-    return JobRecord(**found | _blank(broken) | {"state": state}, unreadable=why)
+        state, why = JobState.FAILED, str(error)
+    why = why or next((str(UnreadableRow(column, said)) for column, said in broken.items()), None)
+    values: dict[str, Any] = found | _blank(broken) | {"state": state, "unreadable": why}
+    return JobRecord(**values)
 
 
 def _blank(columns: Iterable[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class _Readable(TypeDecorator[Any]):
     impl = Text
     cache_ok = True
 
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:  # type: ignore[override]
         """Read a value, or say why it can't be read."""
         inner = super().result_processor(dialect, coltype)
 
