@@ -34,7 +34,10 @@ router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depen
 
 async def _known_role(request: Request) -> None:
     """Let a node of a newer release wait whose role this master doesn't know; asked before the body is checked."""
-    body: Any = await request.json()
+    try:
+        body: Any = await request.json()
+    except ValueError:
+        return  # What is no JSON is refused with the body.
     role = cast(dict[str, Any], body).get("role") if isinstance(body, dict) else None
     if isinstance(role, str) and role not in set(Role):
         raise HTTPException(
