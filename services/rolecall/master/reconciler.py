@@ -1,7 +1,7 @@
 """The loop that brings what is stored in line with what was observed.
 
-Every pass looks at the database alone and commits each step by itself, so that it may be cut off anywhere. It runs when
-something changed, and at least every `TICK_S` seconds for what only time changes.
+Every pass looks at what is stored (see `View`) and commits each step by itself, so that it may be cut off anywhere. It
+runs when something changed, and at least every `TICK_S` seconds for what only time changes.
 """
 
 import logging
@@ -70,9 +70,8 @@ class Reconciler:
         """Pass after pass, until cancelled. What fails is logged once; the next pass starts from the same facts."""
         while True:
             ticket = self._woken.ticket()
-            pause_s = TICK_S
             try:
-                pause_s = await self.reconcile()
+                await self.reconcile()
                 self._complaints.went_well("reconciling")
                 self.pulse.went_well()
             except Conflict as conflict:
@@ -80,10 +79,10 @@ class Reconciler:
             except Exception as error:  # noqa: BLE001 - a loop's tick: one bad pass must not end all of them
                 self._complaints.failed("reconciling", error)
                 self.pulse.failed(error)
-            await wait(ticket, pause_s)
+            await wait(ticket, TICK_S)
 
-    async def reconcile(self) -> float:
-        """One pass. Returns after how many seconds the next one is due."""
+    async def reconcile(self) -> None:
+        """One pass."""
         # While the database is away nobody is heard, nor lost for it: to presence it is as if we had not run.
         await self._database.ping()
         self._presence.notice_pass()
@@ -95,7 +94,6 @@ class Reconciler:
             pass
         await self._sweep_all()
         await self._collect_checkpoints()
-        return TICK_S
 
     async def _flush_progress(self) -> None:
         if self._progress.has_news:
