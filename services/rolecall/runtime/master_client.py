@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from rolecall.spec.errors import CheckpointError, NoSuchBlob, StaleAttempt
+from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.wire import ArtifactNotice
 
@@ -20,7 +20,9 @@ _UPLOAD = httpx.Timeout(60.0, read=600.0)
 
 
 class MasterClient:
-    """Bears the attempt's own token; outlives a restart of the master by trying again for five minutes."""
+    """Bears the attempt's own token. Tries again while the master is away, and raises `BlobsUnavailable` after five
+    minutes; until the master is back, later calls are tried only once.
+    """
 
     def __init__(self, url: str, token: str, job: str, attempt: int) -> None:
         self._job = f"/internal/jobs/{job}"
@@ -28,6 +30,7 @@ class MasterClient:
         self._http = httpx.Client(
             base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, trust_env=False
         )
+        self._away_since: float | None = None
 
     def put_blob(self, name: str, path: Path, sha256: str) -> None:
         """Upload one file; the master checks it against `sha256`."""
@@ -69,19 +72,16 @@ class MasterClient:
 
     def _persist(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""
-        give_up: float | None = None
         pause = 0.1
-        while True:
-            trouble = _try(call)
-            if trouble is None:
-                return
-            # From the first failure on: a large file may well take longer than that to go over.
-            give_up = give_up or time.monotonic() + _GIVE_UP_S
-            if time.monotonic() > give_up:
-                raise CheckpointError(f"the master did not take or give a blob for {_GIVE_UP_S:.0f} s: {trouble}")
+        while (trouble := _try(call)) is not None:
+            # Measured from the first failure: a large file may take longer than that to transfer.
+            self._away_since = self._away_since or time.monotonic()
+            if (away_s := time.monotonic() - self._away_since) > _GIVE_UP_S:
+                raise BlobsUnavailable(f"the master took and gave no blob for {away_s:.0f} s: {trouble}")
             _log.warning("the master is not to be had (%s); trying again in %.1f s", trouble, pause)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+        self._away_since = None
 
 
 def _try(call: Callable[[], httpx.Response]) -> str | None:

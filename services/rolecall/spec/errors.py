@@ -60,6 +60,10 @@ class CheckpointError(RolecallError):
     """A checkpoint's part is missing, damaged or does not fit the gang that wants to resume from it."""
 
 
+class BlobsUnavailable(CheckpointError):
+    """The blob store, or the master in front of it, takes no files at the moment; the same call may succeed later."""
+
+
 class NoSuchBlob(CheckpointError):
     """There is nothing of that name in the blob store."""
 

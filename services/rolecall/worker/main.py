@@ -103,14 +103,17 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerCo
     client = MasterClient(request.master_url, request.token, launch.job, launch.attempt)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
     workdir.scratch.mkdir(exist_ok=True)
+    report = Reporter(workdir.progress)
     return WorkerContext(
         launch=launch,
         params=params,
         device=_device(launch.worker.gpu),
         workdir=workdir,
         cache=request.cache,
-        report=Reporter(workdir.progress),
-        checkpoints=Checkpoints(blobs, client, launch.attempt, launch.resume_from, workdir.scratch),
+        report=report,
+        checkpoints=Checkpoints(
+            blobs, client, launch.attempt, launch.resume_from, workdir.scratch, on_skip=report.event
+        ),
         artifacts=Artifacts(blobs, client, launch.attempt),
     )
 
