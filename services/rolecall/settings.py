@@ -108,6 +108,8 @@ class NodeSettings(_Settings):
     """Where the node serves `/metrics` and `/healthz`; 0 takes a free port."""
     worker_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_WORKER_TIMEOUT_S", gt=0)] = 30.0
     """Silence after which a worker that is not stopped by a signal counts as hung."""
+    fence_s: Annotated[float, Field(validation_alias="ROLECALL_FENCE_S", gt=0)] = 60.0
+    """Seconds without a network path to the master after which a node ends its own workers."""
 
     @property
     def known_name(self) -> str:
@@ -126,6 +128,11 @@ class NodeSettings(_Settings):
         """Where the control program listens."""
         host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
         return f"http://{host}:{self.port}"
+
+
+def read_node_token() -> str:
+    """The nodes' token as its file or variable has it now: a file may have been rotated since the start."""
+    return _secrets_from_files().get("ROLECALL_NODE_TOKEN") or os.environ.get("ROLECALL_NODE_TOKEN", "")
 
 
 def read_role() -> str:

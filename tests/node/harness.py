@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import psutil
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -62,6 +64,9 @@ class ScriptedMaster:
         self.ahead_s = 0.0
         self.looking_s = 0.0
         self.has_forgotten = False
+        self.refusal: int | None = None
+        self.refused = 0
+        self.slow_log_s = 0.0
         self.version_told = __version__
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
@@ -117,7 +122,16 @@ class ScriptedMaster:
             Route("/internal/nodes/{name}/heartbeat", self._heartbeat, methods=["POST"]),
             Route(stream, self._stream, methods=["PUT"]),
         ]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=self._admit)])
+
+    async def _admit(self, request: Request, answer: RequestResponseEndpoint) -> Response:
+        """Like a proxy that refuses everybody, if the test says so."""
+        if self.refusal is None:
+            return await answer(request)
+        with self.changed:
+            self.refused += 1
+            self.changed.notify_all()
+        return JSONResponse({"detail": "not now"}, self.refusal)
 
     async def _register(self, request: Request) -> Response:
         if request.headers["authorization"] != f"Bearer {TOKEN}":
@@ -169,6 +183,7 @@ class ScriptedMaster:
         path: dict[str, Any] = request.path_params
         name = (Key(path["job"], path["attempt"], path["rank"]), path["stream"])
         piece, offset = await request.body(), int(request.query_params["offset"])
+        await asyncio.sleep(self.slow_log_s if path["stream"] == "log" else 0.0)
         with self.changed:
             have = self.streams.get(name, b"")
             self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have

@@ -157,6 +157,62 @@ def test_a_piece_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> N
     assert master.text(key) == "hello from twice/1/0\n"
 
 
+def test_a_long_log_does_not_hold_back_the_report_of_the_end(master: ScriptedMaster, data: Path) -> None:
+    """32 pieces of 0.1 s each: the gang's slots must not wait for them, but nothing of the log is lost."""
+    master.slow_log_s = 0.1
+    key = master.want(launch("loud", "shout"))
+    report = master.ended(key, 20.0)
+    assert report.failure
+    assert report.failure.message == "ValueError: no"
+    assert not master.text(key).endswith("the end\n")
+    master.drop(key)
+    master.wait(lambda: key not in master.reports)
+    master.wait(lambda: master.text(key).endswith("the end\n"))
+    master.slow_log_s = 0.0
+    assert len(master.text(key)) == len("hello from loud/1/0\n") + 32 * ((1 << 18) + 1) + len("the end\n")
+    deadline = time.monotonic() + 5
+    while (data / "nodes/n/work/loud").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_that_dies_while_its_fork_server_is_stopped_is_noticed(master: ScriptedMaster) -> None:
+    key = master.want(launch("unseen", "stay"))
+    worker = psutil.Process(master.joined(key).pid or 0)
+    server = worker.parent()
+    assert server
+    server.suspend()
+    try:
+        worker.kill()
+        report = master.ended(key, 5.0)
+    finally:
+        server.resume()
+    assert report.failure
+    assert "did not report how" in report.failure.message
+    assert master.ended(master.want(launch("seen-again", "succeed"))).state is WorkerState.SUCCEEDED
+
+
+@pytest.mark.parametrize("status", [401, 403, 429])
+def test_a_refusal_after_the_first_success_ends_nothing(master: ScriptedMaster, status: int) -> None:
+    """A proxy in between, or a token that is being rotated: training needs no master."""
+    key = master.want(launch(f"refused-{status}", "stay"))
+    pid = master.joined(key).pid or 0
+    before = master.refused
+    master.refusal = status
+    try:
+        master.wait(lambda: master.refused > before + 3)
+    finally:
+        master.refusal = None
+    beats = len(master.beats)
+    master.wait(lambda: len(master.beats) > beats)
+    assert master.reports[key].pid == pid
+    assert not gone({pid}, 0)
+    if status != 429:
+        told = master.wait(lambda: [one for one in master.beats[-1].findings if one.check == "master"])
+        assert "it was refused for" in told[0].message
+    master.drop(key)
+
+
 def scrape(url: str) -> httpx.Response:
     return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
 

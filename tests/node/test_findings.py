@@ -85,7 +85,7 @@ def test_sizes(count: int, text: str) -> None:
 @pytest.mark.parametrize("ahead_s", [-41.0, 0.0, 2.0])
 def test_the_clock_is_measured_on_an_answer_of_the_master(ahead_s: float) -> None:
     async def look(master: ScriptedMaster) -> float:
-        client = MasterClient(f"http://127.0.0.1:{master.port}", TOKEN)
+        client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: TOKEN)
         try:
             seen = await look_around(client, "n", lambda: time.time() + ahead_s)
         finally:

@@ -72,7 +72,8 @@ def test_a_checkpoint_is_skipped_while_the_blob_store_is_unavailable(tmp_path: P
     parts = [whole.save_part(3, "trainer-0", {}), cut_off.save_part(3, "trainer-1", {"a": torch.zeros(1)})]
     assert cut_off.commit(3, pickle.loads(pickle.dumps(parts)), {}) is None
     assert record.manifests == []
-    late = Checkpoints(SharedBlobs(str(tmp_path / "blobs"), "job", 1), Unavailable(), 1, None, tmp_path / "scratch", on_skip=skipped.append)  # type: ignore[arg-type]  # fmt: skip
+    blobs, away = SharedBlobs(str(tmp_path / "blobs"), "job", 1), Unavailable()
+    late = Checkpoints(blobs, away, 1, None, tmp_path / "scratch", on_skip=skipped.append)  # type: ignore[arg-type]
     assert late.commit(4, [late.save_part(4, "trainer-0", {})], {}) is None
     assert skipped == [
         "the checkpoint at step 3 was skipped: part 'trainer-1' was not stored: the master is away",

@@ -134,6 +134,16 @@ def no_way(host: str, reason: str) -> Finding:
     return Finding(check="network", level=Level.WARNING, message=message, remedy=remedy)
 
 
+def refused(seconds: float, reason: str) -> Finding:
+    """The master refused this node for a while after it had accepted it; workers went on meanwhile."""
+    return Finding(
+        check="master",
+        level=Level.WARNING,
+        message=f"it was refused for {seconds:.0f} s: {reason}",
+        remedy="if no token was being rotated then, look at the proxies between this node and its master",
+    )
+
+
 def gpus(cards: Cards) -> Finding:
     """The GPUs that the node offers, against those that are there."""
     said = f"it offers {cards.offered} of {cards.present} GPUs" if cards.present else "its machine has no GPU"

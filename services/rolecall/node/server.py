@@ -24,7 +24,7 @@ from rolecall.node.name import node_name
 from rolecall.node.network import Route, network_namespace, route_to
 from rolecall.node.standing import Standing
 from rolecall.node.telemetry import NodeCollector, Server, app
-from rolecall.settings import NodeSettings
+from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
 
@@ -89,7 +89,7 @@ async def _serve(
     registry: CollectorRegistry,
     fork_arguments: Sequence[str],
 ) -> None:
-    client = MasterClient(settings.master_url, settings.node_token.get_secret_value())
+    client = MasterClient(settings.master_url, read_node_token)
     gpus, cards = find_gpus(os.environ)
     spec = describe_node(settings, standing.name, route, metrics_port, gpus)
     daemon = Daemon(

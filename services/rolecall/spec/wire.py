@@ -45,6 +45,8 @@ class Registered(Value):
     heartbeat_s: float
     """The longest time that the node may stay silent is a multiple of this."""
     master_version: str
+    node_timeout_s: float | None = None
+    """Silence after which the master counts the node as lost; None from a master that does not tell."""
 
 
 class Surroundings(Value):

@@ -38,7 +38,11 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
     master.presence.enter(spec.name, spec.started)
     master.presence.hold(spec.started)
     master.changed_by_hand()
-    return Registered(heartbeat_s=_longest_wait_s(master), master_version=__version__)
+    return Registered(
+        heartbeat_s=_longest_wait_s(master),
+        master_version=__version__,
+        node_timeout_s=master.settings.node_timeout_s,
+    )
 
 
 @router.post("/{name}/heartbeat", summary="Report and ask")
