@@ -66,6 +66,8 @@ class _Settings(_Environment):
         "info"
     )
     """How much is logged: debug, info, warning or error."""
+    log_bytes: Annotated[int, Field(validation_alias="ROLECALL_LOG_BYTES", ge=1 << 20)] = 64 << 20
+    """Bytes kept of each worker's log: its first and its last half; what lies between is cut."""
     stop_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
     """How long workers who are asked to stop may take before they are killed; a master waits for them as long."""
 

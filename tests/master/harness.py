@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -99,6 +99,16 @@ async def serving(settings: MasterSettings) -> AsyncIterator["Client"]:
             finally:
                 server.should_exit = True
                 await task
+
+
+def on_master(data: Path, flow: Callable[["Client"], Awaitable[None]], **values: Any) -> None:
+    """Run `flow(client)` against a master whose settings are these `values`."""
+
+    async def run() -> None:
+        async with serving(make_settings(data, **values)) as client:
+            await flow(client)
+
+    asyncio.run(run())
 
 
 @dataclass

@@ -29,9 +29,8 @@ from .harness import (
     Node,
     bearer,
     make_node,
-    make_settings,
+    on_master,
     one_trainer,
-    serving,
 )
 
 REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
@@ -51,16 +50,6 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"deadline_s": -1}, "deadline_s", "greater than 0", "number > 0"),
     ({"name": "a\0b"}, "name", "can't be printed", "printable"),
 ]
-
-
-def on_master(tmp_path: Path, flow: Any, **values: Any) -> None:
-    """Run `flow(client)` against a fresh master."""
-
-    async def run() -> None:
-        async with serving(make_settings(tmp_path, **values)) as client:
-            await flow(client)
-
-    asyncio.run(run())
 
 
 def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:

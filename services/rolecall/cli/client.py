@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
 from rolecall import __version__
@@ -18,6 +19,8 @@ from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeState
 
 _M = TypeVar("_M", bound=BaseModel)
+_SILENCE_S = 60.0
+"""A master that streams says something several times in this time, if only that there is nothing new."""
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 
@@ -134,17 +137,21 @@ class Client:
         """The files that the job leaves behind."""
         return self._list(Artifact, f"/jobs/{_segment(job)}/artifacts", "artifacts")
 
-    def log_lines(self, job: str, query: dict[str, Any]) -> Iterator[str]:
-        """The job's log, line by line; with `follow` in the query, until the job ends."""
-        with self._stream(f"/jobs/{_segment(job)}/logs", query, None if query.get("follow") else 30.0) as answer:
-            if not query.get("follow"):
-                yield from answer.iter_lines()
-                return
-            ending = False
-            for line in answer.iter_lines():
-                ending = ending or line == "event: end"
-                if line.startswith("data: ") and not ending:
-                    yield line.removeprefix("data: ")
+    def log(self, job: str, query: dict[str, Any]) -> Iterator[bytes]:
+        """The job's log as it is, in pieces."""
+        with self._stream(f"/jobs/{_segment(job)}/logs", query, 30.0) as answer:
+            yield from answer.iter_bytes()
+
+    @contextmanager
+    def log_events(self, job: str, query: dict[str, Any], last_id: str) -> Generator[Iterator[ServerSentEvent]]:
+        """The lines of the job's log as they come, from behind the event `last_id` on if there is one.
+
+        The last event is named `end`; without it the stream broke off.
+        """
+        path, query = f"/jobs/{_segment(job)}/logs", query | {"follow": "true"}
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        with self._stream(path, query, _SILENCE_S, headers) as answer:
+            yield EventSource(answer).iter_sse()
 
     def download(self, job: str, name: str, to: Path) -> None:
         """Write an artifact to `to`, which appears only once it is whole."""
@@ -194,9 +201,12 @@ class Client:
         return self.raw
 
     @contextmanager
-    def _stream(self, path: str, query: dict[str, Any], read_s: float | None) -> Generator[httpx.Response]:
+    def _stream(
+        self, path: str, query: dict[str, Any], read_s: float, headers: dict[str, str] | None = None
+    ) -> Generator[httpx.Response]:
         timeout = httpx.Timeout(30.0, connect=5.0, read=read_s)
-        with self._explained(), self._http.stream("GET", path, params=query, timeout=timeout) as answer:
+        call = self._http.stream("GET", path, params=query, headers=headers, timeout=timeout)
+        with self._explained(), call as answer:
             if answer.is_error:
                 answer.read()
             _check(answer, self.url)

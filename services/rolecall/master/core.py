@@ -63,7 +63,7 @@ def _assemble(
 ) -> Master:
     registry = CollectorRegistry()
     presence = Presence(settings.node_timeout_s)
-    streams = Streams(settings.data / "streams")
+    streams = Streams(settings.data / "streams", settings.log_bytes)
     blobs = Blobs(settings.data / "blobs", settings.blob_url)
     progress = ProgressBook(streams)
     reconciler = Reconciler(

@@ -92,10 +92,15 @@ class MasterClient:
         """Take the node out of the cluster."""
         await self._send("DELETE", f"/internal/nodes/{name}", timeout=1.0)
 
-    async def ship(self, key: Key, stream: str, offset: int, piece: bytes) -> int:
-        """Send a piece of a worker's stream; return where the next one starts. Raises `StreamRefused`."""
+    async def ship(self, key: Key, stream: str, offset: int, piece: bytes, *, cut: bool = False) -> int:
+        """Send a piece of a worker's stream; return where the next one starts. Raises `StreamRefused`.
+
+        `cut` says that this node no longer has what lies before `offset`.
+        """
         path = f"/internal/jobs/{key.job}/attempts/{key.attempt}/ranks/{key.rank}/streams/{stream}"
-        answer = await self._send("PUT", path, params={"offset": offset}, content=piece)
+        answer = await self._send(
+            "PUT", path, params={"offset": offset} | ({"cut": "true"} if cut else {}), content=piece
+        )
         if answer.is_client_error:
             raise StreamRefused(_detail(answer))
         return _parse(StreamOffset, answer).size

@@ -303,7 +303,13 @@ class Daemon:
             worker.kill(f"its gang's port could not be written to {error.filename}: {error.strerror}")
 
     def _adopt(self, launch: WorkerLaunch) -> WorkerProcess:
-        worker = WorkerProcess(launch, self._settings.home, self._settings.worker_timeout_s, self._news.set)
+        worker = WorkerProcess(
+            launch,
+            self._settings.home,
+            self._settings.worker_timeout_s,
+            self._settings.log_bytes,
+            self._news.set,
+        )
         self.workers[worker.key] = worker
         return worker
 

@@ -26,11 +26,13 @@ _LOG = logging.getLogger(__name__)
 class WorkerProcess:
     """The state of one worker; `changed` is called when there is news for the master."""
 
-    def __init__(self, launch: WorkerLaunch, data: Path, timeout_s: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, launch: WorkerLaunch, data: Path, timeout_s: float, log_bytes: int, changed: Callable[[], None]
+    ) -> None:
         self.launch = launch
         self.key = Key.of(launch)
         self.workdir = Workdir.of(data, *self.key)
-        self.log = Stream(self.key, "log", self.workdir.log)
+        self.log = Stream(self.key, "log", self.workdir.log, keep_bytes=log_bytes)
         self.progress = Stream(self.key, "progress", self.workdir.progress)
         self.newest: dict[str, float] = {}
         """The newest step, loss and samples per second."""
@@ -129,7 +131,7 @@ class WorkerProcess:
     def finish(self, state: WorkerState, failure: Failure | None = None, exit_code: int | None = None) -> None:
         """Report the end; the worker's progress must be with the master by now."""
         _LOG.info("worker %s %s%s", self.key, state, f": {failure.message}" if failure else "")
-        self._tell(state=state, failure=failure, exit_code=exit_code)
+        self._tell(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
 
     def shipped(self) -> None:
         """Everything the worker wrote is with the master, which may have no more use for the worker."""

@@ -72,6 +72,8 @@ class WorkerReport(Value):
     spawned_at: datetime | None = None
     joined_at: datetime | None = None
     rendezvous_port: int | None = None
+    log_bytes: int | None = None
+    """Of a worker that has ended: the size of its log, whose rest may come later."""
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:

@@ -48,6 +48,7 @@ async def append(  # noqa: PLR0917 - the framework passes by name
     offset: Annotated[int, Query(ge=0)],
     request: Request,
     master: Running,
+    cut: Annotated[bool, Query(description="Bytes before the offset are lost: the log may have a gap there.")] = False,
 ) -> StreamOffset:
     """Append what the master lacks of these bytes; answer how much it has."""
     key = StreamKey(job, attempt, rank, kind)
@@ -55,7 +56,7 @@ async def append(  # noqa: PLR0917 - the framework passes by name
         record = await jobs.get(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
-    size = await master.streams.append(key, offset, request.stream())
+    size = await master.streams.append(key, offset, request.stream(), cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         async with master.database.write() as connection:
             taken = await master.progress.ingest(connection, key)

@@ -16,6 +16,7 @@ from rolecall.master.reconciler import lose_workers
 from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
+from rolecall.master.streams import StreamKey
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
@@ -96,6 +97,9 @@ async def _take_in(master: Master, name: str, beat: Heartbeat) -> bool:
     otherwise = master.presence.note(name, beat.findings)
     if not fresh:
         return otherwise
+    for report in beat.workers:
+        if report.state.ended and report.log_bytes is not None:
+            master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
     async with master.database.write() as connection:
         node = await _living(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
