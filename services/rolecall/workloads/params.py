@@ -3,9 +3,10 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rolecall.spec import workload
+from rolecall.workloads import data_access
 
 Value = str | int | float | bool
 Lr = Annotated[float, Field(gt=0)]
@@ -17,8 +18,9 @@ def listed(given: Any) -> Any:
     return [given] if isinstance(given, Value) else given
 
 
+DataPath = Annotated[str, Field(min_length=1), AfterValidator(data_access.DataPath)]
 Paths = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
+    list[DataPath],
     Field(min_length=1),
     BeforeValidator(listed, json_schema_input_type=str | list[str]),
 ]
