@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
+from itertools import islice
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +20,7 @@ from rolecall.workloads.catalogue import installed
 from rolecall.workloads.data_access import DataAccess, DataPath, read_access
 
 _log = logging.getLogger(__name__)
+_MOST_DATA_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -110,14 +112,19 @@ def check_params(workload: Workload, given: Mapping[str, Any]) -> tuple[Params |
 
 
 def check_data(params: Params | None, access: DataAccess) -> list[Problem]:
-    """What is wrong with the paths and URLs in the parameters, as far as it can be told without the nodes' disks."""
-    problems: list[Problem] = []
+    """What is wrong with the paths and URLs in the parameters, as far as it can be told without the nodes' disks.
+
+    The first few problems are enough: a list may have thousands of paths.
+    """
+    return list(islice(_data_problems(params, access), _MOST_DATA_PROBLEMS))
+
+
+def _data_problems(params: Params | None, access: DataAccess) -> Iterator[Problem]:
     for at, path in _data_paths(params, "params"):
         try:
             access.check_written(path)
         except InputError as error:
-            problems.append(problem(at, str(error), path, access.legal))
-    return problems
+            yield problem(at, str(error), path, access.legal)
 
 
 def _data_paths(value: object, at: str) -> Iterator[tuple[str, DataPath]]:

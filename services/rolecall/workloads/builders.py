@@ -93,7 +93,7 @@ def _is_allowed(module: str, settings: WorkerSettings) -> bool:
     if _is_in_package(module, settings):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and any(Path(file).resolve().is_relative_to(one.resolve()) for one in settings.plugins)
+    return file is not None and any(Path(file).is_relative_to(folder.absolute()) for folder in settings.plugins)
 
 
 def _is_in_package(module: str, settings: WorkerSettings) -> bool:

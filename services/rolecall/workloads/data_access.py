@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path
 from typing import BinaryIO, Self
 
 from rolecall.settings import WorkerSettings, read_worker
@@ -26,12 +26,13 @@ class DataPath(str):
 
 @dataclass(frozen=True, slots=True)
 class _Area:
-    """Absolute folders that are open, and folders in them that are not. The deepest folder around a path decides."""
+    """Folders that are open, and folders that are closed; absolute, with a slash at the end."""
 
-    open: tuple[PurePath, ...]
-    closed: tuple[PurePath, ...]
+    open: tuple[str, ...]
+    closed: tuple[str, ...]
 
     def holds(self, path: str) -> bool:
+        """Whether of all the folders around an absolute, normal `path` the deepest is open."""
         depth = _depth(path, self.open)
         return depth > 0 and depth >= _depth(path, self.closed)
 
@@ -47,9 +48,9 @@ class DataAccess:
     @classmethod
     def of(cls, settings: WorkerSettings) -> Self:
         """System folders and `ROLECALL_DATA` are closed, unless a root is one of them or lies in one."""
-        roots, closed = settings.data_roots, (*_SYSTEM, settings.data)
-        written = _Area(_paths(map(os.path.abspath, roots)), _paths(map(os.path.abspath, closed)))
-        real = _Area(_paths(map(os.path.realpath, roots)), _paths(map(os.path.realpath, closed)))
+        roots, closed = settings.data_roots, (*map(Path, _SYSTEM), settings.data)
+        written = _Area(_folders(map(_normal, roots)), _folders(map(_normal, closed)))
+        real = _Area(_folders(map(os.path.realpath, roots)), _folders(map(os.path.realpath, closed)))
         return cls(written, real, settings.data_schemes)
 
     def check_written(self, path: str) -> None:
@@ -58,14 +59,14 @@ class DataAccess:
         Relative paths begin in the node's working directory, so the node decides about them.
         """
         plain = self.plain_path(path)
-        if plain is not None and os.path.isabs(plain) and not self.written.holds(os.path.normpath(plain)):
+        if plain is not None and os.path.isabs(plain) and not self.written.holds(_normal(plain)):
             raise self._outside(path)
 
     @property
     def legal(self) -> str:
         """What data may be named, in a few words."""
-        roots = " or ".join(map(str, self.written.open)) or "no folder"
-        return f"a path in {roots}" + (f", or a URL of {', '.join(self.schemes)}" if self.schemes else "")
+        urls = f", or a URL of {', '.join(self.schemes)}" if self.schemes else ""
+        return f"a path below {self._roots}{urls}"
 
     def plain_path(self, path: str) -> str | None:
         """The path on this machine that `path` means; None for a URL of an allowed scheme.
@@ -120,11 +121,14 @@ class DataAccess:
         return os.fdopen(descriptor, "rb")
 
     def _outside(self, path: str) -> InputError:
-        roots = ", ".join(map(str, self.written.open)) or "none"
         return InputError(
-            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {roots}; "
+            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}; "
             "put the data there, or have the operator add its folder"
         )
+
+    @property
+    def _roots(self) -> str:
+        return ", ".join(folder.rstrip("/") or "/" for folder in self.written.open) or "none"
 
 
 def read_access() -> DataAccess:
@@ -132,10 +136,15 @@ def read_access() -> DataAccess:
     return DataAccess.of(read_worker())
 
 
-def _paths(paths: Iterable[str]) -> tuple[PurePath, ...]:
-    return tuple(map(PurePath, paths))
+def _normal(path: str | Path) -> str:
+    """The absolute path without `.`, `..` and repeated slashes, of which `normpath` keeps two at the beginning."""
+    return "/" + os.path.abspath(path).lstrip("/")
 
 
-def _depth(path: str, folders: Iterable[PurePath]) -> int:
-    """How many parts the deepest of the folders around `path` has; 0 if there is none."""
-    return max((len(folder.parts) for folder in folders if PurePath(path).is_relative_to(folder)), default=0)
+def _folders(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(path.rstrip("/") + "/" for path in paths)
+
+
+def _depth(path: str, folders: Iterable[str]) -> int:
+    """The length of the longest of the folders around `path`; 0 if there is none."""
+    return max((len(folder) for folder in folders if f"{path}/".startswith(folder)), default=0)

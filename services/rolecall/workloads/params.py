@@ -18,10 +18,10 @@ def listed(given: Any) -> Any:
     return [given] if isinstance(given, Value) else given
 
 
-DataPath = Annotated[str, Field(min_length=1), AfterValidator(data_access.DataPath)]
+DataPath = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(data_access.DataPath)]
 Paths = Annotated[
     list[DataPath],
-    Field(min_length=1),
+    Field(min_length=1, max_length=10_000),
     BeforeValidator(listed, json_schema_input_type=str | list[str]),
 ]
 

@@ -124,8 +124,11 @@ def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
 
 def _images_in(folder: str, access: DataAccess) -> Iterator[str]:
     """Below `folder`, in the order of names; raises `InputError` for a link to where jobs may not read."""
-    with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: entry.name)
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{folder} can't be read as a folder: {error.strerror}") from error
     for entry in ordered:
         if not entry.is_dir() and entry.name.lower().endswith(_SUFFIXES):
             yield access.resolve(entry.path) if entry.is_symlink() else entry.path
