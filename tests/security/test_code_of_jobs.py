@@ -76,6 +76,9 @@ def refusal(environment: dict[str, Any]) -> str:
         "os:system-v0",
         "os:system",
         "a:b:CartPole-v1",
+        ":CartPole-v1",
+        "..os:CartPole-v1",
+        "a/../b:CartPole-v1",
     ],
 )
 def test_without_an_operators_word_no_environment_names_a_module(name: str, vectorization: str, ran: Path) -> None:
@@ -164,8 +167,9 @@ def test_a_builder_walks_no_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_of_an_installed_modules_name_does_not_allow_that_module(plugins: Path) -> None:
     """Python takes an installed module before a folder without `__init__.py`, and one that is imported before both."""
     (plugins / "shutil").mkdir()
+    (plugins / "sys").mkdir()
     (plugins / "subprocess.py").write_text("def Popen(*given): ...\n")
-    for name in ("shutil:rmtree", "subprocess:Popen"):
+    for name in ("shutil:rmtree", "subprocess:Popen", "sys:exit"):
         with pytest.raises(InputError, match=r"has not allowed builders of \w+, which comes from"):
             build(Builder(builder=name))
 

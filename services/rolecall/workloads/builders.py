@@ -51,7 +51,11 @@ def find_allowed(name: str) -> type | FunctionType:
     Raises `InputError` unless the operator allowed the module that is named and the one that defines what is found.
     """
     module, _, attribute = name.partition(":")
-    found = getattr(import_allowed(module), attribute, None)
+    imported = import_allowed(module)
+    try:
+        found = getattr(imported, attribute, None)
+    except ImportError as error:  # of a module that imports its parts when they are asked for
+        raise InputError(f"{name} can't be imported on this node: {error}") from error
     if not isinstance(found, type | FunctionType):
         raise InputError(
             f"the module {module} has no function {attribute!r}, and no such class; name one that it defines"
@@ -72,14 +76,15 @@ def import_allowed(module: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # foreign code may raise anything
         raise InputError(f"{module} can't be imported on this node: {type(error).__name__}: {error}") from error
     if not _is_allowed(module, settings):
-        raise _refused(f"{module}, which comes from {imported.__file__}", settings)
+        raise _refused(f"{module}, which comes from {getattr(imported, '__file__', 'Python itself')}", settings)
     return imported
 
 
 def _may_import(module: str, settings: WorkerSettings) -> bool:
     """Whether the module's name is allowed; makes modules of allowed folders importable."""
     top, *inner = module.split(".")
-    if "__main__" in inner:  # a package's command, which runs when it is imported
+    # A package's `__main__` is a command, which runs when it is imported.
+    if "__main__" in inner or not all(part.isidentifier() for part in (top, *inner)):
         return False
     folders = [str(folder) for folder in settings.plugins]
     if PathFinder.find_spec(top, folders) is not None:

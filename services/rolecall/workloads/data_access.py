@@ -107,10 +107,11 @@ class DataAccess:
 
         Raises `InputError` if it lies elsewhere, also by a link that appears meanwhile; `OSError` if it can't be read.
         """
-        # A pipe or a device must not block, and its driver not be started: it is refused before or right after.
+        # Non-blocking, because the open of a pipe would wait for its writer.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
         descriptor = os.open(self.resolve(path), flags)
         try:
+            # A folder on the way may have become a link since the path was resolved: the kernel knows what was opened.
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise InputError(f"{path} is not a regular file")
             if not self.real.holds(os.readlink(f"/proc/self/fd/{descriptor}")):

@@ -134,7 +134,7 @@ def _arguments(environment: Environment) -> dict[str, Any]:
     arguments = dict(environment.kwargs)
     for name in _FILE_ARGUMENTS:
         given = arguments.get(name)
-        if isinstance(given, str) and ("/" in given or given.startswith("~")):
+        if isinstance(given, str) and ("/" in given or given.startswith(("~", "."))):
             arguments[name] = _readable(given)
     return arguments
 
