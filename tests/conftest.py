@@ -24,6 +24,7 @@ from tests.running import Running
 TOKEN = "a-token-for-the-tests-only"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
+ROOT = Path(__file__).parent.parent
 # A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -78,6 +79,15 @@ def running_cluster(
         process.communicate(timeout=30)
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive, f"still running: {alive}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets jobs read what tests write, and the examples."""
+    roots = f"{tmp_path_factory.getbasetemp()}:{ROOT / 'examples'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLECALL_DATA_ROOTS", roots)
+        yield
 
 
 @pytest.fixture(scope="session")

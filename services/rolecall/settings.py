@@ -33,6 +33,9 @@ class _Environment(BaseSettings):
         frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, use_attribute_docstrings=True
     )
 
+    data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
+    """The folder for everything that outlives a process: database, blobs, logs, caches."""
+
 
 class WorkerSettings(_Environment):
     """What workers read: which code and which data a job may name."""
@@ -56,8 +59,6 @@ class WorkerSettings(_Environment):
 
 
 class _Settings(_Environment):
-    data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
-    """The folder for everything that outlives a process: database, blobs, logs, caches."""
     node_token: Annotated[SecretStr, Field(validation_alias="ROLECALL_NODE_TOKEN", min_length=16)]
     """What nodes show to the master."""
     host: Annotated[str, Field(validation_alias="ROLECALL_HOST")] = "0.0.0.0"  # noqa: S104 - a container's port is its interface
@@ -148,12 +149,12 @@ def read_role() -> str:
 
 def read_master(**given: Any) -> MasterSettings:
     """The control program's settings; `given` values win over the environment."""
-    return _read(MasterSettings, given)
+    return _read(MasterSettings, {**_secrets_from_files(), **given})
 
 
 def read_node(**given: Any) -> NodeSettings:
     """A node's settings; `given` values win over the environment."""
-    return _read(NodeSettings, given)
+    return _read(NodeSettings, {**_secrets_from_files(), **given})
 
 
 def read_worker() -> WorkerSettings:
@@ -163,7 +164,7 @@ def read_worker() -> WorkerSettings:
 
 def _read(kind: type[_S], given: dict[str, Any]) -> _S:
     try:
-        return kind(**_secrets_from_files(), **given)
+        return kind(**given)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from None
 

@@ -93,7 +93,7 @@ def changed(rows: Path, **data: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"train": "/nowhere/rows.csv"}, "/nowhere/rows.csv"),
+        ({"train": "nowhere/rows.csv"}, "nowhere/rows.csv"),
         ({"numeric": ["aeg"]}, "age"),
         ({"numeric": ["city"], "categorical": ["tags"]}, "max_bad_rows"),
     ],

@@ -116,6 +116,14 @@ def test_what_stops_in_which_order_and_how_long_it_may_take(composed: dict[str, 
         assert composed[role]["depends_on"]["master"]["condition"] == "service_started"
 
 
+def test_master_and_nodes_allow_the_same_data() -> None:
+    allowed = {"ROLECALL_DATA_ROOTS": "/data:/more", "ROLECALL_DATA_SCHEMES": "s3,gs"}
+    for file, variables in ((FILE, {}), (HOSTS, MACHINE)):
+        services = configuration(file, **variables, **allowed)["services"]
+        for role in ROLES:
+            assert allowed.items() <= services[role]["environment"].items()
+
+
 def test_variables_scale(composed: dict[str, Any]) -> None:
     variables = {"PARAMETER_SERVERS": "3", "TRAINERS": "4", "STAGES": "5", "OBSERVERS": "6"}
     scaled = configuration(**variables)["services"]

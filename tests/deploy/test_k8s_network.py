@@ -199,6 +199,7 @@ def test_the_documents_patches_do_what_it_says() -> None:
     for one in roles(objects):
         assert container(one)["envFrom"] == [{"secretRef": {"name": "object-store"}}]
         check_schema(one, newest_versions(1)[0])
+        assert {"name": "ROLECALL_DATA_SCHEMES", "value": "s3"} in container(one)["env"]
         store = {"name": "ROLECALL_BLOB_URL", "value": "s3://my-bucket/rolecall"}
         assert (store in container(one)["env"]) == (role_of(one) == Role.MASTER)
     labels = [one["metadata"]["labels"] for one in of_kind(objects, "ServiceMonitor")]

@@ -19,6 +19,7 @@ from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
+from rolecall.settings import read_worker
 from rolecall.spec.role import Role
 from rolecall.supervisor import Ended, Program, Supervisor, describe
 
@@ -66,7 +67,9 @@ def local(  # noqa: PLR0917 - the command line is the signature
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     connection = Connection(f"http://{_HOST}:{_free_port(port)}", _checked(token) or _kept_token(data))
-    programs = cluster(connection, data.resolve(), counts, os.environ)
+    programs = cluster(
+        connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
+    )
     err.print(f"starting a master and {len(programs) - 1} nodes, which takes some seconds")
     with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _await_ready(supervisor, connection, programs)
@@ -99,6 +102,16 @@ def cluster(
     control = shared | {"ROLECALL_TOKEN": connection.token, "ROLECALL_DATA": str(data / "master")}
     nodes = [_node(role, f"{role}-{place}", shared, data) for role, count in counts.items() for place in range(count)]
     return [Program("master", _command("master"), control, logs / "master.log"), *nodes]
+
+
+def _data_roots(started_in: Path) -> str:
+    """Those of the environment, or the default ones, and the folder that the command was started in."""
+    if ":" in str(started_in):
+        raise CommandError(
+            Exit.USAGE,
+            f"{started_in} has a colon, which separates folders in ROLECALL_DATA_ROOTS; start in another folder",
+        )
+    return ":".join(map(str, dict.fromkeys([*read_worker().data_roots, started_in])))
 
 
 # Ours to set; a secret's `_FILE` would win over the value.

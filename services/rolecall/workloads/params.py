@@ -3,9 +3,10 @@
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rolecall.spec import workload
+from rolecall.workloads import data_access
 
 Value = str | int | float | bool
 Lr = Annotated[float, Field(gt=0)]
@@ -17,9 +18,10 @@ def listed(given: Any) -> Any:
     return [given] if isinstance(given, Value) else given
 
 
+DataPath = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(data_access.DataPath)]
 Paths = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
-    Field(min_length=1),
+    list[DataPath],
+    Field(min_length=1, max_length=10_000),
     BeforeValidator(listed, json_schema_input_type=str | list[str]),
 ]
 

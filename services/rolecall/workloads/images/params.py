@@ -5,9 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rolecall.spec import workload
-from rolecall.workloads.params import Fraction
+from rolecall.workloads.params import DataPath, Fraction
 
-Path = Annotated[str, Field(min_length=1)]
 Channels = tuple[float, float, float]
 Deviation = Annotated[float, Field(gt=0)]
 
@@ -15,13 +14,13 @@ Deviation = Annotated[float, Field(gt=0)]
 class Idx(workload.Params):
     """A pair of files in the format of MNIST (http://yann.lecun.com/exdb/mnist), packed by gzip (`.gz`) or not."""
 
-    images: Path
+    images: DataPath
     """The images: unsigned bytes in three dimensions; a path or fsspec URL."""
-    labels: Path
+    labels: DataPath
     """Their labels: unsigned bytes in one dimension; a path or fsspec URL."""
 
 
-Source = Path | Idx
+Source = DataPath | Idx
 
 
 class Images(workload.Params):

@@ -27,8 +27,8 @@ def _named(given: Any) -> Any:
 class Wrapper(workload.Params):
     """A class that changes what an environment shows or takes."""
 
-    entry_point: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_][\w.]*$")]
-    """The bare name of a class in `gymnasium.wrappers`, e.g. `FlattenObservation`, or `package.module:Class` where the
+    entry_point: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_]\w*$")]
+    """The name of a class in `gymnasium.wrappers`, e.g. `FlattenObservation`, or `package.module:Class` where the
     operator allowed it."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
@@ -38,8 +38,8 @@ class Environment(workload.Params):
     """The task: a Gymnasium environment, made anew in every observer."""
 
     id: Annotated[str, Field(min_length=1)]
-    """A registered id (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an entry point
-    (`package.module:Class`). What names a module must lie where the operator allowed it, as builders must."""
+    """An id in Gymnasium's registry (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an
+    `Env` class or function (`package.module:Class`). Modules must be allowed by the operator, as builders must."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_episode_steps: Annotated[int, Field(ge=1)] | None = None
