@@ -13,11 +13,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
-from rolecall.master.problems import Problem, explain, problem
+from rolecall.master.problems import MOST_PROBLEMS, Problem, explain, problem, shortened
 from rolecall.master.trouble import storage_trouble
-from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
+from rolecall.spec.errors import CheckTimeout, Conflict, InvalidJob, NotFound, RolecallError
 
-_STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
+_STATUS: dict[type[RolecallError], int] = {
+    NotFound: 404,
+    Conflict: 409,
+    InvalidJob: 422,
+    BlobError: 400,
+    CheckTimeout: 503,
+}
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -69,7 +75,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is no JSON: {why} (at character {broken['loc'][-1]})", request)
     schema = _body_schema(request)
-    errors = [_field_error(one, schema) for one in found]
+    errors = shortened([_field_error(one, schema) for one in found[:MOST_PROBLEMS]], len(found))
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
 
