@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from rolecall.master.problems import Problem, problem
 
-MOST_VALUES = 100_000
-"""Values in all, counted at every depth; 1 MiB of text has room for five times as many."""
+MOST_VALUES = 50_000
+"""Values in all, counted at every depth; 1 MiB of text has room for ten times as many."""
 MOST_DEPTH = 32
 MOST_KEY_CHARS = 1000
 _INTEGERS = range(-(2**63), 2**64)
@@ -30,10 +30,11 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
     count = 0
     while waiting:
         path, depth, value = waiting.pop()
-        entries = _entries(value)
-        count += len(entries)
+        count += len(value)
         if count > MOST_VALUES:
-            yield problem("params", "it holds too many values", f"more than {count - 1}", f"at most {MOST_VALUES}")
+            yield problem("params", "it holds too many values", f"{count} or more", f"at most {MOST_VALUES}")
+            return
+        entries = _entries(value)
         if entries and depth == MOST_DEPTH:
             yield problem(_name(path), "it is nested too deeply", value, f"at most {MOST_DEPTH} levels")
         for key, entry in entries:

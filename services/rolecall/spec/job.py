@@ -19,7 +19,7 @@ class JobRequest(Request):
     """A name from `GET /workloads`."""
     params: Annotated[dict[str, Any], at_most(1000)] = Field(default_factory=dict)
     """The workload's parameters; `GET /workloads/{name}` has their schema."""
-    roles: Annotated[dict[Role, Annotated[int, Field(strict=True, ge=0, le=1_000_000)]], at_most(20)] = Field(
+    roles: Annotated[dict[Role, Annotated[int, Field(strict=True, le=1_000_000)]], at_most(20)] = Field(
         default_factory=dict[Role, int]
     )
     """How many workers of each role; the workload's defaults fill in what is not named."""

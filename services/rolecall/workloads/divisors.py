@@ -5,7 +5,7 @@ from math import isqrt
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of `number`, from 1 up, in time with its square root: 4096 steps for 2^24."""
+    """All divisors of `number`, from 1 up, in time with its square root: 65,536 steps (milliseconds) for 2^32."""
     small = [one for one in range(1, isqrt(number) + 1) if number % one == 0]
     return small + [number // one for one in reversed(small) if one * one != number]
 

@@ -14,7 +14,7 @@ from rolecall.spec import workload
 Count = Annotated[int, Field(ge=1, le=2**40)]
 """Of steps, rows and the like: what a job does one after the other."""
 Epochs = Annotated[int, Field(ge=1, le=2**24)]
-BatchSize = Annotated[int, Field(ge=1, le=2**24)]
+BatchSize = Annotated[int, Field(ge=1, le=2**32)]
 """Samples of one step over all workers together; bounded so that its divisors are found at once."""
 Replicas = Annotated[int, Field(ge=1, le=4096)]
 Width = Annotated[int, Field(ge=1, le=2**20)]
@@ -30,8 +30,8 @@ Path = Annotated[str, Field(min_length=1, max_length=4096)]
 """A path or URL; Linux takes no longer paths."""
 Name = Annotated[str, Field(max_length=1024)]
 """Of a column, a class or a block."""
-Names = Annotated[list[Name], Field(max_length=65_536, fail_fast=True)]
-Value = Text | int | float | bool
+Names = Annotated[list[Name], Field(max_length=50_000, fail_fast=True)]
+Value = Text | Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(ge=-1e308, le=1e308)] | bool
 
 
 def listed(given: Any) -> Any:
@@ -41,8 +41,8 @@ def listed(given: Any) -> Any:
 
 Paths = Annotated[
     list[Path],
-    Field(min_length=1, max_length=65_536, fail_fast=True),
-    BeforeValidator(listed, json_schema_input_type=str | list[str]),
+    Field(min_length=1, max_length=50_000, fail_fast=True),
+    BeforeValidator(listed, json_schema_input_type=Path | Annotated[list[Path], Field(max_length=50_000)]),
 ]
 
 

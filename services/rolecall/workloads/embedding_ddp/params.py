@@ -42,9 +42,7 @@ class Label(workload.Params):
 
     column: Name
     """Its name."""
-    positive: Annotated[_Values | None, BeforeValidator(listed, json_schema_input_type=Value | list[Value] | None)] = (
-        None
-    )
+    positive: Annotated[_Values | None, BeforeValidator(listed, json_schema_input_type=Value | _Values | None)] = None
     """The value or values that mean yes; every other value means no. Without it the column must hold 0 and 1, or true
     and false."""
 
@@ -124,15 +122,15 @@ class Data(workload.Params):
     or paths as `train`."""
     format: Literal["csv", "tsv", "parquet"] | None = None
     """The format of all files; by default each file's suffix says it."""
-    label: Annotated[Label, BeforeValidator(_named, json_schema_input_type=str | Label)]
+    label: Annotated[Label, BeforeValidator(_named, json_schema_input_type=Name | Label)]
     """The column to predict: its name, or an object that also says which value means yes."""
     categorical: Annotated[
-        tuple[Annotated[Categorical, BeforeValidator(_named, json_schema_input_type=str | Categorical)], ...],
+        tuple[Annotated[Categorical, BeforeValidator(_named, json_schema_input_type=Name | Categorical)], ...],
         Field(max_length=_MOST_COLUMNS),
     ] = ()
     """The categorical columns: names, or objects."""
     numeric: Annotated[
-        tuple[Annotated[Numeric, BeforeValidator(_named, json_schema_input_type=str | Numeric)], ...],
+        tuple[Annotated[Numeric, BeforeValidator(_named, json_schema_input_type=Name | Numeric)], ...],
         Field(max_length=_MOST_COLUMNS),
     ] = ()
     """The numeric columns: names, or objects."""

@@ -33,7 +33,7 @@ class Images(workload.Params):
     validation: Annotated[Fraction | Source, Field(union_mode="left_to_right")] = 0.1
     """The images for the score of each epoch: a share of the training images, drawn by a seeded hash of the image's
     number, or a source as `train`."""
-    classes: Annotated[tuple[Name, ...], Field(max_length=65_536, fail_fast=True)] | None = None
+    classes: Annotated[tuple[Name, ...], Field(max_length=50_000, fail_fast=True)] | None = None
     """The classes' names in the order of the labels, for IDX files; by default the numbers."""
     size: Annotated[int, Field(ge=16, le=1024)] = 224
     """Height and width of what the model sees, in pixels."""

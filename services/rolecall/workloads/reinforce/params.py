@@ -6,7 +6,19 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.spec import workload
 from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import Adam, AdamW, Count, Epochs, LrSchedule, Positive, Seconds, Sgd, Weight, Widths
+from rolecall.workloads.params import (
+    Adam,
+    AdamW,
+    Count,
+    Epochs,
+    LrSchedule,
+    Name,
+    Positive,
+    Seconds,
+    Sgd,
+    Weight,
+    Widths,
+)
 
 Discount = Annotated[float, Field(gt=0, le=1)]
 Updates = Annotated[int, Field(ge=1, le=2**40)]
@@ -46,7 +58,7 @@ class Environment(workload.Params):
     max_episode_steps: Count | None = None
     """Episodes are cut after so many steps; by default the id's own limit, for an entry point none."""
     wrappers: Annotated[
-        tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=str | Wrapper)], ...],
+        tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=Name | Wrapper)], ...],
         Field(max_length=100, strict=False),
     ] = ()
     """Wrappers around each environment, the innermost first: names, or objects."""
@@ -154,16 +166,16 @@ class Evaluation(workload.Params):
 class Params(workload.Params):
     """The parameters of a `reinforce` job."""
 
-    environment: Annotated[Environment, BeforeValidator(_identified, json_schema_input_type=str | Environment)]
+    environment: Annotated[Environment, BeforeValidator(_identified, json_schema_input_type=Name | Environment)]
     """The task: a Gymnasium id or entry point, or an object that says more."""
     algorithm: Annotated[
         Annotated[Reinforce | Ppo, Field(discriminator="name")],
-        BeforeValidator(_named, json_schema_input_type=str | Reinforce | Ppo),
+        BeforeValidator(_named, json_schema_input_type=Name | Reinforce | Ppo),
     ] = Ppo(name="ppo")
     """How the policy learns: `ppo` or `reinforce`, or an object that says more."""
     policy: Annotated[
         Annotated[Mlp | Custom, Field(discriminator="name")],
-        BeforeValidator(_named, json_schema_input_type=str | Mlp | Custom),
+        BeforeValidator(_named, json_schema_input_type=Name | Mlp | Custom),
     ] = Mlp(name="mlp")
     """The network."""
     environments: Annotated[int, Field(ge=1, le=4096)] = 8

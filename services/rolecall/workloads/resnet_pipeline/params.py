@@ -75,14 +75,14 @@ class Params(TrainingParams):
         share, rest = divmod(self.batch_size, self.replicas)
         if rest:
             raise ValueError(
-                f"batch_size {self.batch_size} can't be shared by {self.replicas} replicas; the nearest legal are "
+                f"batch_size {self.batch_size} can't be shared by {self.replicas} replicas; nearest legal: "
                 f"{nearest_multiples(self.replicas, self.batch_size)}"
             )
         if share % self.micro_batches:
             legal = [count for count in divisors(share) if count <= MOST_MICRO_BATCHES]
             raise ValueError(
-                f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; the nearest "
-                f"legal are {nearest(legal, self.micro_batches)}"
+                f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; nearest "
+                f"legal: {nearest(legal, self.micro_batches)}"
             )
         one_value = self.micro_batch_size == 1 and self.data.size <= _SHRINKS
         if isinstance(self.model, str) and self.norm == "batch" and one_value:

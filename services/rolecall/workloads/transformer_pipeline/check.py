@@ -56,7 +56,7 @@ def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:
         return
     legal = rules.legal_micro_batches(params.replica_batch, ranks, stages)
     said = (
-        f"the nearest legal for batches of {params.replica_batch} are {nearest(legal, params.micro_batches)}"
+        f"nearest legal for batches of {params.replica_batch}: {nearest(legal, params.micro_batches)}"
         if legal
         else (f"batches of {params.replica_batch} have no such number: take a larger batch_size")
     )

@@ -132,7 +132,7 @@ class Params(TrainingParams):
         if self.model is None and self.dim % self.heads:
             raise ValueError(
                 f"heads {self.heads} don't divide dim {self.dim}; "
-                f"the nearest legal are {nearest(divisors(self.dim), self.heads)}"
+                f"nearest legal: {nearest(divisors(self.dim), self.heads)}"
             )
         if self.model is None and self.positions == "rope" and self.dim // self.heads % 2:
             raise ValueError(
@@ -183,12 +183,12 @@ class Params(TrainingParams):
         if self.batch_size % self.replicas:
             raise ValueError(
                 f"{self.replicas} replicas don't divide batch_size {self.batch_size}; "
-                f"the nearest legal are {nearest(divisors(self.batch_size), self.replicas)}"
+                f"nearest legal: {nearest(divisors(self.batch_size), self.replicas)}"
             )
         if self.replica_batch % self.micro_batches:
             raise ValueError(
                 f"micro_batches {self.micro_batches} don't divide a replica's {self.replica_batch} sequences; "
-                f"the nearest legal are {nearest(divisors(self.replica_batch), self.micro_batches)}"
+                f"nearest legal: {nearest(divisors(self.replica_batch), self.micro_batches)}"
             )
         return self
 
