@@ -25,7 +25,7 @@ _JUNK = st.sampled_from(
 
 
 def documents(root: Schema) -> st.SearchStrategy[Any]:
-    """Values that `root` (a JSON schema) allows, or nearly: with numbers beyond their bounds, long texts, wide lists."""
+    """Values that `root` (a JSON schema) allows, or nearly: numbers beyond bounds, long texts, wide lists."""
     return _drawn(root, root)
 
 
