@@ -114,4 +114,10 @@ def _sentence(request: Request, error: HTTPException) -> str:
         return f"there is nothing at {request.url.path}; GET /docs lists the routes"
     if error.status_code == 405 and error.detail == "Method Not Allowed":
         return f"{request.method} is not possible at {request.url.path}; GET /docs lists the routes"
+    if isinstance(cause := error.__cause__, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"the body is not UTF-8: {cause.reason} at byte {cause.start}"
+    if isinstance(cause, ValueError):
+        return "the body has an integer of too many digits"
     return str(error.detail)
