@@ -24,6 +24,39 @@ _STATUS: dict[type[RolecallError], int] = {
     BlobError: 400,
     CheckTimeout: 503,
 }
+# How OpenAPI describes a problem document, and which of them any route may answer with.
+_TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
+_FIELD = {"type": "object", "properties": dict.fromkeys(("field", "message", "given", "legal"), _TEXT)}
+SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "Why a call failed (RFC 9457); `errors` lists the fields that are wrong.",
+    "type": "object",
+    "properties": {
+        "type": _TEXT,
+        "title": _TEXT,
+        "status": _INTEGER,
+        "detail": _TEXT,
+        "instance": _TEXT,
+        "errors": {"type": "array", "items": _FIELD},
+    },
+    "required": ["type", "title", "status", "detail", "instance"],
+}
+_MEANING = {
+    400: "The request can't be read.",
+    401: "The token is missing or wrong.",
+    403: "The token does not allow this call.",
+    404: "There is no such job, node, workload, checkpoint or artifact.",
+    409: "The request contradicts what is stored.",
+    413: "The body is too large.",
+    422: "A field is wrong; `errors` says which.",
+    429: "Too many calls, or too much is stored; try again later.",
+    503: "The master, or its database, can't answer now; try again.",
+    507: "The master's volume is full.",
+}
+_CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": meaning, "content": _CONTENT} for status, meaning in _MEANING.items()
+}
 
 
 def add_problem_handlers(app: FastAPI) -> None:
