@@ -8,6 +8,11 @@ from typing import Any
 
 from pydantic import BeforeValidator
 
+MOST = 2**31 - 1
+"""The largest number that the database takes for an attempt, a rank or an id."""
+MOST_BYTES = 2**63 - 1
+"""The largest number that it takes for a size or a step."""
+
 
 def at_most(count: int) -> BeforeValidator:
     """Refuses a list or an object of more than `count` entries before any of them is looked at.

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Running, require_user
-from rolecall.master.api.limits import MOST
 from rolecall.master.core import Master
 from rolecall.master.documents import job_document
 from rolecall.master.lifecycle import Step
@@ -20,6 +19,7 @@ from rolecall.master.problems import MOST_PROBLEMS, shortened, unknown
 from rolecall.master.reconciler import redirect_stop, take_step
 from rolecall.master.store import attempts, idempotency, jobs, nodes, workers
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
 from rolecall.spec.model import Value

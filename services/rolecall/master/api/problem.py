@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import TypeAdapter
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -46,6 +46,7 @@ _MEANING = {
     401: "The token is missing or wrong.",
     403: "The token does not allow this call.",
     404: "There is no such job, node, workload, checkpoint or artifact.",
+    405: "There is no such call at this path.",
     409: "The request contradicts what is stored.",
     413: "The body is too large.",
     422: "A field is wrong; `errors` says which.",
@@ -114,6 +115,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_storage_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, DataError):
+        # E.g. NUL in a path: a text that PostgreSQL can neither store nor look for.
+        return problem_response(422, f"the database takes no such value: {_first_line(error.orig)}", request)
     if (trouble := storage_trouble(error)) is None:
         raise error
     return problem_response(507 if trouble.full else 503, trouble.detail, request)
@@ -140,6 +144,10 @@ def _field_error(error: dict[str, Any], schema: dict[str, Any]) -> Problem:
     if where == "body":
         return explain([error | {"loc": tuple(path)}], schema)[0]
     return problem(".".join(map(str, path)), str(error["msg"]), error.get("input"), "")
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _sentence(request: Request, error: HTTPException) -> str:
