@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from fastapi import FastAPI
 
 from rolecall import __version__
 from rolecall.master.api import attempts, cluster, description, files, jobs, logs, nodes, preflight
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
-from rolecall.master.api.problem import add_problem_handlers
+from rolecall.master.api.problem import RESPONSES, SCHEMA, add_problem_handlers
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.core import open_master
 from rolecall.master.signals import Signal
@@ -18,9 +19,24 @@ from rolecall.settings import MasterSettings
 _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submit one with `POST /jobs`."
 
 
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The interface as OpenAPI describes it, with the problem documents that every route may answer with."""
+        document = super().openapi()
+        document["components"]["schemas"]["Problem"] = SCHEMA
+        return document
+
+
 def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> FastAPI:
     """The master as an ASGI application; without a catalogue, that of the installed workloads."""
-    app = FastAPI(title="Rolecall", version=__version__, description=_ABOUT, lifespan=_lifespan, openapi_url=None)
+    app = _Application(
+        title="Rolecall",
+        version=__version__,
+        description=_ABOUT,
+        lifespan=_lifespan,
+        openapi_url=None,
+        responses=RESPONSES,
+    )
     app.state.settings = settings
     app.state.catalogue = catalogue or load()
     app.state.news = Signal()

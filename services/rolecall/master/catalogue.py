@@ -5,12 +5,14 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint
 from itertools import islice
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rolecall.master.extent import check_extent
 from rolecall.master.problems import Problem, explain, problem, unknown
 from rolecall.spec.errors import InputError, InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
@@ -19,6 +21,8 @@ from rolecall.spec.workload import EverywhereParams, Params, Workload
 from rolecall.workloads.catalogue import installed
 from rolecall.workloads.data_access import DataAccess, DataPath, read_access
 
+_MOST_EXPLAINED = 1000
+"""Problems of one document that are worth a look at each; pydantic makes all its errors or none."""
 _log = logging.getLogger(__name__)
 _MOST_DATA_PROBLEMS = 20
 
@@ -103,12 +107,23 @@ def check_roles(workload: Workload, asked: Mapping[Role, int]) -> tuple[dict[Rol
 
 def check_params(workload: Workload, given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
     """The parameters as the workload's own type, or what is wrong with them; a number in quotes is no number."""
+    if problems := check_extent(given):
+        return None, problems
     try:
         # As JSON, because there strict types take a list for a tuple and a text for an enumeration's value.
         return workload.params.model_validate_json(json.dumps(given), strict=True), []
     except ValidationError as error:
-        schema = workload.params.model_json_schema()
-        return None, explain([dict(e) for e in error.errors(include_url=False)], schema, ("params",))
+        if (count := error.error_count()) > _MOST_EXPLAINED:
+            message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
+            return None, [problem("params", message, given, f"what GET /workloads/{workload.name} describes")]
+        errors = [dict(one) for one in error.errors(include_url=False)]
+        return None, explain(errors, schema_of(workload.params), ("params",))
+
+
+@cache
+def schema_of(params: type[Params]) -> dict[str, Any]:
+    """The JSON schema of a workload's parameters."""
+    return params.model_json_schema()
 
 
 def check_data(params: Params | None, access: DataAccess) -> list[Problem]:

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.checks import Checks
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
@@ -26,6 +27,7 @@ class Master:
 
     settings: MasterSettings
     catalogue: Catalogue
+    checks: Checks
     database: Database
     presence: Presence
     streams: Streams
@@ -79,6 +81,7 @@ def _assemble(
     return Master(
         settings=settings,
         catalogue=catalogue,
+        checks=Checks(catalogue),
         database=database,
         presence=presence,
         streams=streams,

@@ -42,6 +42,16 @@ class InvalidJob(RolecallError):
         self.problems = problems
 
 
+class CheckTimeout(RolecallError):
+    """A request could not be checked in time; it was neither accepted nor found wrong."""
+
+
+class BrokenWorkload(RolecallError):
+    """A workload's own check ended with an error that says nothing about the job."""
+
+    retryable = False
+
+
 class WorkloadError(RolecallError):
     """The job can't succeed as it was asked for, however often it is tried."""
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from rolecall.spec.bounds import at_most
 from rolecall.spec.model import Request, Value
 from rolecall.spec.report import Failure, StartTimes
 from rolecall.spec.role import Role
@@ -14,11 +15,13 @@ from rolecall.spec.state import JobState, StopMode, WorkerState
 class JobRequest(Request):
     """The body of `POST /jobs`."""
 
-    workload: str
+    workload: str = Field(max_length=120)
     """A name from `GET /workloads`."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Annotated[dict[str, Any], at_most(1000)] = Field(default_factory=dict)
     """The workload's parameters; `GET /workloads/{name}` has their schema."""
-    roles: dict[Role, Annotated[int, Field(strict=True)]] = Field(default_factory=dict[Role, int])
+    roles: Annotated[dict[Role, Annotated[int, Field(strict=True, le=1_000_000)]], at_most(20)] = Field(
+        default_factory=dict[Role, int]
+    )
     """How many workers of each role; the workload's defaults fill in what is not named."""
     name: str = Field(default="", max_length=120)
     """A label for people."""

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from rolecall.spec.bounds import MOST_BYTES
 from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
@@ -14,7 +15,7 @@ class Heartbeat(Value):
 
     started: str
     """The id of this daemon's life (see `NodeSpec.started`)."""
-    seen: int = -1
+    seen: int = Field(default=-1, ge=-1, le=MOST_BYTES)
     """The version of the last `Desired` that it got."""
     wait_s: float = Field(default=0.0, ge=0.0, le=30.0)
     """How long the master may hold the answer back while nothing changes."""
@@ -71,5 +72,5 @@ class ArtifactNotice(Value):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     blob: str
-    size: int
-    sha256: str
+    size: int = Field(ge=0, le=MOST_BYTES)
+    sha256: str = Field(max_length=64)

@@ -22,7 +22,9 @@ from rolecall.spec.errors import InputError
 class Builder(workload.Params):
     """A function that makes a model."""
 
-    builder: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_models:small"])]
+    builder: Annotated[
+        str, Field(max_length=1024, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_models:small"])
+    ]
     """The function, as `module:function`, in a package or folder that the operator allowed."""
     arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Further keyword arguments for the function."""

@@ -12,6 +12,7 @@ from rolecall.master.api.auth import Bearer, Running, require_attempt, require_c
 from rolecall.master.core import Master
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.streams import Kind, StreamKey
+from rolecall.spec.bounds import MOST, MOST_BYTES
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
@@ -42,10 +43,10 @@ class Recorded(Value):
 )
 async def append(  # noqa: PLR0917 - the framework passes by name
     job: str,
-    attempt: Annotated[int, Path(ge=1)],
-    rank: Annotated[int, Path(ge=0)],
+    attempt: Annotated[int, Path(ge=1, le=MOST)],
+    rank: Annotated[int, Path(ge=0, le=MOST)],
     kind: Kind,
-    offset: Annotated[int, Query(ge=0)],
+    offset: Annotated[int, Query(ge=0, le=MOST_BYTES)],
     request: Request,
     master: Running,
     cut: Annotated[bool, Query(description="Bytes before the offset are lost: the log may have a gap there.")] = False,

@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
 from rolecall.master.api.auth import Running, require_user
+from rolecall.master.catalogue import schema_of
 from rolecall.master.metrics import exposition
 from rolecall.master.store import nodes
 from rolecall.spec.model import Value
@@ -109,5 +110,6 @@ def _workload(workload: Workload) -> WorkloadDocument:
         )
         for role, count in workload.roles.items()
     }
-    params = workload.params.model_json_schema()
-    return WorkloadDocument(name=workload.name, summary=workload.summary, roles=roles, params=params)
+    return WorkloadDocument(
+        name=workload.name, summary=workload.summary, roles=roles, params=schema_of(workload.params)
+    )

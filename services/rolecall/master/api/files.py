@@ -9,12 +9,12 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import Running, require_user
-from rolecall.master.api.limits import MOST
 from rolecall.master.core import Master
 from rolecall.master.progress import series
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
+from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import NotFound
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest

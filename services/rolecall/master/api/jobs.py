@@ -12,14 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Running, require_user
-from rolecall.master.api.limits import MOST
 from rolecall.master.core import Master
 from rolecall.master.documents import job_document
 from rolecall.master.lifecycle import Step
-from rolecall.master.problems import unknown
+from rolecall.master.problems import MOST_PROBLEMS, shortened, unknown
 from rolecall.master.reconciler import redirect_stop, take_step
 from rolecall.master.store import attempts, idempotency, jobs, nodes, workers
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
 from rolecall.spec.model import Value
@@ -43,7 +43,7 @@ async def submit(
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
 ) -> JobDocument:
     """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job."""
-    fields = master.catalogue.check_request(request)
+    fields = await master.checks.run(request)
     if master.catalogue.is_everywhere(request.workload):
         await _check_nodes(master, fields["params"]["nodes"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
@@ -118,9 +118,10 @@ async def _check_nodes(master: Master, asked: list[str]) -> None:
     """Raise `InvalidJob` for names that no node has."""
     async with master.database.read() as connection:
         known = {node.name for node in await nodes.everything(connection)}
-    problems = [unknown(f"params.nodes.{i}", "node", name, known) for i, name in enumerate(asked) if name not in known]
+    strange = [(place, name) for place, name in enumerate(asked) if name not in known]
+    problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in strange[:MOST_PROBLEMS]]
     if problems:
-        raise InvalidJob(problems)
+        raise InvalidJob(shortened(problems, len(strange)))
 
 
 async def _add(master: Master, spec: JobSpec, key: str | None) -> JobRecord:
