@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 from types import MappingProxyType
 
 import httpx
@@ -24,6 +24,7 @@ from tests.running import Running
 TOKEN = "a-token-for-the-tests-only"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
+ROOT = Path(__file__).parents[1]
 # A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -46,7 +47,9 @@ class Cluster(Running):
     @property
     def pids(self) -> dict[str, int]:
         """The process of each program, by name; restarted ones have new ids."""
-        return {_name_of(child): child.pid for child in psutil.Process(self.process.pid).children()}
+        children = psutil.Process(self.process.pid).children()
+        nodes = {path.parent.name: int(path.read_text()) for path in self.data.glob("nodes/*/node.lock")}
+        return nodes | {"master": child.pid for child in children if child.cmdline()[-1] == "master"}
 
     def pid(self, name: str) -> int:
         """The process of one program, e.g. `master` or `trainer-0`."""
@@ -62,7 +65,13 @@ def running_cluster(
     data: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Cluster]:
     """Start a cluster, `environment` added to its own; when left, end it and assert that nothing of it still runs."""
-    whole = {**os.environ, "ROLECALL_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(data / "config"), **environment}
+    whole = {
+        **os.environ,
+        "ROLECALL_TOKEN": TOKEN,
+        "XDG_CONFIG_HOME": str(data / "config"),
+        "ROLECALL_DATA_ROOTS": f"{gettempdir()}:{ROOT}",
+        **environment,
+    }
     command = [*ROLECALL, "local", "--port", "0", "--data", str(data), *options]
     with (data / "local.log").open("wb") as log:
         process = subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -134,10 +143,6 @@ def _await_ready(process: subprocess.Popen[str], log: Path) -> str:
     line = process.stdout.readline() if readable else ""
     assert line.startswith("ready "), f"the cluster did not start: {log.read_text()}"
     return line.split()[1]
-
-
-def _name_of(process: psutil.Process) -> str:
-    return "master" if process.cmdline()[-1] == "master" else process.environ()["ROLECALL_NODE_NAME"]
 
 
 def _binaries() -> Path:
