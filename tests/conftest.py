@@ -47,9 +47,10 @@ class Cluster(Running):
     @property
     def pids(self) -> dict[str, int]:
         """The process of each program, by name; restarted ones have new ids."""
-        children = psutil.Process(self.process.pid).children()
-        nodes = {path.parent.name: int(path.read_text()) for path in self.data.glob("nodes/*/node.lock")}
-        return nodes | {"master": child.pid for child in children if child.cmdline()[-1] == "master"}
+        children = {child.pid: child.cmdline()[-1] for child in psutil.Process(self.process.pid).children()}
+        locks = {path.parent.name: path.read_text().strip() for path in self.data.glob("nodes/*/node.lock")}
+        nodes = {name: int(pid) for name, pid in locks.items() if pid and int(pid) in children}
+        return nodes | {program: pid for pid, program in children.items() if program == "master"}
 
     def pid(self, name: str) -> int:
         """The process of one program, e.g. `master` or `trainer-0`."""

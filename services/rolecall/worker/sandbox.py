@@ -49,8 +49,8 @@ _CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Where libraries keep what they compile or fetch: in the worker's own folder, because what one job compiles must not run
-in another."""
+"""Where libraries keep what they compile or fetch: in the worker's own folder. What one job compiles must not run in
+another."""
 _LOG = logging.getLogger(__name__)
 
 
