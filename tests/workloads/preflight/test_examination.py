@@ -115,5 +115,5 @@ def test_who_examines_does_not_wait_for_rpc_as_long_as_who_trains(
     worker = SimpleNamespace(gpu=None, role=Role.TRAINER, role_rank=0, rank=0)
     gang = SimpleNamespace(world_size=1, workers=[worker], role_counts={})
     launch = SimpleNamespace(worker=worker, gang=gang, master_addr="127.0.0.1", params={})
-    rendezvous._join_rpc(cast(Any, launch), workload, 1)
+    rendezvous._join_rpc(cast(Any, launch), workload, cast(Any, None))
     assert given[0].rpc_timeout == timeout_s
