@@ -22,6 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rolecall import landlock
 from rolecall.landlock import DEVICE, LIST, READ, WRITE, Access
+from rolecall.process import keep_capabilities
 from rolecall.settings import WorkerSettings, read_library_paths
 from rolecall.spec.errors import SandboxUnavailable
 from rolecall.spec.fork import ForkRequest
@@ -51,6 +52,9 @@ _CACHES = {
 }
 """Where libraries keep what they compile or fetch: in the worker's own folder. What one job compiles must not run in
 another."""
+_CAPABILITIES = (0, 1, 2, 3, 14, 23, 24)
+"""What root keeps in a worker: `CHOWN`, `DAC_OVERRIDE`, `DAC_READ_SEARCH`, `FOWNER`, `IPC_LOCK` (RDMA), `SYS_NICE`,
+`SYS_RESOURCE`. Others lead around the sandbox: with `PERFMON` a process reads the environment of any other."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -88,6 +92,7 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
     rules = list(rules_of(request, settings))
     try:
         landlock.restrict(rules)
+        keep_capabilities(_CAPABILITIES)
     except OSError as error:
         if settings.sandbox == "required":
             raise SandboxUnavailable(f"ROLECALL_SANDBOX=required, and the kernel refuses Landlock: {error}") from error

@@ -54,7 +54,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, rank: int, met: Any) -> Told:
     """Play the worker of that rank, where the ways are open and the gang meets like this."""
     workers = [SimpleNamespace(node=node, role=Role.TRAINER, role_rank=n, rank=n) for n, node in enumerate(NODES)]
     gang = SimpleNamespace(workers=workers, addresses=dict.fromkeys(NODES, "127.0.0.1"))
-    launch = SimpleNamespace(worker=workers[rank], gang=gang, job="j", attempt=1)
+    launch = SimpleNamespace(worker=workers[rank], gang=gang, job="j", attempt=1, secret="s")
     report = Told()
     own = {"launch": launch, "rank": rank, "report": report, "workdir": None, "world_size": 2, "params": Params()}
     context = SimpleNamespace(stop_requested=lambda: None, **own)
