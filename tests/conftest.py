@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 from types import MappingProxyType
 
 import httpx
@@ -47,7 +47,10 @@ class Cluster(Running):
     @property
     def pids(self) -> dict[str, int]:
         """The process of each program, by name; restarted ones have new ids."""
-        return {_name_of(child): child.pid for child in psutil.Process(self.process.pid).children()}
+        children = {child.pid: child.cmdline()[-1] for child in psutil.Process(self.process.pid).children()}
+        locks = {path.parent.name: path.read_text().strip() for path in self.data.glob("nodes/*/node.lock")}
+        nodes = {name: int(pid) for name, pid in locks.items() if pid and int(pid) in children}
+        return nodes | {program: pid for pid, program in children.items() if program == "master"}
 
     def pid(self, name: str) -> int:
         """The process of one program, e.g. `master` or `trainer-0`."""
@@ -63,7 +66,13 @@ def running_cluster(
     data: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Cluster]:
     """Start a cluster, `environment` added to its own; when left, end it and assert that nothing of it still runs."""
-    whole = {**os.environ, "ROLECALL_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(data / "config"), **environment}
+    whole = {
+        **os.environ,
+        "ROLECALL_TOKEN": TOKEN,
+        "XDG_CONFIG_HOME": str(data / "config"),
+        "ROLECALL_DATA_ROOTS": f"{gettempdir()}:{ROOT}",
+        **environment,
+    }
     command = [*ROLECALL, "local", "--port", "0", "--data", str(data), *options]
     with (data / "local.log").open("wb") as log:
         process = subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -144,10 +153,6 @@ def _await_ready(process: subprocess.Popen[str], log: Path) -> str:
     line = process.stdout.readline() if readable else ""
     assert line.startswith("ready "), f"the cluster did not start: {log.read_text()}"
     return line.split()[1]
-
-
-def _name_of(process: psutil.Process) -> str:
-    return "master" if process.cmdline()[-1] == "master" else process.environ()["ROLECALL_NODE_NAME"]
 
 
 def _binaries() -> Path:

@@ -5,7 +5,7 @@ Each secret may come from a variable or, with `_FILE` appended to its name, from
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -17,6 +17,20 @@ _S = TypeVar("_S", bound="_Environment")
 SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
 """Variables that hold secrets, each of which may also be read from a file. No worker gets to see them."""
 
+_LIBRARY_PATHS = (
+    "AWS_CA_BUNDLE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "HF_HOME",
+    "LD_LIBRARY_PATH",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "TORCH_HOME",
+)
 _DATA_ROOTS = (Path("/data"), Path("/opt/rolecall/examples"))
 
 
@@ -56,6 +70,8 @@ class WorkerSettings(_Environment):
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_DATA_SCHEMES")
     ] = ()
     """URL schemes, separated by commas, that jobs may read data from, such as `s3,gs`; none by default."""
+    sandbox: Annotated[Literal["auto", "required", "off"], Field(validation_alias="ROLECALL_SANDBOX")] = "auto"
+    """Whether Landlock confines workers: `auto` (where the kernel can), `required` (or the node is unfit) or `off`."""
 
 
 class _Settings(_Environment):
@@ -158,8 +174,13 @@ def read_node(**given: Any) -> NodeSettings:
 
 
 def read_worker() -> WorkerSettings:
-    """Which code and which data the jobs of this node may name."""
+    """Which code and which data the jobs of this node may name, and whether workers are confined."""
     return _read(WorkerSettings, {})
+
+
+def read_library_paths() -> tuple[Path, ...]:
+    """Files and folders that the environment names to libraries of the workers: they have to read them."""
+    return tuple(Path(part) for name in _LIBRARY_PATHS for part in os.environ.get(name, "").split(":") if part)
 
 
 def _read(kind: type[_S], given: dict[str, Any]) -> _S:

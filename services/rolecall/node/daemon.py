@@ -42,7 +42,10 @@ _LOG_FIRST_S = 0.5
 
 
 class Daemon:
-    """One life of a node. `workers` is what it runs; `counts` is what it has done."""
+    """One life of a node. `workers` is what it runs; `counts` is what it has done.
+
+    `work` is a short name of the folder that has the workers' folders.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Daemon:
         route: Route,
         client: MasterClient,
         *,
+        work: Path,
         forks: ForkClient,
         examiner: Examiner,
         standing: Standing,
@@ -62,6 +66,7 @@ class Daemon:
         self.exits: Counter[str] = Counter()
         self.forks = forks
         self._settings = settings
+        self._work = work
         self._route: Route = route
         self._client = client
         self._examiner = examiner
@@ -381,7 +386,12 @@ class Daemon:
             cache=cache,
             master_url=self._client.url,
             token=attempt_token(token, launch.job, launch.attempt),
-            env=self._route.environment | {"ROLE": launch.worker.role, "CUDA_VISIBLE_DEVICES": launch.worker.gpu or ""},
+            env=self._route.environment
+            | {
+                "ROLE": launch.worker.role,
+                "CUDA_VISIBLE_DEVICES": launch.worker.gpu or "",
+                "TMPDIR": str(self._work.joinpath(*map(str, worker.key), worker.workdir.scratch.name)),
+            },
         )
 
 

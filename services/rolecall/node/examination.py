@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rolecall import __version__
+from rolecall import __version__, landlock
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
 from rolecall.node.findings import Cards, Space
 from rolecall.node.network import Way, find_way
-from rolecall.settings import NodeSettings
+from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.finding import Finding
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.wire import Surroundings
@@ -76,7 +76,7 @@ class Examiner:
     def _look_at_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes
         shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
-        own = [_look_at_disk(self._settings.data), shared, findings.memory(free, total)]
+        own = [_look_at_disk(self._settings.data), shared, findings.memory(free, total), _look_at_sandbox()]
         return [*own, findings.gpus(self._cards)] if spec.role.computes else own
 
 
@@ -86,6 +86,14 @@ async def look_around(client: MasterClient, name: str, clock: Callable[[], float
     surroundings = await client.surroundings(name)
     half_s = (time.monotonic() - begin) / 2
     return Sight(surroundings, started + half_s - surroundings.time_s, half_s)
+
+
+def _look_at_sandbox() -> Finding:
+    mode = read_worker().sandbox
+    try:
+        return findings.sandbox(mode, landlock.version(), None)
+    except OSError as error:
+        return findings.sandbox(mode, 0, error)
 
 
 def _look_at_disk(data: Path) -> Finding:

@@ -3,6 +3,7 @@
 Each message is a sentence about the node ("its clock is …"), so that it reads well behind the node's name.
 """
 
+import errno
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -161,6 +162,31 @@ def gpus(cards: Cards) -> Finding:
         said = f"its GPUs can't reach each other's memory directly ({pairs}), so that NCCL goes through the host's"
         remedy = "look at `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
     return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)
+
+
+def sandbox(mode: str, version: int, error: OSError | None) -> Finding:
+    """Whether Landlock can confine this node's workers; `version` is its interface's, unless asking for it failed."""
+    if mode == "off":
+        said = "its workers are not confined (ROLECALL_SANDBOX=off): they read and write whatever the node's user can"
+        remedy = "set ROLECALL_SANDBOX to auto or required"
+        return Finding(check="sandbox", level=Level.WARNING, message=said, remedy=remedy)
+    if error is None:
+        return Finding(check="sandbox", level=Level.OK, message=f"Landlock (version {version}) confines its workers")
+    reasons = {
+        errno.ENOSYS: (
+            "its kernel has no Landlock",
+            "run a kernel of 5.13 or newer, built with CONFIG_SECURITY_LANDLOCK",
+        ),
+        errno.EOPNOTSUPP: (
+            "its kernel's Landlock is not enabled",
+            "add landlock to the list of lsm= on the kernel's command line",
+        ),
+        errno.EPERM: ("its container may not use Landlock", "allow the system calls landlock_* in the seccomp profile"),
+    }
+    why, remedy = reasons.get(error.errno or 0, (f"Landlock fails ({error})", "look into the kernel's log"))
+    required = mode == "required"
+    said = f"{why}, so its workers {'may not run (ROLECALL_SANDBOX=required)' if required else 'are not confined'}"
+    return Finding(check="sandbox", level=Level.ERROR if required else Level.WARNING, message=said, remedy=remedy)
 
 
 def memory(available: int, total: int) -> Finding:

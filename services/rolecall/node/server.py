@@ -10,6 +10,7 @@ import socket
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -22,6 +23,7 @@ from rolecall.node.examination import Examiner
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.name import node_name
 from rolecall.node.network import Route, network_namespace, route_to
+from rolecall.node.short_name import short_name
 from rolecall.node.standing import Standing
 from rolecall.node.telemetry import NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
@@ -39,10 +41,10 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
-    with _own_home(settings):
+    with _own_home(settings), short_name(settings.home / "work") as work:
         clear_work(settings.home)
         try:
-            asyncio.run(_run(settings, fork_arguments))
+            asyncio.run(_run(settings, work, fork_arguments))
         except BaseExceptionGroup as group:
             # Not `except*`: before Python 3.11.4 it wraps what is raised there in a group again.
             errors = group.subgroup(RolecallError)
@@ -52,7 +54,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     return os.EX_OK
 
 
-async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
+async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
     standing = Standing(settings.known_name, settings.role)
     served = app(standing, settings.node_token)
@@ -65,6 +67,7 @@ async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
                 settings,
                 route,
                 standing,
+                work=work,
                 metrics_port=listener.getsockname()[1],
                 registry=served.state.registry,
                 fork_arguments=fork_arguments,
@@ -85,6 +88,7 @@ async def _serve(
     route: Route,
     standing: Standing,
     *,
+    work: Path,
     metrics_port: int,
     registry: CollectorRegistry,
     fork_arguments: Sequence[str],
@@ -97,6 +101,7 @@ async def _serve(
         spec,
         route,
         client,
+        work=work,
         forks=ForkClient(fork_arguments),
         examiner=Examiner(settings, client, cards),
         standing=standing,
@@ -149,7 +154,7 @@ def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
     """Hold the node's folder: a second node in it would delete the first one's work."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
-        lock = (settings.home / "node.lock").open("w")
+        lock = (settings.home / "node.lock").open("a")
     except OSError as error:
         remedy = "free some space there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "give a folder to write to"
         raise SettingsError(f"ROLECALL_DATA={settings.data}: {error.strerror}; {remedy}") from None
@@ -161,6 +166,9 @@ def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
                 f"another node {settings.known_name} uses ROLECALL_DATA={settings.data}; "
                 "give one of them another ROLECALL_NODE_NAME, or each a folder of its own"
             ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         yield
 
 

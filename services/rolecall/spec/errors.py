@@ -94,5 +94,13 @@ class PeerLost(RolecallError):
     """Another worker of the gang vanished; it, and not this worker, is the cause."""
 
 
+class IntrudedGang(RolecallError):
+    """Somebody who doesn't know the attempt's secret took part in its rendezvous: the gang's network is not private."""
+
+
+class SandboxUnavailable(RolecallError):
+    """The operator requires a sandbox for workers, and this node's kernel has none."""
+
+
 class Stopped(RolecallError):
     """The gang was asked to stop and leaves between two steps; not a failure."""

@@ -26,11 +26,13 @@ from rolecall.runtime.context import WorkerContext, enter
 from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
+from rolecall.settings import read_worker
 from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
+from rolecall.worker.sandbox import Sandbox, confine
 from rolecall.workloads import catalogue
 
 DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
@@ -59,7 +61,10 @@ def play(request: ForkRequest) -> int:
     )
     # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+    sandbox = Sandbox()
     try:
+        # First of all, while there is one thread and nobody else's code has run.
+        sandbox = confine(request, read_worker())
         start_beating(workdir.beat)
         _play(request, workdir)
     except Stopped as reason:
@@ -67,7 +72,7 @@ def play(request: ForkRequest) -> int:
         return STOPPED
     except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
         traceback.print_exc()
-        _write_failure(workdir, error)
+        _write_failure(workdir, error, sandbox)
         return FAILED
     return DONE
 
@@ -102,7 +107,6 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerCo
     launch = request.launch
     client = MasterClient(request.master_url, request.token, launch.job, launch.attempt)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
-    workdir.scratch.mkdir(exist_ok=True)
     report = Reporter(workdir.progress)
     return WorkerContext(
         launch=launch,
@@ -126,10 +130,10 @@ def _device(gpu: str | None) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _write_failure(workdir: Workdir, error: BaseException) -> None:
+def _write_failure(workdir: Workdir, error: BaseException, sandbox: Sandbox) -> None:
     lines = "".join(traceback.format_exception(error)).splitlines()
     failure = Failure(
-        message=_headline(error),
+        message=_headline(error) + sandbox.hint(error),
         traceback="\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
         consequence=_is_consequence(error),

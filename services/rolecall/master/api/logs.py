@@ -11,13 +11,13 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import Running, require_user
-from rolecall.master.api.limits import MOST
 from rolecall.master.core import Master
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
+from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 

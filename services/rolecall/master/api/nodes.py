@@ -140,7 +140,8 @@ async def _desired(master: Master, name: str, started: str) -> Desired:
         mine = {worker.job for worker in await workers.on_node(connection, name)}
         gangs = await attempts.gangs(connection, [await jobs.get(connection, job) for job in sorted(mine)])
         addresses = {node.name: node.spec.address for node in await nodes.everything(connection)} if gangs else {}
-    return desired(name, gangs, addresses, master.settings.blob_url)
+    key = master.settings.node_token.get_secret_value()
+    return desired(name, gangs, addresses, master.settings.blob_url, key)
 
 
 def _longest_wait_s(master: Master) -> float:
