@@ -58,6 +58,8 @@ class WorkerLaunch(Value):
     rendezvous_port: int | None = None
     """Known once rank 0 listens; the others wait for it."""
     resume_from: "CheckpointManifest | None" = None
+    token: str = Field(default="", repr=False)
+    """What the worker shows to the master (see `spec.token`)."""
     blob_url: str | None = None
     """An fsspec URL for checkpoints and artifacts, or none: then they go to the master."""
 

@@ -15,9 +15,16 @@ from starlette.requests import ClientDisconnect
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import Problem, explain, problem
 from rolecall.master.trouble import storage_trouble
-from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
+from rolecall.spec.errors import Conflict, InvalidJob, LimitReached, NotFound, RolecallError, StorageLimitReached
 
-_STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
+_STATUS: dict[type[RolecallError], int] = {
+    NotFound: 404,
+    Conflict: 409,
+    InvalidJob: 422,
+    BlobError: 400,
+    LimitReached: 429,
+    StorageLimitReached: 413,
+}
 
 
 def add_problem_handlers(app: FastAPI) -> None:
