@@ -21,7 +21,7 @@ import pytest
 from tests.rows import write_rows
 from tests.running import Running
 
-TOKEN = "a-token-for-the-tests-only"
+TOKEN = "a-token-for-the-tests-only-and-long"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
 # A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.

@@ -166,8 +166,7 @@ def test_prometheus_finds_every_program(overlay: str) -> None:
     for monitor in of_kind(objects, "ServiceMonitor"):
         (endpoint,) = monitor["spec"]["endpoints"]
         assert (endpoint["path"], endpoint["honorLabels"]) == ("/metrics", True)
-        token = {"http": "token", "metrics": "node-token"}[endpoint["port"]]
-        assert endpoint["authorization"]["credentials"] == {"name": "rolecall-tokens", "key": token}
+        assert endpoint["authorization"]["credentials"] == {"name": "rolecall-tokens", "key": "metrics-token"}
         for service in of_kind(objects, "Service"):
             if selects(monitor["spec"]["selector"], service["metadata"].get("labels", {})):
                 assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
