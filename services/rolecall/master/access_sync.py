@@ -27,6 +27,7 @@ class AccessSync:
         self._database = database
         self._access = access
         self._stored: dict[str, datetime | None] = {}
+        self._reading = asyncio.Lock()
         self._complaints = Complaints()
 
     async def run(self) -> None:
@@ -42,11 +43,13 @@ class AccessSync:
 
     async def refresh(self) -> None:
         """Take over what the database has."""
-        async with self._database.read() as connection:
-            found = await tokens.everything(connection)
-            secrets = await tokens.secrets(connection)
-        self._stored = {token.name: token.last_used_at for token in found}
-        self._access.replace(known(found, secrets))
+        # One at a time: what was read before a change must not be taken over after it.
+        async with self._reading:
+            async with self._database.read() as connection:
+                found = await tokens.everything(connection)
+                secrets = await tokens.secrets(connection)
+            self._stored = {token.name: token.last_used_at for token in found}
+            self._access.replace(known(found, secrets))
 
     async def write(self) -> None:
         """Store what is new: nothing in most rounds, so that a call costs no write."""

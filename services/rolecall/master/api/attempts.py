@@ -96,7 +96,7 @@ async def get_blob(  # noqa: PLR0917 - the framework passes by name
     async with master.database.read() as connection:
         record = await jobs.find(connection, job)
     # Whoever does not bear its token is told the same of every job.
-    require_attempt(request, job, record.attempt if record else 0, master, bearer)
+    await require_attempt(request, job, record.attempt if record else 0, master, bearer)
     async with master.database.read() as connection:
         await _check_current(connection, job, record.attempt if record else 0)
     return StreamingResponse(master.blobs.read(job, f"{number}/{name}"), media_type="application/octet-stream")

@@ -35,7 +35,7 @@ async def page(
 
 
 class Audited:
-    """Notes calls of users that change something, with their outcome, before the answer goes out.
+    """Notes calls of users that change something, and calls that lack a scope, before the answer goes out.
 
     Nobody hears of a change that the log does not have. Only if the entry can't be stored the answer goes out all the
     same, because what it tells has happened; the master's log then has the entry.
@@ -46,7 +46,7 @@ class Audited:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a `send` that notes the outcome first."""
-        if scope["type"] != "http" or scope["method"] in _READING or scope["path"].startswith("/internal/"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
@@ -63,9 +63,14 @@ async def _note(scope: Scope, answer: Message) -> None:
     if caller is None:
         return  # A stranger, whose refusal is counted already.
     master: Master = scope["app"].state.master
-    if answer["status"] >= HTTPStatus.BAD_REQUEST:
-        master.sync.refused.note(refusal(scope, caller.name, answer["status"]))
-        return
+    status, changes = answer["status"], scope["method"] not in _READING and not scope["path"].startswith("/internal/")
+    if status == HTTPStatus.FORBIDDEN or (changes and status >= HTTPStatus.BAD_REQUEST):
+        master.sync.refused.note(refusal(scope, caller.name, status))
+    elif changes:
+        await _add(master, scope, answer, caller)
+
+
+async def _add(master: Master, scope: Scope, answer: Message, caller: Principal) -> None:
     entry = AuditEntry(
         id=0,
         at=datetime.now(UTC),

@@ -1,10 +1,11 @@
 """Who may call what: the caller's principal, the scopes that a route takes, and whose jobs a caller may see or steer.
 
-Each route has one of these as a dependency. What a token is worth is decided in `master.access` alone.
+Each route has one of these as a dependency. What a token is worth is decided in `master.access` alone. None of them
+blocks, so they are coroutines: FastAPI would run plain functions in threads.
 """
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException
@@ -26,7 +27,7 @@ _BEARER = {"WWW-Authenticate": 'Bearer realm="rolecall"'}
 _PAGE = {"WWW-Authenticate": 'Basic realm="rolecall", Bearer realm="rolecall"'}
 
 
-def get_master(connection: HTTPConnection) -> Master:
+async def get_master(connection: HTTPConnection) -> Master:
     """The running master."""
     return connection.app.state.master
 
@@ -34,12 +35,14 @@ def get_master(connection: HTTPConnection) -> Master:
 Running = Annotated[Master, Depends(get_master)]
 
 
-def authenticate(connection: HTTPConnection, master: Running, bearer: Bearer) -> Principal:
+async def authenticate(connection: HTTPConnection, master: Running, bearer: Bearer) -> Principal:
     """The caller, whom the audit log names too; 401 for whoever presents no valid token."""
     return _known(connection, master, bearer.credentials if bearer else None, _BEARER)
 
 
-def authenticate_page(connection: HTTPConnection, master: Running, bearer: Bearer, password: Password) -> Principal:
+async def authenticate_page(
+    connection: HTTPConnection, master: Running, bearer: Bearer, password: Password
+) -> Principal:
     """The same for a page: a browser presents the token as a password."""
     return _known(connection, master, bearer.credentials if bearer else password and password.password, _PAGE)
 
@@ -47,20 +50,18 @@ def authenticate_page(connection: HTTPConnection, master: Running, bearer: Beare
 Caller = Annotated[Principal, Depends(authenticate)]
 
 
-def needs(*scopes: Scope) -> Callable[..., None]:
+def needs(*scopes: Scope) -> Callable[..., Awaitable[None]]:
     """A dependency: 403 for a caller without any of `scopes`."""
 
-    def check(connection: HTTPConnection, master: Running, caller: Caller) -> None:
-        _check_scopes(connection, master, caller, scopes)
+    async def check(caller: Caller) -> None:
+        _check_scopes(caller, scopes)
 
     return check
 
 
-def needs_reader(
-    connection: HTTPConnection, master: Running, caller: Annotated[Principal, Depends(authenticate_page)]
-) -> None:
+async def needs_reader(caller: Annotated[Principal, Depends(authenticate_page)]) -> None:
     """A dependency for pages: any user may read them."""
-    _check_scopes(connection, master, caller, USERS)
+    _check_scopes(caller, USERS)
 
 
 async def sees_job(job: str, master: Running, caller: Caller) -> None:
@@ -79,7 +80,7 @@ async def steers_job(job: str, master: Running, caller: Caller) -> None:
         raise HTTPException(403, detail)
 
 
-def require_attempt(connection: HTTPConnection, job: str, attempt: int, master: Running, bearer: Bearer) -> None:
+async def require_attempt(connection: HTTPConnection, job: str, attempt: int, master: Running, bearer: Bearer) -> None:
     """A dependency: 401 for whoever does not bear the token of this attempt."""
     given = bearer.credentials if bearer else None
     if given is None or not hmac.compare_digest(
@@ -97,10 +98,8 @@ def _known(connection: HTTPConnection, master: Master, given: str | None, header
     return caller
 
 
-def _check_scopes(connection: HTTPConnection, master: Master, caller: Principal, scopes: tuple[Scope, ...]) -> None:
+def _check_scopes(caller: Principal, scopes: tuple[Scope, ...]) -> None:
     if caller.scopes.isdisjoint(scopes):
-        if connection.scope["method"] == "GET":  # Others are noted with their outcome, see `api.audit`.
-            master.sync.refused.note(refusal(connection.scope, caller.name, 403))
         have, want = (" or ".join(names) for names in (sorted(caller.scopes), scopes))
         raise HTTPException(403, f"this call needs the scope {want}; the token {caller.name} has {have}")
 
