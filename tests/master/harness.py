@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from rolecall.master.catalogue import Catalogue
 from rolecall.master.core import Master
 from rolecall.master.server import Server, listen
 from rolecall.settings import MasterSettings
+from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
 from rolecall.spec.node import Gpu, Machine, NodeSpec, NodeState
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
@@ -264,3 +265,31 @@ def failure(message: str = "ValueError: broken", **values: Any) -> Failure:
 def bearer(token: str) -> dict[str, str]:
     """The header with a token."""
     return {"Authorization": f"Bearer {token}"}
+
+
+def on_master(tmp_path: Path, flow: Callable[[Client], Awaitable[None]], **values: Any) -> None:
+    """Run `flow(client)` against a master on `tmp_path`."""
+
+    async def run() -> None:
+        async with serving(make_settings(tmp_path, **values)) as client:
+            await flow(client)
+
+    asyncio.run(run())
+
+
+async def make_token(client: Client, name: str, *scopes: Scope, **values: Any) -> str:
+    """A new token's secret."""
+    made = await client.user("POST", "/tokens", json={"name": name, "scopes": list(scopes)} | values)
+    assert made.status_code == 201, made.text
+    return made.json()["secret"]
+
+
+async def submit_as(client: Client, token: str, **values: Any) -> httpx.Response:
+    """Submit a job for one trainer."""
+    body = {"workload": "toy", "roles": ONE_TRAINER, **values}
+    return await client.call(token, "POST", "/jobs", json=body)
+
+
+def files(folder: Path, pattern: str) -> list[Path]:
+    """What of that name there is below the master's data folder."""
+    return list(folder.glob(pattern))

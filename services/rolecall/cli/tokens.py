@@ -94,7 +94,7 @@ def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = N
 
 @tokens.command("revoke")
 def revoke(name: Name, url: Url = None, token: Token = None) -> None:
-    """End a token with all its secrets, at once. Its jobs go on."""
+    """End a token with all its secrets, at once. Its jobs go on, without its limits."""
     with connect(url, token) as client:
         client.revoke_token(name)
     out.print(f"token {name} is revoked")

@@ -53,7 +53,7 @@ class TokenRequest(Limits, Request):
     """The owner of the jobs that the token submits. Lowercase letters, digits, `.`, `_`, `-`."""
     scopes: Scopes
     expires_at: AwareDatetime | None = None
-    """When the token stops being valid; null means never."""
+    """When the token stops being valid; null means never. Its limits still apply to its jobs then."""
 
 
 class TokenUpdate(Limits, Request):

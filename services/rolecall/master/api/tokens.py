@@ -71,7 +71,7 @@ async def rotate(name: str, request: Rotation, master: Running) -> TokenSecret:
 
 @router.delete("/{name}", status_code=204, summary="Revoke a token")
 async def revoke(name: str, master: Running) -> None:
-    """End all its secrets at once. Its jobs go on and keep their owner's name."""
+    """End all its secrets at once. Its jobs go on without its limits, and keep their owner's name."""
     _refuse_built_in(name)
     async with master.database.write() as connection:
         await tokens.remove(connection, name)
