@@ -21,7 +21,7 @@ import pytest
 from tests.rows import write_rows
 from tests.running import Running
 
-TOKEN = "a-token-for-the-tests-only"
+TOKEN = "a-token-for-the-tests-only-and-long"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
 ROOT = Path(__file__).parent.parent

@@ -3,18 +3,20 @@
 Each secret may come from a variable or, with `_FILE` appended to its name, from a file.
 """
 
+import hmac
 import os
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 
 _S = TypeVar("_S", bound="_Environment")
-SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
+SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_METRICS_TOKEN", "ROLECALL_DATABASE_URL")
 """Variables that hold secrets, each of which may also be read from a file. No worker gets to see them."""
 
 _LIBRARY_PATHS = (
@@ -76,7 +78,9 @@ class WorkerSettings(_Environment):
 
 class _Settings(_Environment):
     node_token: Annotated[SecretStr, Field(validation_alias="ROLECALL_NODE_TOKEN", min_length=16)]
-    """What nodes show to the master."""
+    """What nodes show to the master: in the master, the built-in token `node`."""
+    metrics_token: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_METRICS_TOKEN", min_length=16)] = None
+    """The token for `GET /metrics` of master and nodes, and for nothing else: Prometheus' own."""
     host: Annotated[str, Field(validation_alias="ROLECALL_HOST")] = "0.0.0.0"  # noqa: S104 - a container's port is its interface
     """The address that the program's own HTTP server binds."""
     log_level: Annotated[str, Field(validation_alias="ROLECALL_LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = (
@@ -88,12 +92,26 @@ class _Settings(_Environment):
     stop_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
     """How long workers who are asked to stop may take before they are killed; a master waits for them as long."""
 
+    @model_validator(mode="after")
+    def _refuse_equal_tokens(self) -> "_Settings":
+        given = {name: secret.get_secret_value() for name, secret in self.tokens.items()}
+        for (one, value), (other, same) in combinations(given.items(), 2):
+            if hmac.compare_digest(value.encode(), same.encode()):
+                raise ValueError(f"{one} and {other} are equal; each needs a secret of its own")
+        return self
+
+    @property
+    def tokens(self) -> dict[str, SecretStr]:
+        """The tokens that are set, by their variables."""
+        found = {"ROLECALL_NODE_TOKEN": self.node_token, "ROLECALL_METRICS_TOKEN": self.metrics_token}
+        return {name: secret for name, secret in found.items() if secret is not None}
+
 
 class MasterSettings(_Settings):
     """What the control program reads."""
 
     token: Annotated[SecretStr, Field(validation_alias="ROLECALL_TOKEN", min_length=16)]
-    """What users show to the master."""
+    """The built-in token `admin` of the master, which opens everything that users can do."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=0, le=65535)] = 8080
     """Where the master listens."""
     database_url: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_DATABASE_URL")] = None
@@ -106,6 +124,11 @@ class MasterSettings(_Settings):
     """Silence after which a node counts as lost."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
     """How long others may go ahead of a job that waits for slots."""
+
+    @property
+    def tokens(self) -> dict[str, SecretStr]:
+        """The tokens that are set, by their variables."""
+        return {"ROLECALL_TOKEN": self.token} | super().tokens
 
 
 class NodeSettings(_Settings):
@@ -204,7 +227,9 @@ def _secrets_from_files() -> dict[str, str]:
 
 
 def _explain(problem: Any) -> str:
-    name = str(problem["loc"][0]) if problem["loc"] else "settings"
+    if not problem["loc"]:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    name = str(problem["loc"][0])
     if problem["type"] == "missing":
         return f"{name} is not set; set it, or {name}_FILE" if name in SECRETS else f"{name} is not set"
     return f"{name}: {problem['msg']}"

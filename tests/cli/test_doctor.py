@@ -150,6 +150,7 @@ WELL = {
     "GET /healthz": [(200, {"status": "ok"})],
     "GET /readyz": [(200, {"status": "ready"})],
     "GET /openapi.json": [(200, {"info": {"version": __version__}})],
+    "GET /findings": [(200, {"findings": []})],
     "GET /nodes": [(200, {"nodes": [alive(make_node("trainer-0", Role.TRAINER)).model_dump(mode="json")]})],
 }
 

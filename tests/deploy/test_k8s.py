@@ -119,7 +119,7 @@ def test_the_programs_accept_their_environment(overlay: str, tmp_path: Path, mon
 
 def _secret(folder: Path, name: str) -> Path:
     path = folder / name
-    path.write_text("postgresql://a:b@c/d" if "DATABASE" in name else "a-token-of-the-tests")
+    path.write_text("postgresql://a:b@c/d" if "DATABASE" in name else f"the-{name}-of-the-tests")
     return path
 
 

@@ -240,7 +240,7 @@ def test_cancel_and_pause_ask_a_running_gang_to_leave(tmp_path: Path) -> None:
             (worker,) = await node.workers(1, StopMode.CANCEL)
             await node.say(worker, WorkerState.STOPPED)
             document = await client.until(job, "cancelled")
-            assert document["reason"] == "cancelled by its user"
+            assert document["reason"] == "cancelled by admin"
             assert document["ended_at"] is not None
 
     asyncio.run(flow())

@@ -33,7 +33,7 @@ from rolecall.spec.state import StopMode
 from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered, Surroundings
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "a-token-for-nodes"
+TOKEN, METRICS_TOKEN = "a-token-for-nodes", "a-token-for-metrics"
 _T = TypeVar("_T")
 
 
@@ -210,6 +210,7 @@ def start_node(
         "ROLECALL_PORT": str(master.port),
         "ROLECALL_NODE_NAME": "n",
         "ROLECALL_NODE_TOKEN": TOKEN,
+        "ROLECALL_METRICS_TOKEN": METRICS_TOKEN,
         "ROLECALL_DATA": str(data),
         "ROLECALL_METRICS_PORT": "0",
         "ROLECALL_STOP_GRACE_S": "1",

@@ -13,7 +13,7 @@ from socket import AF_INET
 import httpx
 import psutil
 import pytest
-from tests.node.harness import TOKEN, ScriptedMaster, descendants, end, gone, launch, start_node
+from tests.node.harness import METRICS_TOKEN, TOKEN, ScriptedMaster, descendants, end, gone, launch, start_node
 
 from rolecall import __version__
 from rolecall.node.examination import EXAMINE_EVERY_S
@@ -213,8 +213,8 @@ def test_a_refusal_after_the_first_success_ends_nothing(master: ScriptedMaster, 
     master.drop(key)
 
 
-def scrape(url: str) -> httpx.Response:
-    return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+def scrape(url: str, token: str = METRICS_TOKEN) -> httpx.Response:
+    return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"})
 
 
 def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) -> None:
@@ -228,6 +228,7 @@ def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) ->
     assert f"rolecall_worker_resident_memory_bytes{labels}" in shown
     assert "rolecall_node_worker_starts_total" in shown
     assert httpx.get(f"{url}/metrics").status_code == 401
+    assert [scrape(url, token).status_code for token in (TOKEN, "another-token")] == [200, 401]
     assert httpx.get(f"{url}/healthz").json()["status"] == "ok"
     master.drop(key)
     master.wait(lambda: key not in master.reports)

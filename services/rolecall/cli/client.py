@@ -15,8 +15,10 @@ from pydantic import BaseModel, ValidationError
 from rolecall import __version__
 from rolecall.cli.connection import Connection
 from rolecall.cli.exits import CommandError, Exit
+from rolecall.spec.access import AuditEntry, TokenDocument, TokenSecret
+from rolecall.spec.finding import Finding
 from rolecall.spec.job import JobDocument
-from rolecall.spec.node import NodeState
+from rolecall.spec.node import NodeDocument
 
 _M = TypeVar("_M", bound=BaseModel)
 _SILENCE_S = 60.0
@@ -100,18 +102,18 @@ class Client:
         """`cancel`, `pause`, `resume` or `retry` a job."""
         return self._call(JobDocument, "POST", f"/jobs/{_segment(job)}/{action}")
 
-    def jobs(self, state: str | None, limit: int) -> list[JobDocument]:
+    def jobs(self, state: str | None, limit: int, owner: str | None = None) -> list[JobDocument]:
         """The newest jobs first."""
-        query = {"limit": limit} | ({"state": state} if state else {})
+        query = {"limit": limit} | ({"state": state} if state else {}) | ({"owner": owner} if owner else {})
         return self._list(JobDocument, "/jobs", "jobs", params=query)
 
     def events(self, job: str, after: int = 0) -> list[Event]:
         """What happened to the job since the event with the id `after`."""
         return self._list(Event, f"/jobs/{_segment(job)}/events", "events", params={"after": after})
 
-    def nodes(self) -> list[NodeState]:
+    def nodes(self) -> list[NodeDocument]:
         """Every node that the master knows."""
-        return self._list(NodeState, "/nodes", "nodes")
+        return self._list(NodeDocument, "/nodes", "nodes")
 
     def version(self) -> str:
         """The master's version."""
@@ -124,6 +126,35 @@ class Client:
     def readyz(self) -> Health:
         """Whether the master can work."""
         return self._call(Health, "GET", "/readyz")
+
+    def findings(self) -> list[Finding]:
+        """What is weak in the master's settings."""
+        return self._list(Finding, "/findings", "findings")
+
+    def tokens(self) -> list[TokenDocument]:
+        """Every token, without its secret."""
+        return self._list(TokenDocument, "/tokens", "tokens")
+
+    def create_token(self, request: dict[str, Any]) -> TokenSecret:
+        """A new token with its secret."""
+        return self._call(TokenSecret, "POST", "/tokens", json=request)
+
+    def change_token(self, name: str, changes: dict[str, Any]) -> TokenDocument:
+        """Other scopes, limits or expiry."""
+        return self._call(TokenDocument, "PATCH", f"/tokens/{_segment(name)}", json=changes)
+
+    def rotate_token(self, name: str, overlap_s: float) -> TokenSecret:
+        """A new secret; the present one stays valid for `overlap_s` seconds."""
+        return self._call(TokenSecret, "POST", f"/tokens/{_segment(name)}/rotate", json={"overlap_s": overlap_s})
+
+    def revoke_token(self, name: str) -> None:
+        """End all secrets of a token."""
+        self._send("DELETE", f"/tokens/{_segment(name)}")
+
+    def audit(self, limit: int, after: int | None) -> list[AuditEntry]:
+        """The audit log: the newest entries, or those with ids above `after`."""
+        query = {"limit": limit} | ({} if after is None else {"after": after})
+        return self._list(AuditEntry, "/audit", "entries", params=query)
 
     def workloads(self) -> list[WorkloadDocument]:
         """Every installed workload."""
@@ -195,7 +226,7 @@ class Client:
             answer = self._http.request(method, path, **given)
         _check(answer, self.url)
         try:
-            self.raw = answer.json()
+            self.raw = answer.json() if answer.content else None
         except ValueError:
             raise CommandError(Exit.UNREACHABLE, f"{self.url} answers, but is no Rolecall master") from None
         return self.raw
@@ -236,6 +267,7 @@ _EXITS = {
     409: Exit.REFUSED,
     413: Exit.REFUSED,
     422: Exit.REFUSED,
+    429: Exit.REFUSED,
 }
 
 
@@ -244,7 +276,8 @@ def _check(answer: httpx.Response, url: str) -> None:
         return
     code = _EXITS.get(answer.status_code, Exit.UNREACHABLE)
     if code is Exit.UNAUTHORIZED:
-        raise CommandError(code, f"{url} does not accept the token: set ROLECALL_TOKEN or pass --token")
+        refusal = f"{url} does not accept the token: set ROLECALL_TOKEN or pass --token"
+        raise CommandError(code, refusal if answer.status_code == 401 else _explain(answer))
     raise CommandError(code, _explain(answer))
 
 

@@ -93,8 +93,10 @@ def cluster(
     logs = data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     slots = sum(count for role, count in counts.items() if role.computes)
+    metrics = environment.get("ROLECALL_METRICS_TOKEN") or secrets.token_urlsafe(32)
     shared = {name: value for name, value in environment.items() if name not in _OVERRIDDEN} | {
         "ROLECALL_NODE_TOKEN": secrets.token_urlsafe(32),
+        "ROLECALL_METRICS_TOKEN": metrics,
         "ROLECALL_HOST": _HOST,
         "ROLECALL_PORT": connection.url.rpartition(":")[2],
         "ROLECALL_METRICS_PORT": "0",

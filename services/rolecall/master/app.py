@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from rolecall import __version__
-from rolecall.master.api import attempts, cluster, description, files, jobs, logs, nodes, preflight
+from rolecall.master.api import attempts, audit, cluster, description, files, jobs, logs, nodes, preflight, tokens
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import RESPONSES, SCHEMA, add_problem_handlers
 from rolecall.master.catalogue import Catalogue, load
@@ -41,11 +41,14 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app.state.catalogue = catalogue or load()
     app.state.news = Signal()
     app.state.changed = Signal(echo=app.state.news)
-    for module in (jobs, logs, files, cluster, preflight, nodes, attempts, description):
+    for module in (jobs, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
         app.include_router(module.router)
+    app.include_router(cluster.metrics_router)
+    app.include_router(cluster.admin_router)
     app.include_router(cluster.open_router)
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
+    app.add_middleware(audit.Audited)
     add_problem_handlers(app)
     return app
 
@@ -60,10 +63,14 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     state = app.state
     async with open_master(state.settings, state.catalogue, state.changed, state.news) as master:
         app.state.master = master
-        loop = asyncio.create_task(master.reconciler.run(), name="reconciler")
+        loops = [
+            asyncio.create_task(master.reconciler.run(), name="reconciler"),
+            asyncio.create_task(master.sync.run(), name="tokens"),
+        ]
         try:
             yield
         finally:
-            loop.cancel()
-            with suppress(asyncio.CancelledError):
-                await loop
+            for loop in loops:
+                loop.cancel()
+                with suppress(asyncio.CancelledError):
+                    await loop

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from tempfile import NamedTemporaryFile
 from typing import IO, Any, Protocol, cast
 
@@ -76,6 +77,10 @@ class Blobs:
         """The blob's size in bytes, or None when there is no such blob."""
         return await asyncio.to_thread(self._size, job, blob)
 
+    async def total(self, job: str) -> int:
+        """The bytes of all files of `job` on the master's volume, those of unfinished uploads included."""
+        return await asyncio.to_thread(_total, self._root / job)
+
     async def delete(self, job: str, blob: str) -> None:
         """Delete a blob; nothing happens if it is gone already."""
         await asyncio.to_thread(self._delete, job, blob)
@@ -129,6 +134,15 @@ class Blobs:
 
     def _file(self, job: str, blob: str) -> Path:
         return self._root / job / _checked(blob)
+
+
+def _total(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # It was settled or deleted since it was listed.
+            status = path.stat()
+            total += status.st_size if S_ISREG(status.st_mode) else 0
+    return total
 
 
 def _checked(blob: str) -> str:

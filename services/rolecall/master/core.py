@@ -7,6 +7,8 @@ from datetime import timedelta
 
 from prometheus_client import CollectorRegistry, Histogram
 
+from rolecall.master.access import Access, built_in
+from rolecall.master.access_sync import AccessSync
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.checks import Checks
@@ -14,6 +16,7 @@ from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
 from rolecall.master.signals import Signal
+from rolecall.master.store import signing
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import Streams
 from rolecall.settings import MasterSettings
@@ -29,6 +32,11 @@ class Master:
     catalogue: Catalogue
     checks: Checks
     database: Database
+    access: Access
+    sync: AccessSync
+    """Keeps `access` up to date."""
+    signing_key: str
+    """From which the tokens of attempts are derived."""
     presence: Presence
     streams: Streams
     blobs: Blobs
@@ -55,14 +63,24 @@ async def open_master(
     database = Database(_database_url(settings))
     try:
         await database.migrate()
-        yield _assemble(settings, catalogue, database, changed=changed, news=news)
+        signing_key = await signing.load_key(database)
+        master = _assemble(settings, catalogue, database, signing_key, changed=changed, news=news)
+        await master.sync.refresh()
+        yield master
     finally:
         await database.close()
 
 
 def _assemble(
-    settings: MasterSettings, catalogue: Catalogue, database: Database, *, changed: Signal, news: Signal
+    settings: MasterSettings,
+    catalogue: Catalogue,
+    database: Database,
+    signing_key: str,
+    *,
+    changed: Signal,
+    news: Signal,
 ) -> Master:
+    access = _access(settings)
     registry = CollectorRegistry()
     presence = Presence(settings.node_timeout_s)
     streams = Streams(settings.data / "streams", settings.log_bytes)
@@ -70,6 +88,7 @@ def _assemble(
     progress = ProgressBook(streams)
     reconciler = Reconciler(
         database=database,
+        access=access,
         catalogue=catalogue,
         presence=presence,
         progress=progress,
@@ -83,6 +102,9 @@ def _assemble(
         catalogue=catalogue,
         checks=Checks(catalogue),
         database=database,
+        access=access,
+        sync=AccessSync(database, access),
+        signing_key=signing_key,
         presence=presence,
         streams=streams,
         blobs=blobs,
@@ -91,6 +113,13 @@ def _assemble(
         changed=changed,
         news=news,
         registry=registry,
+    )
+
+
+def _access(settings: MasterSettings) -> Access:
+    admin, node, metrics = settings.token, settings.node_token, settings.metrics_token
+    return Access(
+        built_in(admin.get_secret_value(), node.get_secret_value(), metrics.get_secret_value() if metrics else None)
     )
 
 

@@ -5,19 +5,21 @@ from collections.abc import Iterable, Mapping
 
 from rolecall.master.store.records import Gang, WorkerRecord
 from rolecall.spec.plan import WorkerLaunch
-from rolecall.spec.token import gang_secret
+from rolecall.spec.token import attempt_token, gang_secret
 from rolecall.spec.wire import Desired, DesiredWorker
 
 
-def desired(node: str, gangs: Iterable[Gang], addresses: Mapping[str, str], blob_url: str | None, key: str) -> Desired:
-    """The workers of `node` that have not ended, with all that they need.
+def desired(
+    node: str, gangs: Iterable[Gang], addresses: Mapping[str, str], blob_url: str | None, signing_key: str
+) -> Desired:
+    """The workers of `node` that have not ended, with all that they need; `addresses` has each node's.
 
-    `addresses` has each node's; from `key` the attempts' secrets are derived.
+    Their attempts' tokens and secrets are derived from `signing_key`.
 
     The version is drawn from the content, so that it means the same after a restart of the master.
     """
     workers = tuple(
-        DesiredWorker(launch=_launch(gang, worker, addresses, blob_url, key), stop=gang.attempt.stop)
+        DesiredWorker(launch=_launch(gang, worker, addresses, blob_url, signing_key), stop=gang.attempt.stop)
         for gang in gangs
         for worker in gang.workers
         if worker.node == node and not worker.state.ended
@@ -28,7 +30,7 @@ def desired(node: str, gangs: Iterable[Gang], addresses: Mapping[str, str], blob
 
 
 def _launch(
-    gang: Gang, worker: WorkerRecord, addresses: Mapping[str, str], blob_url: str | None, key: str
+    gang: Gang, worker: WorkerRecord, addresses: Mapping[str, str], blob_url: str | None, signing_key: str
 ) -> WorkerLaunch:
     plan = gang.attempt.plan
     first = plan.workers[0].node
@@ -42,6 +44,7 @@ def _launch(
         master_addr=addresses.get(first, first),
         rendezvous_port=gang.attempt.rendezvous_port,
         resume_from=gang.attempt.resume_from,
-        secret=gang_secret(key, gang.job.id, gang.attempt.number),
+        secret=gang_secret(signing_key, gang.job.id, gang.attempt.number),
+        token=attempt_token(signing_key, gang.job.id, gang.attempt.number),
         blob_url=blob_url,
     )

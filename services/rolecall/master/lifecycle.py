@@ -136,22 +136,22 @@ def start_times(gang: Gang) -> StartTimes | None:
     return StartTimes(**{n: round(p, 3) for n, p in zip(names, parts, strict=True)}, total=round(sum(parts), 3))
 
 
-def cancel(job: JobRecord) -> Step:
-    """The step that cancels `job` from where it stands."""
+def cancel(job: JobRecord, by: str) -> Step:
+    """The step by which the token `by` cancels `job` from where it stands."""
     _refuse_ended(job, "cancelled")
     if job.state.holds_slots:
-        return Step(JobState.STOPPING, "cancelled by its user", stop=StopMode.CANCEL)
-    return Step(JobState.CANCELLED, "cancelled by its user")
+        return Step(JobState.STOPPING, f"cancelled by {by}", stop=StopMode.CANCEL)
+    return Step(JobState.CANCELLED, f"cancelled by {by}")
 
 
-def pause(job: JobRecord, stop: StopMode | None) -> Step:
-    """The step that pauses `job`; `stop` is how its gang is being stopped already."""
+def pause(job: JobRecord, stop: StopMode | None, by: str) -> Step:
+    """The step by which the token `by` pauses `job`; `stop` is how its gang is being stopped already."""
     _refuse_ended(job, "paused")
     if job.state is JobState.STOPPING and stop not in {StopMode.PAUSE, StopMode.DRAIN}:
         raise IllegalTransition(f"job {job.id} is being stopped ({stop}) and can't be paused; look again in a moment")
     if job.state.holds_slots:
-        return Step(JobState.STOPPING, "paused by its user", stop=StopMode.PAUSE)
-    return Step(JobState.PAUSED, "paused by its user")
+        return Step(JobState.STOPPING, f"paused by {by}", stop=StopMode.PAUSE)
+    return Step(JobState.PAUSED, f"paused by {by}")
 
 
 def check_resume(job: JobRecord) -> None:

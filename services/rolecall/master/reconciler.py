@@ -5,25 +5,28 @@ something changed, and at least every `TICK_S` seconds for what only time change
 """
 
 import logging
-from collections.abc import Awaitable
+from collections import Counter
+from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from prometheus_client import Histogram
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
+from rolecall.master.access import Access
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.lifecycle import Step
 from rolecall.master.placement import Waiting
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
-from rolecall.master.scheduler import QueuedJob, schedule
+from rolecall.master.scheduler import Allowance, QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
 from rolecall.master.store import artifacts, attempts, checkpoints, jobs, nodes, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobRecord, WorkerRecord
 from rolecall.master.trouble import Complaints
+from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerPlan
 from rolecall.spec.report import Failure
@@ -44,6 +47,7 @@ class Reconciler:
         self,
         *,
         database: Database,
+        access: Access,
         catalogue: Catalogue,
         presence: Presence,
         progress: ProgressBook,
@@ -53,6 +57,7 @@ class Reconciler:
         backfill_window: timedelta,
     ) -> None:
         self._database = database
+        self._access = access
         self._catalogue = catalogue
         self._presence = presence
         self._progress = progress
@@ -197,7 +202,9 @@ class Reconciler:
             gangs = await attempts.gangs(connection, await jobs.in_states(connection, _PLACED))
             states = self._presence.states(await nodes.everything(connection))
         queue = [_queued(job, everywhere=self._catalogue.is_everywhere(job.workload)) for job in ready]
-        outcomes = schedule(queue, states, taken_places(gangs, self._catalogue), _now(), self._backfill_window)
+        taken = taken_places(gangs, self._catalogue)
+        allowed = allowances(gangs, self._catalogue, self._access.limits)
+        outcomes = schedule(queue, states, taken, _now(), self._backfill_window, allowed)
         return any([await self._apart(f"placing {job.id}", self._settle(job, outcomes[job.id])) for job in ready])
 
     async def _settle(self, job: JobRecord, outcome: GangPlan | Waiting) -> bool:
@@ -294,6 +301,16 @@ def taken_places(gangs: list[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
     ]
 
 
+def allowances(gangs: list[Gang], catalogue: Catalogue, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
+    """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
+    used: Counter[str] = Counter()
+    for gang in gangs:
+        used[gang.job.owner] += len(taken_places([gang], catalogue))
+    return {
+        owner: Allowance(limit.max_slots, used[owner]) for owner, limit in limits.items() if limit.max_slots is not None
+    }
+
+
 def _queued(job: JobRecord, *, everywhere: bool) -> QueuedJob:
     return QueuedJob(
         id=job.id,
@@ -303,6 +320,7 @@ def _queued(job: JobRecord, *, everywhere: bool) -> QueuedJob:
         queued_at=job.queued_at,
         everywhere=everywhere,
         only=tuple(job.params.get("nodes", ())) if everywhere else (),
+        owner=job.owner,
     )
 
 

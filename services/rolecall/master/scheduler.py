@@ -1,8 +1,9 @@
 """The queue: who goes next, and who has to step back for whom. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from rolecall.master.everywhere import spread
 from rolecall.master.placement import Waiting, place
@@ -24,31 +25,46 @@ class QueuedJob:
     everywhere: bool = False
     """Whether it runs on each node, or on each of `only`, and takes no slot."""
     only: tuple[str, ...] = ()
+    owner: str = ""
 
 
-def schedule(
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How many workers the jobs of one owner may run at once, and how many run."""
+
+    most: int
+    used: int
+
+
+def schedule(  # noqa: PLR0917 - all that the queue depends on
     queue: Iterable[QueuedJob],
     nodes: Sequence[NodeState],
     taken: Sequence[WorkerPlan],
     now: datetime,
     backfill_window: timedelta,
+    allowances: Mapping[str, Allowance] = MappingProxyType({}),
 ) -> dict[str, GangPlan | Waiting]:
     """A plan or a reason to wait for every queued job, in the queue's order.
 
     Jobs that fit go ahead of one that does not. Once a job that the cluster could hold has waited longer than
     `backfill_window`, those behind it leave alone the slots of its roles, and those drawn from the same machines: so
     none starves. A job that could never fit holds nobody back, nor does one that runs everywhere: it takes no slot.
+    `allowances` has the owners whose slots are limited; a job that waits for its owner's other jobs holds nobody back.
     """
-    taken = list(taken)
+    taken, allowed = list(taken), dict(allowances)
     held: dict[Role, str] = {}  # for whom, and why it waits
     outcomes: dict[str, GangPlan | Waiting] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
         if job.everywhere:
             outcomes[job.id] = _addressed(spread(nodes, job.only), nodes)
             continue
-        outcome = outcomes[job.id] = _senseless(job) or _held_back(job, held) or _placed(job, nodes, taken)
+        outcome = outcomes[job.id] = (
+            _senseless(job) or _over_limit(job, allowed) or _held_back(job, held) or _placed(job, nodes, taken)
+        )
         if isinstance(outcome, GangPlan):
             taken.extend(outcome.workers)
+            if (own := allowed.get(job.owner)) is not None:
+                allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
         elif outcome.feasible and now - job.queued_at > backfill_window:
             whom = f"job {job.id}, which goes first and is {outcome.reason}"
             held = dict.fromkeys(contended(_asked(job), nodes), whom) | held
@@ -81,6 +97,14 @@ def _senseless(job: QueuedJob) -> Waiting | None:
     if _asked(job):
         return None
     return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
+
+
+def _over_limit(job: QueuedJob, allowances: Mapping[str, Allowance]) -> Waiting | None:
+    own, asked = allowances.get(job.owner), sum(job.roles.values())
+    if own is None or own.used + asked <= own.most:
+        return None
+    uses = f"token {job.owner} uses {own.used} of its {own.most} slots"
+    return Waiting(f"waiting for other jobs of its owner: {uses}, and this job needs {asked}", feasible=False)
 
 
 def _held_back(job: QueuedJob, held: Mapping[Role, str]) -> Waiting | None:

@@ -27,7 +27,6 @@ from rolecall.spec.fork import ForkRequest
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import WorkerState
-from rolecall.spec.token import attempt_token
 from rolecall.spec.wire import DesiredWorker, Heartbeat, Registered
 
 _LOG = logging.getLogger(__name__)
@@ -376,7 +375,7 @@ class Daemon:
         raise AssertionError("delays never end")
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
-        launch, token = worker.launch, self._settings.node_token.get_secret_value()
+        launch = worker.launch
         cache = self._settings.data / "cache"
         cache.mkdir(exist_ok=True)
         return ForkRequest(
@@ -385,7 +384,7 @@ class Daemon:
             workdir=worker.workdir.path,
             cache=cache,
             master_url=self._client.url,
-            token=attempt_token(token, launch.job, launch.attempt),
+            token=launch.token,
             env=self._route.environment
             | {
                 "ROLE": launch.worker.role,

@@ -57,7 +57,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
     standing = Standing(settings.known_name, settings.role)
-    served = app(standing, settings.node_token)
+    served = app(standing, settings.node_token, settings.metrics_token)
     server = Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan="off"))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))

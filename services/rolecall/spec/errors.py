@@ -32,6 +32,16 @@ class StaleAttempt(Conflict):
     """The message belongs to an attempt that is no longer the job's current one; it is ignored."""
 
 
+class LimitReached(RolecallError):
+    """The token has reached one of its limits; the text names the limit."""
+
+    retryable = False
+
+
+class StorageLimitReached(LimitReached):
+    """The jobs of a token store so much that an upload is refused."""
+
+
 class InvalidJob(RolecallError):
     """A job's spec is not legal; `problems` lists every field with what was given and what is legal."""
 

@@ -20,7 +20,7 @@ class ForkRequest(Value):
     cache: Path
     """A folder that all workers of the node share and that outlives attempts."""
     master_url: str
-    token: str
+    token: str = Field(repr=False)
     """What the worker shows to the master (see `spec.token`)."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables for this worker alone, e.g. `CUDA_VISIBLE_DEVICES`."""

@@ -82,6 +82,8 @@ class JobDocument(Value):
     """A job as `GET /jobs/{id}` shows it."""
 
     id: str
+    owner: str = "admin"
+    """The name of the token that submitted it."""
     name: str
     workload: str
     params: dict[str, Any]

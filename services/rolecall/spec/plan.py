@@ -1,7 +1,7 @@
 """What was decided: who runs where."""
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -59,8 +59,10 @@ class WorkerLaunch(Value):
     rendezvous_port: int | None = None
     """Known once rank 0 listens; the others wait for it."""
     resume_from: "CheckpointManifest | None" = None
-    secret: Annotated[str, Field(repr=False)] = ""
+    secret: str = Field(default="", repr=False)
     """What only this attempt's workers know (see `spec.token`); empty from a master of an earlier release."""
+    token: str = Field(default="", repr=False)
+    """What the worker shows to the master (see `spec.token`)."""
     blob_url: str | None = None
     """An fsspec URL for checkpoints and artifacts, or none: then they go to the master."""
 

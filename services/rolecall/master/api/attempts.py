@@ -1,6 +1,8 @@
 """`/internal/jobs`: what nodes ship for their workers, and what workers send for themselves."""
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -8,10 +10,13 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.api.auth import Bearer, Running, require_attempt, require_current_attempt, require_node
+from rolecall.master.api.auth import Bearer, Running, needs, require_attempt
 from rolecall.master.core import Master
+from rolecall.master.quota import measure, metered
 from rolecall.master.store import artifacts, checkpoints, jobs
+from rolecall.master.store.records import JobRecord
 from rolecall.master.streams import Kind, StreamKey
+from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MOST, MOST_BYTES
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
@@ -38,7 +43,7 @@ class Recorded(Value):
 
 @router.put(
     "/attempts/{attempt}/ranks/{rank}/streams/{kind}",
-    dependencies=[Depends(require_node)],
+    dependencies=[Depends(needs(Scope.NODE))],
     summary="Append to a log or progress stream",
 )
 async def append(  # noqa: PLR0917 - the framework passes by name
@@ -79,18 +84,23 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
 ) -> BlobReceipt:
     """Store a whole file, checked and durable. Sending it again replaces it."""
     async with master.database.read() as connection:
-        await _check_current(connection, job, attempt)
+        record = await _check_current(connection, job, attempt)
     blob = f"{attempt}/{name}"
-    size, digest = await master.blobs.put(job, blob, sha256, request.stream())
+    size, digest = await master.blobs.put(job, blob, sha256, _metered(master, record.owner, request.stream()))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
 @router.get("/blobs/{number}/{name:path}", summary="Download a blob of any attempt", response_class=StreamingResponse)
-async def get_blob(job: str, number: int, name: str, master: Running, bearer: Bearer) -> StreamingResponse:
+async def get_blob(  # noqa: PLR0917 - the framework passes by name
+    job: str, number: int, name: str, request: Request, master: Running, bearer: Bearer
+) -> StreamingResponse:
     """A blob's bytes, for the workers of the job's current attempt."""
     async with master.database.read() as connection:
-        current = (await jobs.get(connection, job)).attempt
-    require_current_attempt(job, current, master, bearer)
+        record = await jobs.find(connection, job)
+    # Whoever does not bear its token is told the same of every job.
+    await require_attempt(request, job, record.attempt if record else 0, master, bearer)
+    async with master.database.read() as connection:
+        await _check_current(connection, job, record.attempt if record else 0)
     return StreamingResponse(master.blobs.read(job, f"{number}/{name}"), media_type="application/octet-stream")
 
 
@@ -120,10 +130,19 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
     return Recorded(recorded=True)
 
 
-async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> None:
+def _metered(master: Master, owner: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    limits = master.access.limits.get(owner)
+    if limits is None or limits.max_stored_bytes is None:
+        return pieces
+    stored_now = partial(measure, master.database, master.blobs, owner)
+    return metered(pieces, owner, limits.max_stored_bytes, stored_now)
+
+
+async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobRecord:
     record = await jobs.get(connection, job)
     if record.attempt != attempt or not record.state.holds_slots:
         raise StaleAttempt(f"attempt {attempt} of job {job} is over (the job is {record.state})")
+    return record
 
 
 async def _check_blob(master: Master, job: str, blob: str, size: int) -> None:

@@ -6,16 +6,21 @@ from fastapi import APIRouter, Depends, HTTPException, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
-from rolecall.master.api.auth import Running, require_user
+from rolecall.master.api.auth import USERS, Running, needs
 from rolecall.master.catalogue import schema_of
+from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
 from rolecall.master.store import nodes
+from rolecall.spec.access import Scope
+from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
-from rolecall.spec.node import NodeState
+from rolecall.spec.node import NodeDocument
 from rolecall.spec.role import Role
 from rolecall.spec.workload import Workload
 
-router = APIRouter(tags=["cluster"], dependencies=[Depends(require_user)])
+router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(*USERS))])
+metrics_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.METRICS, Scope.READ, Scope.ADMIN))])
+admin_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.ADMIN))])
 open_router = APIRouter(tags=["cluster"])
 
 
@@ -49,7 +54,13 @@ class WorkloadList(Value):
 class NodeList(Value):
     """`GET /nodes`."""
 
-    nodes: list[NodeState]
+    nodes: list[NodeDocument]
+
+
+class FindingList(Value):
+    """`GET /findings`."""
+
+    findings: list[Finding]
 
 
 class Health(Value):
@@ -78,7 +89,8 @@ async def list_nodes(master: Running) -> NodeList:
     """Who has registered, and who is alive."""
     async with master.database.read() as connection:
         known = await nodes.everything(connection)
-    return NodeList(nodes=master.presence.states(known))
+    states = master.presence.states(known)
+    return NodeList(nodes=[NodeDocument.model_validate(state, from_attributes=True) for state in states])
 
 
 @router.get("/readyz", summary="Whether the master can work")
@@ -91,7 +103,13 @@ async def readyz(master: Running) -> Health:
     return Health(status="ready")
 
 
-@router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+@admin_router.get("/findings", summary="What is weak in the master's settings")
+async def list_findings(master: Running) -> FindingList:
+    """Weak settings and their remedies; `rolecall doctor` shows them beside what it finds itself."""
+    return FindingList(findings=list(weaknesses(master.settings)))
+
+
+@metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response)
 async def metrics(master: Running) -> Response:
     """The state of the cluster and of its running jobs in Prometheus' text format."""
     return Response(await exposition(master), media_type=CONTENT_TYPE_LATEST)

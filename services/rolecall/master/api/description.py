@@ -1,6 +1,6 @@
 """What the API is, for people in a browser and for programs: `/docs` and `/openapi.json`.
 
-A browser can't be told to send a bearer token, but it asks for a password. So the user's token passes as that, here.
+A browser can't be told to send a bearer token, but it asks for a password. So a token passes as that, here.
 """
 
 from typing import Any
@@ -9,9 +9,9 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, RedirectResponse
 
-from rolecall.master.api.auth import require_reader
+from rolecall.master.api.auth import needs_reader
 
-router = APIRouter(dependencies=[Depends(require_reader)], include_in_schema=False)
+router = APIRouter(dependencies=[Depends(needs_reader)], include_in_schema=False)
 
 
 @router.get("/openapi.json")

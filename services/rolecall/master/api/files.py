@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
-from rolecall.master.api.auth import Running, require_user
+from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.core import Master
 from rolecall.master.progress import series
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
@@ -20,7 +20,7 @@ from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 
-router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(require_user)], tags=["results"])
+router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 
 
 class Event(Value):

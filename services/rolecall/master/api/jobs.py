@@ -11,21 +11,29 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
-from rolecall.master.api.auth import Running, require_user
+from rolecall.master.access import Principal
+from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
 from rolecall.master.core import Master
 from rolecall.master.documents import job_document
 from rolecall.master.lifecycle import Step
-from rolecall.master.problems import MOST_PROBLEMS, shortened, unknown
+from rolecall.master.problems import MOST_PROBLEMS, problem, shortened, unknown
+from rolecall.master.quota import check_submission
 from rolecall.master.reconciler import redirect_stop, take_step
 from rolecall.master.store import attempts, idempotency, jobs, nodes, workers
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
 from rolecall.spec.model import Value
+from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 
-router = APIRouter(tags=["jobs"], dependencies=[Depends(require_user)])
+router = APIRouter(tags=["jobs"])
+_READS = [Depends(needs(*USERS))]
+_SUBMITS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN))]
+_SEES = [*_READS, Depends(sees_job)]
+_STEERS = [*_SUBMITS, Depends(steers_job)]
 
 
 class JobPage(Value):
@@ -35,82 +43,93 @@ class JobPage(Value):
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null on the last one.")
 
 
-@router.post("/jobs", status_code=201, summary="Submit a job")
+@router.post("/jobs", status_code=201, dependencies=_SUBMITS, summary="Submit a job")
 async def submit(
     request: JobRequest,
     response: Response,
     master: Running,
+    caller: Caller,
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
 ) -> JobDocument:
-    """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job."""
+    """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job.
+
+    Over a limit of the token the answer is 429, which names the limit.
+    """
     fields = await master.checks.run(request)
     if master.catalogue.is_everywhere(request.workload):
         await _check_nodes(master, fields["params"]["nodes"])
+    _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
-    job = await _add(master, spec, key)
+    job = await _add(master, spec, caller, key)
     master.changed_by_hand()
     response.headers["Location"] = f"/jobs/{job.id}"
     return await _document(master, job.id)
 
 
-@router.get("/jobs", summary="List jobs")
-async def page(
+@router.get("/jobs", dependencies=_READS, summary="List jobs")
+async def page(  # noqa: PLR0917 - the framework passes by name
     master: Running,
+    caller: Caller,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token of this name.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int | None, Query(ge=0, le=MOST, description="From the page before.")] = None,
 ) -> JobPage:
-    """Jobs, newest first."""
+    """Jobs, newest first: all, or those of the token itself where it may see no others."""
+    if owner is not None and not (owner.isprintable() and caller.sees(owner)):
+        return JobPage(jobs=[], next_cursor=None)
     async with master.database.read() as connection:
-        found = await jobs.page(connection, state, limit + 1, cursor)
+        mine = owner if caller.reads_all else caller.name
+        found = await jobs.page(connection, state, limit + 1, cursor, mine)
         shown = found[:limit]
         documents = await _documents(master, connection, shown)
     return JobPage(jobs=documents, next_cursor=str(shown[-1].sequence) if len(found) > limit else None)
 
 
-@router.get("/jobs/{job}", summary="Show a job")
+@router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
 async def show(job: str, master: Running) -> JobDocument:
     """The job with its progress, its attempts and their workers."""
     return await _document(master, job)
 
 
-@router.post("/jobs/{job}/cancel", summary="Cancel a job")
-async def cancel(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/cancel", dependencies=_STEERS, summary="Cancel a job")
+async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        await _apply(connection, record, lifecycle.cancel(record))
+        await _apply(connection, record, lifecycle.cancel(record, caller.name))
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/pause", summary="Pause a job")
-async def pause(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/pause", dependencies=_STEERS, summary="Pause a job")
+async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
     """Let it write a checkpoint and leave its slots; `resume` queues it again."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            await _apply(connection, record, lifecycle.pause(record, stop))
+            await _apply(connection, record, lifecycle.pause(record, stop, caller.name))
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/resume", summary="Resume a paused job")
-async def resume(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/resume", dependencies=_STEERS, summary="Resume a paused job")
+async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue it again; it starts from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_resume(record)
-        await jobs.requeue(connection, record, _now(), "resumed by its user", 0.0)
+        await jobs.requeue(connection, record, _now(), f"resumed by {caller.name}", 0.0)
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/retry", summary="Retry an ended job")
-async def retry(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/retry", dependencies=_STEERS, summary="Retry an ended job")
+async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue a failed or cancelled job again, with all its restarts; it starts from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
-        await jobs.renew(connection, record, _now())
+        await check_submission(connection, record.owner, master.access.limits.get(record.owner))
+        await jobs.renew(connection, record, _now(), f"retried by {caller.name}")
     return await _changed(master, job)
 
 
@@ -124,25 +143,36 @@ async def _check_nodes(master: Master, asked: list[str]) -> None:
         raise InvalidJob(shortened(problems, len(strange)))
 
 
-async def _add(master: Master, spec: JobSpec, key: str | None) -> JobRecord:
+def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
+    """Raise `InvalidJob` for a gang that the token could never run."""
+    asked, most = sum(roles.values()), caller.limits.max_slots
+    if most is not None and asked > most:
+        message = f"the job needs {asked} workers, and token {caller.name} may run {most} at once (max_slots)"
+        given = {role.value: number for role, number in roles.items()}
+        raise InvalidJob([problem("roles", message, given, f"{most} workers at most")])
+
+
+async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
     try:
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, key)
+            return await _add_once(connection, spec, owner, key)
     except IntegrityError:
         # On PostgreSQL the same key may come in twice at once; the second time finds what the first has made.
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, key)
+            return await _add_once(connection, spec, owner, key)
 
 
-async def _add_once(connection: AsyncConnection, spec: JobSpec, key: str | None) -> JobRecord:
+async def _add_once(connection: AsyncConnection, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
     if key is None:
-        return await jobs.add(connection, spec, _now())
+        await check_submission(connection, owner.name, owner.limits)
+        return await jobs.add(connection, spec, _now(), owner.name)
     digest = hashlib.sha256(spec.model_dump_json(exclude={"id"}).encode()).hexdigest()
-    earlier = await idempotency.job_of(connection, key, digest)
+    earlier = await idempotency.job_of(connection, owner.name, key, digest)
     if earlier is not None:
         return await jobs.get(connection, earlier)
-    job = await jobs.add(connection, spec, _now())
-    await idempotency.remember(connection, key, digest, job.id, _now())
+    await check_submission(connection, owner.name, owner.limits)
+    job = await jobs.add(connection, spec, _now(), owner.name)
+    await idempotency.remember(connection, owner.name, key, digest, job.id, _now())
     return job
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
-from rolecall.master.api.auth import Running, require_user
+from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.core import Master
 from rolecall.master.lines import Line, Lines, cut_note
 from rolecall.master.signals import wait
@@ -21,7 +21,7 @@ from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 
-router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(require_user)], tags=["results"])
+router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _KEEP_ALIVE_S = 15.0
 _PARTIAL_S = 1.0
 """How long a line without an end is kept back from followers."""

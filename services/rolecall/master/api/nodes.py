@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall import __version__
 from rolecall.master import lifecycle
-from rolecall.master.api.auth import Running, require_node
+from rolecall.master.api.auth import Running, needs
 from rolecall.master.core import Master
 from rolecall.master.desired import desired
 from rolecall.master.presence import Presence
@@ -17,12 +17,13 @@ from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
 from rolecall.master.streams import StreamKey
+from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.wire import Desired, Heartbeat, Registered, Surroundings
 
-router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(require_node)])
+router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(needs(Scope.NODE))])
 
 
 @router.post("", summary="Register a node")
@@ -140,8 +141,7 @@ async def _desired(master: Master, name: str, started: str) -> Desired:
         mine = {worker.job for worker in await workers.on_node(connection, name)}
         gangs = await attempts.gangs(connection, [await jobs.get(connection, job) for job in sorted(mine)])
         addresses = {node.name: node.spec.address for node in await nodes.everything(connection)} if gangs else {}
-    key = master.settings.node_token.get_secret_value()
-    return desired(name, gangs, addresses, master.settings.blob_url, key)
+    return desired(name, gangs, addresses, master.settings.blob_url, master.signing_key)
 
 
 def _longest_wait_s(master: Master) -> float:

@@ -15,13 +15,23 @@ from starlette.requests import ClientDisconnect
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import MOST_PROBLEMS, Problem, explain, problem, shortened
 from rolecall.master.trouble import storage_trouble
-from rolecall.spec.errors import CheckTimeout, Conflict, InvalidJob, NotFound, RolecallError
+from rolecall.spec.errors import (
+    CheckTimeout,
+    Conflict,
+    InvalidJob,
+    LimitReached,
+    NotFound,
+    RolecallError,
+    StorageLimitReached,
+)
 
 _STATUS: dict[type[RolecallError], int] = {
     NotFound: 404,
     Conflict: 409,
     InvalidJob: 422,
     BlobError: 400,
+    LimitReached: 429,
+    StorageLimitReached: 413,
     CheckTimeout: 503,
 }
 # How OpenAPI describes a problem document, and which of them any route may answer with.

@@ -19,6 +19,7 @@ async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifes
     if known is not None:
         return False
     values = {"job": job, "attempt": manifest.attempt, "step": manifest.step, "keep": manifest.keep}
+    values["bytes"] = sum(part.size for part in manifest.parts)
     await connection.execute(insert(checkpoints).values(**values, manifest=manifest, created_at=now))
     return True
 

@@ -9,7 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events
 from rolecall.master.store.records import JobRecord, read
-from rolecall.master.store.schema import jobs
+from rolecall.master.store.schema import artifacts, checkpoints, jobs
+from rolecall.spec.access import ADMIN
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.state import JobState, check_transition
@@ -17,30 +18,48 @@ from rolecall.spec.state import JobState, check_transition
 LIVE = tuple(state for state in JobState if not state.ended)
 
 
-async def add(connection: AsyncConnection, spec: JobSpec, now: datetime) -> JobRecord:
-    """Store a new job as queued."""
-    values = spec.model_dump() | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0}
+async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
+    """Store a new job of `owner` as queued."""
+    values = spec.model_dump() | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0, "owner": owner}
     times = {"created_at": now, "queued_at": now, "deadline_at": _deadline(spec.deadline_s, now)}
     await connection.execute(insert(jobs).values(progress=Progress(), **values, **times))
-    await events.add(connection, spec.id, now, JobState.QUEUED, "submitted")
+    await events.add(connection, spec.id, now, JobState.QUEUED, f"submitted by {owner}")
     return await get(connection, spec.id)
 
 
 async def get(connection: AsyncConnection, job: str) -> JobRecord:
     """The job, or `NotFound`."""
+    found = await find(connection, job)
+    if found is None:
+        raise unknown(job)
+    return found
+
+
+async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
+    """The job, if there is such a job."""
     query = select(jobs).where(jobs.c.id == job)
     # PostgreSQL refuses a NUL in a text, and no id has one.
     row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
-    if row is None:
-        raise NotFound(f"there is no job {job!r}; GET /jobs lists them")
-    return _record(row)
+    return None if row is None else _record(row)
 
 
-async def page(connection: AsyncConnection, state: JobState | None, limit: int, before: int | None) -> list[JobRecord]:
-    """Up to `limit` jobs, newest first, of those stored before the job with the sequence number `before`."""
+def unknown(job: str) -> NotFound:
+    """There is no such job, as far as the caller may know."""
+    return NotFound(f"there is no job {job!r}; GET /jobs lists them")
+
+
+async def page(
+    connection: AsyncConnection,
+    state: JobState | None,
+    limit: int,
+    before: int | None,
+    owner: str | None = None,
+) -> list[JobRecord]:
+    """Up to `limit` jobs (of `owner`), newest first, stored before the job with the sequence number `before`."""
     query = select(jobs).order_by(jobs.c.sequence.desc()).limit(limit)
     query = query if state is None else query.where(jobs.c.state == state)
     query = query if before is None else query.where(jobs.c.sequence < before)
+    query = query if owner is None else query.where(jobs.c.owner == owner)
     return [_record(row) for row in await connection.execute(query)]
 
 
@@ -60,6 +79,27 @@ async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     """How many jobs are in each state, also those that none is in."""
     rows = await connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
     return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows}
+
+
+async def count_waiting(connection: AsyncConnection, owner: str) -> int:
+    """How many jobs of `owner` are queued or paused."""
+    mine = (jobs.c.owner == owner, jobs.c.state.in_((JobState.QUEUED, JobState.PAUSED)))
+    return await connection.scalar(select(func.count()).where(*mine)) or 0
+
+
+async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
+    """The ids of the jobs of `owner` that hold slots."""
+    states = tuple(state for state in JobState if state.holds_slots)
+    return list(await connection.scalars(select(jobs.c.id).where(jobs.c.owner == owner, jobs.c.state.in_(states))))
+
+
+async def stored_bytes(connection: AsyncConnection, owner: str, besides: Iterable[str] = ()) -> int:
+    """The bytes of the recorded checkpoints and artifacts of the jobs of `owner`, leaving out those in `besides`."""
+    mine = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(besides)))
+    of_checkpoints = select(func.sum(checkpoints.c.bytes)).join(jobs, jobs.c.id == checkpoints.c.job)
+    of_artifacts = select(func.sum(artifacts.c.size)).join(jobs, jobs.c.id == artifacts.c.job)
+    sums = [await connection.scalar(query.where(*mine)) for query in (of_checkpoints, of_artifacts)]
+    return sum(int(found or 0) for found in sums)
 
 
 async def move(
@@ -98,12 +138,10 @@ async def requeue(
     )
 
 
-async def renew(connection: AsyncConnection, job: JobRecord, now: datetime) -> None:
-    """Queue an ended job again by its user's wish, with fresh restarts and a fresh deadline."""
+async def renew(connection: AsyncConnection, job: JobRecord, now: datetime, reason: str) -> None:
+    """Queue an ended job again by a user's wish, with fresh restarts and a fresh deadline."""
     deadline = _deadline(job.deadline_s, now)
-    await requeue(
-        connection, job, now, "retried by its user", 0.0, restarts=0, crashes=0, deadline_at=deadline, result=None
-    )
+    await requeue(connection, job, now, reason, 0.0, restarts=0, crashes=0, deadline_at=deadline, result=None)
 
 
 async def set_waiting(connection: AsyncConnection, job: JobRecord, reason: str) -> None:

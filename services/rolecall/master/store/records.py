@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
+from rolecall.spec.access import Limits, Scope
 from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest, GangPlan
@@ -52,6 +53,8 @@ class JobRecord:
     deadline_at: datetime | None
     started_at: datetime | None
     ended_at: datetime | None
+    owner: str
+    """The name of the token that submitted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,36 @@ class EventRecord:
     attempt: int | None
     kind: str
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """A token without its secrets."""
+
+    name: str
+    scopes: frozenset[Scope]
+    max_queued: int | None
+    max_slots: int | None
+    max_stored_bytes: int | None
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+    @property
+    def limits(self) -> Limits:
+        """What its jobs may take."""
+        return Limits(**{name: getattr(self, name) for name in Limits.model_fields})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRecord:
+    """A secret of a token, as its digest."""
+
+    digest: str
+    token: str
+    created_at: datetime
+    expires_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
