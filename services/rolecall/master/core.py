@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.leadership import Leadership
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
@@ -37,6 +38,8 @@ class Master:
     news: Signal
     """Notified when there may be more for those who follow a job: the echo of `changed`, and new lines of logs."""
     registry: CollectorRegistry
+    term: int
+    """The number of its term of leadership."""
 
     def changed_by_hand(self) -> None:
         """A call changed what is stored: let the reconciler and all who wait look again."""
@@ -46,25 +49,33 @@ class Master:
 
 @asynccontextmanager
 async def open_master(
-    settings: MasterSettings, catalogue: Catalogue, changed: Signal, news: Signal
+    settings: MasterSettings, catalogue: Catalogue, changed: Signal, news: Signal, leadership: Leadership
 ) -> AsyncGenerator[Master]:
-    """A master on its migrated database; closes the database at the end."""
-    settings.data.mkdir(parents=True, exist_ok=True)
+    """A master on its migrated database, in a new term of its own; closes what it opened at the end."""
     database = Database(_database_url(settings))
+    blobs = Blobs(settings.data / "blobs", settings.blob_url, settings.blob_timeout_s)
     try:
         await database.migrate()
-        yield _assemble(settings, catalogue, database, changed=changed, news=news)
+        term = await leadership.begin(database)
+        yield _assemble(settings, catalogue, database, blobs, changed=changed, news=news, term=term)
     finally:
+        blobs.close()
         await database.close()
 
 
 def _assemble(
-    settings: MasterSettings, catalogue: Catalogue, database: Database, *, changed: Signal, news: Signal
+    settings: MasterSettings,
+    catalogue: Catalogue,
+    database: Database,
+    blobs: Blobs,
+    *,
+    changed: Signal,
+    news: Signal,
+    term: int,
 ) -> Master:
     registry = CollectorRegistry()
     presence = Presence(settings.node_timeout_s)
     streams = Streams(settings.data / "streams")
-    blobs = Blobs(settings.data / "blobs", settings.blob_url)
     progress = ProgressBook(streams)
     reconciler = Reconciler(
         database=database,
@@ -88,6 +99,7 @@ def _assemble(
         changed=changed,
         news=news,
         registry=registry,
+        term=term,
     )
 
 

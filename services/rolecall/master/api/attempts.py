@@ -80,6 +80,8 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
         await _check_current(connection, job, attempt)
     blob = f"{attempt}/{name}"
     size, digest = await master.blobs.put(job, blob, sha256, request.stream())
+    async with master.database.read() as connection:
+        await _check_current(connection, job, attempt)  # it may have ended during the upload
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
@@ -89,7 +91,8 @@ async def get_blob(job: str, number: int, name: str, master: Running, bearer: Be
     async with master.database.read() as connection:
         current = (await jobs.get(connection, job)).attempt
     require_current_attempt(job, current, master, bearer)
-    return StreamingResponse(master.blobs.read(job, f"{number}/{name}"), media_type="application/octet-stream")
+    pieces = await master.blobs.read(job, f"{number}/{name}")
+    return StreamingResponse(pieces, media_type="application/octet-stream")
 
 
 @router.post(

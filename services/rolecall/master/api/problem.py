@@ -9,15 +9,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import Problem, explain, problem
-from rolecall.master.trouble import storage_trouble
+from rolecall.master.trouble import LeadershipLost, StoreUnavailable, storage_trouble
 from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
 
 _STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
+
+RETRY_AFTER = {"Retry-After": "2"}
+"""What a 503 says of the next try."""
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -25,8 +29,8 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RolecallError, _on_rolecall_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(DBAPIError, _on_storage_error)
-    app.add_exception_handler(OSError, _on_storage_error)
+    for kind in (DBAPIError, PoolTimeout, OSError, StoreUnavailable, LeadershipLost):
+        app.add_exception_handler(kind, _on_storage_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_defect)
 
@@ -77,7 +81,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_storage_error(request: Request, error: Exception) -> Response:
     if (trouble := storage_trouble(error)) is None:
         raise error
-    return problem_response(507 if trouble.full else 503, trouble.detail, request)
+    if trouble.full:
+        return problem_response(507, trouble.detail, request)
+    return problem_response(503, trouble.detail, request, headers=RETRY_AFTER)
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:

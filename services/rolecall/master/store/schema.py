@@ -154,3 +154,13 @@ idempotency = Table(
     Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("created_at", Moment, nullable=False),
 )
+
+# One row.
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("term", BigInteger, nullable=False),
+    Column("leader", Text, nullable=False),
+    Column("began_at", Moment, nullable=False),
+)
