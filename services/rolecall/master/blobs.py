@@ -104,6 +104,11 @@ class Blobs:
             raise
         return _pieces(file, f"{job}/{blob}")
 
+    @property
+    def hung(self) -> int:
+        """How many calls to the store exceed their time limit, and still keep a thread."""
+        return self._threads.hung
+
     def close(self) -> None:
         """End the threads."""
         self._threads.close()

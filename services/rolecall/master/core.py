@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
@@ -74,6 +74,7 @@ def _assemble(
     term: int,
 ) -> Master:
     registry = CollectorRegistry()
+    _hung_calls(registry).set_function(lambda: blobs.hung)
     presence = Presence(settings.node_timeout_s)
     streams = Streams(settings.data / "streams")
     progress = ProgressBook(streams)
@@ -101,6 +102,11 @@ def _assemble(
         registry=registry,
         term=term,
     )
+
+
+def _hung_calls(registry: CollectorRegistry) -> Gauge:
+    about = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
+    return Gauge("rolecall_blob_store_hung_calls", about, registry=registry)
 
 
 def _placement_seconds(registry: CollectorRegistry) -> Histogram:

@@ -79,11 +79,10 @@ class StoreThreads:
                 return await asyncio.wrap_future(future)
         except (FileNotFoundError, RolecallError):
             raise
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"{self._store} does not answer: a call took longer than {self._timeout_s:g} s; try again"
-            ) from None
         except Exception as error:  # fsspec's backends raise errors of their own libraries
+            if isinstance(error, TimeoutError) and (future.cancelled() or not future.done()):
+                late = f"{self._store} does not answer: a call took longer than {self._timeout_s:g} s; try again"
+                raise StoreUnavailable(late) from None
             if is_full(error):
                 raise
             raise StoreUnavailable(f"{self._store} fails: {type(error).__name__}: {error}; try again") from error
