@@ -27,15 +27,6 @@ from .test_server import PROGRAM
 NODE_TIMEOUT_S = 3.0
 
 
-@pytest.fixture
-def database_url(postgres_url: str) -> Iterator[str]:
-    """An empty database of this test's own."""
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE masters")
-        yield f"{postgres_url.rpartition('/')[0]}/masters"
-        connection.execute("DROP DATABASE masters WITH (FORCE)")
-
-
 @contextmanager
 def master(data: Path, database_url: str, **given: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A control program of the toy workload, in a process of its own, once it leads; and its URL."""

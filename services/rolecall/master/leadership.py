@@ -43,19 +43,19 @@ class Leadership:
         self._complaints = Complaints()
 
     async def take(self, waits: Callable[[], object]) -> None:
-        """Return when no other master leads; `waits` is called once if one does.
+        """Return when no other master leads; `waits` is called as long as one does.
 
         Raises `SettingsError` if one still leads after `ROLECALL_NODE_TIMEOUT_S`, which is time enough for a
         predecessor that is ending. With `ROLECALL_STANDBY` it waits for ever.
         """
         begun, known = time.monotonic(), ""
         while (rival := await self._rival()) is not None:
-            if not known:
-                waits()
-            if rival != known:
+            waits()
+            if rival and rival != known:
                 _log.warning("standing by: %s", rival)
-            known = rival
-            if not self._settings.standby and time.monotonic() - begun > self._settings.node_timeout_s:
+            known = rival or known
+            patient = self._settings.standby or not rival
+            if not patient and time.monotonic() - begun > self._settings.node_timeout_s:
                 raise SettingsError(f"{rival}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -69,12 +69,11 @@ class Leadership:
                 async with database.write() as connection:
                     term = await terms.begin(connection, self._me, datetime.now(UTC))
             except SQLAlchemyError as error:
-                if storage_trouble(error) is None:
-                    raise
-                self._complaints.failed("taking the lead", error)
+                self._forgive("taking the lead", error)
                 await asyncio.sleep(LOOK_EVERY_S)
             else:
                 database.fence(term)
+                self._complaints.went_well("taking the lead")
                 _log.info("%s leads in term %d", self._me, term)
                 return term
 
@@ -88,9 +87,7 @@ class Leadership:
                 async with database.read() as connection:
                     current = await terms.current(connection)
             except SQLAlchemyError as error:
-                if storage_trouble(error) is None:
-                    raise
-                self._complaints.failed("holding the lead", error)
+                self._forgive("holding the lead", error)
                 continue
             self._complaints.went_well("holding the lead")
             if current != term:
@@ -103,18 +100,23 @@ class Leadership:
             await self._session.release()
 
     async def _rival(self) -> str | None:
-        """Who keeps this master from the lead, in words; None when nobody does."""
+        """Who keeps this master from the lead, in words; empty while the database does not say, None if nobody does."""
         if self._session is not None:
             try:
                 if not await self._session.take():
                     return f"another master leads on this database: {await self._session.holder()}"
             except SQLAlchemyError as error:
-                if (trouble := storage_trouble(error)) is None:
-                    raise
-                return trouble.detail
+                self._forgive("taking the lead", error)
+                return ""
         if not self._folder.take(self._me):
             return f"another master leads in ROLECALL_DATA={self._settings.data}: {self._folder.holder()}"
         return None
+
+    def _forgive(self, what: str, error: SQLAlchemyError) -> None:
+        """Log that the database is in trouble, once; raise what is no such trouble."""
+        if storage_trouble(error) is None:
+            raise error
+        self._complaints.failed(what, error)
 
 
 class FolderLock:
