@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from types import MappingProxyType
 
 import httpx
 import psutil
+import psycopg
 import pytest
 from tests.rows import write_rows
 from tests.running import Running
@@ -145,6 +147,16 @@ def postgres_url() -> Iterator[str]:
             run(*control, "-m", "immediate", "stop")
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """The URL of an empty database of one test's own, on that server."""
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        yield f"{postgres_url.rpartition('/')[0]}/{name}"
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
 def _await_ready(process: subprocess.Popen[str], log: Path) -> str:

@@ -118,10 +118,14 @@ class MasterSettings(_Settings):
     """`postgresql://user:password@host/name`; without it, SQLite in the data folder."""
     blob_url: Annotated[str | None, Field(validation_alias="ROLECALL_BLOB_URL")] = None
     """An fsspec URL that every node reaches; without it, blobs go to the master's data folder."""
+    blob_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_BLOB_TIMEOUT_S", gt=0)] = 30.0
+    """How long one call to the blob store may take before it counts as hung."""
     heartbeat_s: Annotated[float, Field(validation_alias="ROLECALL_HEARTBEAT_S", gt=0, le=30)] = 2.0
     """How long a heartbeat is held back when nothing changes."""
     node_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_NODE_TIMEOUT_S", gt=0)] = 10.0
     """Silence after which a node counts as lost."""
+    standby: Annotated[bool, Field(validation_alias="ROLECALL_STANDBY")] = False
+    """Whether to wait while another master leads and to take over when it ends; needs PostgreSQL."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
     """How long others may go ahead of a job that waits for slots."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,8 +11,10 @@ from rolecall import __version__
 from rolecall.master.api import attempts, audit, cluster, description, files, jobs, logs, nodes, preflight, tokens
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import RESPONSES, SCHEMA, add_problem_handlers
+from rolecall.master.api.standby import StandbyGate
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.core import open_master
+from rolecall.master.leadership import Leadership
 from rolecall.master.signals import Signal
 from rolecall.settings import MasterSettings
 
@@ -28,7 +30,11 @@ class _Application(FastAPI):
 
 
 def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> FastAPI:
-    """The master as an ASGI application; without a catalogue, that of the installed workloads."""
+    """The master as an ASGI application; without a catalogue, that of the installed workloads.
+
+    `state.master` is the running master, None while another one leads. When it has to end by itself `state.fault` says
+    why, and `state.stop` is called.
+    """
     app = _Application(
         title="Rolecall",
         version=__version__,
@@ -39,6 +45,10 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     )
     app.state.settings = settings
     app.state.catalogue = catalogue or load()
+    app.state.master = None
+    app.state.settled = asyncio.Event()
+    app.state.fault = None
+    app.state.stop = lambda: None
     app.state.news = Signal()
     app.state.changed = Signal(echo=app.state.news)
     for module in (jobs, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
@@ -49,6 +59,7 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
     app.add_middleware(audit.Audited)
+    app.add_middleware(StandbyGate)
     add_problem_handlers(app)
     return app
 
@@ -60,17 +71,46 @@ def release(app: FastAPI) -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+    """Serve as soon as it is known whether this master leads; one that has to wait serves `/healthz` alone."""
     state = app.state
-    async with open_master(state.settings, state.catalogue, state.changed, state.news) as master:
-        app.state.master = master
-        loops = [
-            asyncio.create_task(master.reconciler.run(), name="reconciler"),
-            asyncio.create_task(master.sync.run(), name="tokens"),
-        ]
-        try:
-            yield
-        finally:
-            for loop in loops:
-                loop.cancel()
-                with suppress(asyncio.CancelledError):
-                    await loop
+    state.settings.data.mkdir(parents=True, exist_ok=True)
+    term = asyncio.create_task(_lead(app), name="leadership")
+    term.add_done_callback(lambda ended: _end(app, ended))
+    await state.settled.wait()
+    try:
+        yield
+    finally:
+        term.cancel()
+        await asyncio.wait({term})
+
+
+async def _lead(app: FastAPI) -> None:
+    """Wait until no other master leads, then be the master until another one is."""
+    state = app.state
+    leadership = Leadership(state.settings)
+    try:
+        await leadership.take(waits=state.settled.set)
+        async with open_master(state.settings, state.catalogue, state.changed, state.news, leadership) as master:
+            state.master = master
+            loops = [
+                asyncio.create_task(master.reconciler.run(), name="reconciler"),
+                asyncio.create_task(master.sync.run(), name="tokens"),
+            ]
+            state.settled.set()
+            try:
+                await leadership.watch(master.database, master.term)
+            finally:
+                state.master = None
+                for loop in loops:
+                    loop.cancel()
+                await asyncio.wait(loops)
+    finally:
+        await leadership.release()
+
+
+def _end(app: FastAPI, term: asyncio.Task[None]) -> None:
+    """The term is over: because the program ends, or else that is why it has to end."""
+    if not term.cancelled():
+        app.state.fault = term.exception()
+        app.state.stop()
+    app.state.settled.set()

@@ -5,13 +5,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from rolecall.master.access import Access, built_in
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.checks import Checks
+from rolecall.master.leadership import Leadership
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
@@ -47,6 +48,8 @@ class Master:
     news: Signal
     """Notified when there may be more for those who follow a job: the echo of `changed`, and new lines of logs."""
     registry: CollectorRegistry
+    term: int
+    """The number of its term of leadership."""
 
     def changed_by_hand(self) -> None:
         """A call changed what is stored: let the reconciler and all who wait look again."""
@@ -56,18 +59,22 @@ class Master:
 
 @asynccontextmanager
 async def open_master(
-    settings: MasterSettings, catalogue: Catalogue, changed: Signal, news: Signal
+    settings: MasterSettings, catalogue: Catalogue, changed: Signal, news: Signal, leadership: Leadership
 ) -> AsyncGenerator[Master]:
-    """A master on its migrated database; closes the database at the end."""
-    settings.data.mkdir(parents=True, exist_ok=True)
+    """A master on its migrated database, in a new term of its own; closes what it opened at the end."""
     database = Database(_database_url(settings))
+    blobs = Blobs(settings.data / "blobs", settings.blob_url, settings.blob_timeout_s)
     try:
         await database.migrate()
+        term = await leadership.begin(database)
         signing_key = await signing.load_key(database)
-        master = _assemble(settings, catalogue, database, signing_key, changed=changed, news=news)
+        master = _assemble(
+            settings, catalogue, database, blobs, changed=changed, news=news, term=term, signing_key=signing_key
+        )
         await master.sync.refresh()
         yield master
     finally:
+        blobs.close()
         await database.close()
 
 
@@ -75,16 +82,18 @@ def _assemble(
     settings: MasterSettings,
     catalogue: Catalogue,
     database: Database,
-    signing_key: str,
+    blobs: Blobs,
     *,
     changed: Signal,
     news: Signal,
+    term: int,
+    signing_key: str,
 ) -> Master:
     access = _access(settings)
     registry = CollectorRegistry()
+    _hung_calls(registry).set_function(lambda: blobs.hung)
     presence = Presence(settings.node_timeout_s)
     streams = Streams(settings.data / "streams", settings.log_bytes)
-    blobs = Blobs(settings.data / "blobs", settings.blob_url)
     progress = ProgressBook(streams)
     reconciler = Reconciler(
         database=database,
@@ -113,6 +122,7 @@ def _assemble(
         changed=changed,
         news=news,
         registry=registry,
+        term=term,
     )
 
 
@@ -121,6 +131,11 @@ def _access(settings: MasterSettings) -> Access:
     return Access(
         built_in(admin.get_secret_value(), node.get_secret_value(), metrics.get_secret_value() if metrics else None)
     )
+
+
+def _hung_calls(registry: CollectorRegistry) -> Gauge:
+    about = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
+    return Gauge("rolecall_blob_store_hung_calls", about, registry=registry)
 
 
 def _placement_seconds(registry: CollectorRegistry) -> Histogram:

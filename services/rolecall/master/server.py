@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +17,10 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 from rolecall.master.app import create_app, release
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.core import Master
 from rolecall.master.departure import see_off
-from rolecall.master.store.database import Database
+from rolecall.master.store.database import Database, is_sqlite
+from rolecall.master.trouble import LeadershipLost
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
@@ -36,7 +39,13 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1)
         super().__init__(config)
         self._app = app
+        app.state.stop = self._stop
         self._leaving: asyncio.Task[None] | None = None
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why the master ended by itself, if it did."""
+        return self._app.state.fault
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave the signals to `run`, which ends with a clean exit code."""
@@ -56,29 +65,41 @@ class Server(uvicorn.Server):
 
     def told(self) -> None:
         """Asked to end: see the nodes off that end too; asked again, end at once."""
-        if self._leaving is not None or not self.started:
-            self.should_exit = True
+        master = self._app.state.master
+        if self._leaving is not None or not self.started or master is None:
+            self._stop()
         else:
-            self._leaving = asyncio.create_task(self._see_off(), name="departure")
+            self._leaving = asyncio.create_task(self._see_off(master), name="departure")
 
-    async def _see_off(self) -> None:
-        state = self._app.state
+    async def _see_off(self, master: Master) -> None:
         try:
-            await see_off(state.master, state.settings.stop_grace_s)
+            await see_off(master, master.settings.stop_grace_s)
         finally:
-            self.should_exit = True
+            self._stop()
+
+    def _stop(self) -> None:
+        self.should_exit = True
 
 
-def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `SettingsError` when the port is taken or the data folder of no use."""
+def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code, 75 when another master has taken over.
+
+    Raises `SettingsError` when the port is taken, the data folder is of no use, or another master leads.
+    """
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
     check_folder(settings.data)
+    check_standby(settings)
     if settings.blob_url is not None:
         check_url(settings.blob_url)
     if settings.database_url is not None:
         asyncio.run(await_database(settings.database_url.get_secret_value()))
     with listen(settings.host, settings.port) as listener:
-        asyncio.run(_serve(settings, catalogue, listener))
+        try:
+            asyncio.run(_serve(settings, catalogue, listener))
+        except LeadershipLost as lost:
+            _log.error("ended, so as not to be a second master: %s", lost)
+            return os.EX_TEMPFAIL
+    return os.EX_OK
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -102,6 +123,21 @@ def check_folder(data: Path) -> None:
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         remedy = "free some space there, or give it a larger volume" if full else "give a folder to write to"
         raise SettingsError(f"ROLECALL_DATA={data}: {error.strerror}; {remedy}") from None
+
+
+def check_standby(settings: MasterSettings) -> None:
+    """Raise `SettingsError` for a standby that could never take over; warn of one that would lack checkpoints."""
+    if not settings.standby:
+        return
+    if settings.database_url is None or is_sqlite(settings.database_url.get_secret_value()):
+        raise SettingsError(
+            "ROLECALL_STANDBY needs PostgreSQL (ROLECALL_DATABASE_URL): SQLite can't be shared by two machines"
+        )
+    if settings.blob_url is None:
+        _log.warning(
+            "ROLECALL_STANDBY without ROLECALL_BLOB_URL: checkpoints and artifacts lie in ROLECALL_DATA; unless all "
+            "masters share that folder, jobs start from the beginning after a takeover"
+        )
 
 
 async def await_database(url: str) -> None:
@@ -138,5 +174,7 @@ async def _serve(settings: MasterSettings, catalogue: Catalogue | None, listener
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.told)
     await server.serve(sockets=[listener])
+    if server.fault is not None:
+        raise server.fault
     if not server.started:
         raise SystemExit("the master could not start; its log says why")

@@ -87,6 +87,8 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
         record = await _check_current(connection, job, attempt)
     blob = f"{attempt}/{name}"
     size, digest = await master.blobs.put(job, blob, sha256, _metered(master, record.owner, request.stream()))
+    async with master.database.read() as connection:
+        await _check_current(connection, job, attempt)  # it may have ended during the upload
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
@@ -101,7 +103,8 @@ async def get_blob(  # noqa: PLR0917 - the framework passes by name
     await require_attempt(request, job, record.attempt if record else 0, master, bearer)
     async with master.database.read() as connection:
         await _check_current(connection, job, record.attempt if record else 0)
-    return StreamingResponse(master.blobs.read(job, f"{number}/{name}"), media_type="application/octet-stream")
+    pieces = await master.blobs.read(job, f"{number}/{name}")
+    return StreamingResponse(pieces, media_type="application/octet-stream")
 
 
 @router.post(

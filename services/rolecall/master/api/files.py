@@ -138,7 +138,7 @@ async def download(job: str, name: str, master: Running) -> StreamingResponse:
         "Content-Disposition": f'attachment; filename="{artifact.name}"',
         "X-Content-SHA256": artifact.sha256,
     }
-    return StreamingResponse(master.blobs.read(job, artifact.blob), 200, headers, "application/octet-stream")
+    return StreamingResponse(await master.blobs.read(job, artifact.blob), 200, headers, "application/octet-stream")
 
 
 async def _members(master: Master, job: str, attempt: int) -> list[WorkerRecord]:

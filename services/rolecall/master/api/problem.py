@@ -9,12 +9,13 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import TypeAdapter
 from sqlalchemy.exc import DataError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import MOST_PROBLEMS, Problem, explain, problem, shortened
-from rolecall.master.trouble import storage_trouble
+from rolecall.master.trouble import LeadershipLost, StoreUnavailable, storage_trouble
 from rolecall.spec.errors import (
     CheckTimeout,
     Conflict,
@@ -69,14 +70,17 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": meaning, "content": _CONTENT} for status, meaning in _MEANING.items()
 }
 
+RETRY_AFTER = {"Retry-After": "2"}
+"""What a 503 says of the next try."""
+
 
 def add_problem_handlers(app: FastAPI) -> None:
     """Let `app` answer every error with a problem document."""
     app.add_exception_handler(RolecallError, _on_rolecall_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(DBAPIError, _on_storage_error)
-    app.add_exception_handler(OSError, _on_storage_error)
+    for kind in (DBAPIError, PoolTimeout, OSError, StoreUnavailable, LeadershipLost):
+        app.add_exception_handler(kind, _on_storage_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_defect)
 
@@ -130,7 +134,9 @@ async def _on_storage_error(request: Request, error: Exception) -> Response:
         return problem_response(422, f"the database takes no such value: {_first_line(error.orig)}", request)
     if (trouble := storage_trouble(error)) is None:
         raise error
-    return problem_response(507 if trouble.full else 503, trouble.detail, request)
+    if trouble.full:
+        return problem_response(507, trouble.detail, request)
+    return problem_response(503, trouble.detail, request, headers=RETRY_AFTER)
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:

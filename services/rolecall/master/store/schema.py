@@ -210,3 +210,13 @@ audit = Table(
     Column("count", Integer, nullable=False),
     Index(None, "at"),
 )
+
+# One row.
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("term", BigInteger, nullable=False),
+    Column("leader", Text, nullable=False),
+    Column("began_at", Moment, nullable=False),
+)
