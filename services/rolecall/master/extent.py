@@ -39,7 +39,8 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
             yield problem(_name(path), "it is nested too deeply", value, f"at most {MOST_DEPTH} levels")
         for key, entry in entries:
             if isinstance(key, str) and (len(key) > MOST_KEY_CHARS or not _is_text(key)):
-                yield problem(_name(path), "the name of a field is no name", key, f"≤ {MOST_KEY_CHARS} characters")
+                message = "the name of a field is too long, or has half of a surrogate pair"
+                yield problem(_name(path), message, key, f"Unicode text of at most {MOST_KEY_CHARS} characters")
             if why := _flaw(entry):
                 yield problem(_name((path, key)), why[0], entry, why[1])
             if isinstance(entry, dict | list):

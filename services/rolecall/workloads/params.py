@@ -5,7 +5,7 @@ they are generous, so that no cluster of thousands of GPUs reaches them, and say
 """
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -20,7 +20,6 @@ BatchSize = Annotated[int, Field(ge=1, le=2**32)]
 Replicas = Annotated[int, Field(ge=1, le=4096)]
 Width = Annotated[int, Field(ge=1, le=2**20)]
 """Of a layer."""
-Widths = Annotated[tuple[Width, ...], Field(max_length=1024, strict=False)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Weight = Annotated[float, Field(ge=0, le=1e12)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
@@ -31,6 +30,14 @@ Name = Annotated[str, Field(max_length=1024)]
 """Of a column, a class or a block."""
 Names = Annotated[list[Name], Field(max_length=50_000, fail_fast=True)]
 Value = Text | Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(ge=-1e308, le=1e308)] | bool
+
+
+def tupled(given: Any) -> Any:
+    """A list stands for a tuple; pydantic sees to that in JSON, but no longer behind another `BeforeValidator`."""
+    return tuple(cast(list[Any], given)) if isinstance(given, list) else given
+
+
+Widths = Annotated[tuple[Width, ...], Field(max_length=1024), BeforeValidator(tupled)]
 
 
 def listed(given: Any) -> Any:

@@ -18,6 +18,7 @@ from rolecall.workloads.params import (
     Sgd,
     Weight,
     Widths,
+    tupled,
 )
 
 Discount = Annotated[float, Field(gt=0, le=1)]
@@ -59,7 +60,8 @@ class Environment(workload.Params):
     """Episodes are cut after so many steps; by default the id's own limit, for an entry point none."""
     wrappers: Annotated[
         tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=Name | Wrapper)], ...],
-        Field(max_length=100, strict=False),
+        Field(max_length=100),
+        BeforeValidator(tupled),
     ] = ()
     """Wrappers around each environment, the innermost first: names, or objects."""
     vectorization: Literal["loop", "own"] = "loop"
