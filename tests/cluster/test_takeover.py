@@ -84,7 +84,10 @@ def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, ro
         name = stack.enter_context(address(first.port))
         for role in ("trainer", "parameter-server"):
             stack.enter_context(node(tmp_path / role, name.port, role, **shared))
-        until(lambda: first.node("trainer") and first.node("parameter-server"), 120)
+        # The driver rank's node is not in a master's container, and so does not die with it.
+        driver = node(tmp_path / "driver", name.port, "master", command=(*COMMAND, "node"), **shared)  # type: ignore[arg-type]
+        stack.enter_context(driver)
+        until(lambda: all(first.node(one) for one in ("trainer", "parameter-server", "driver")), 120)
         request = long_job(rows, trainers=1, max_steps=3000, checkpoint_every_steps=200)
         answer = httpx.post(f"http://127.0.0.1:{first.port}/jobs", headers=bearer(TOKEN), json=request)
         job = answer.raise_for_status().json()["id"]
