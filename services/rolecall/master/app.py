@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from rolecall import __version__
 from rolecall.master.api import attempts, cluster, description, files, jobs, nodes, preflight
+from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import add_problem_handlers
 from rolecall.master.catalogue import Catalogue, load
@@ -30,6 +31,9 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app.include_router(cluster.open_router)
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
+    app.add_middleware(FollowerLimit)
+    # The last is the first: nobody reads or parses what comes without a token.
+    app.add_middleware(Gate)
     add_problem_handlers(app)
     return app
 

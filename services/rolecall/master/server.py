@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from rolecall.edge.connections import Limits, limited
 from rolecall.master.app import create_app, release
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue
@@ -21,6 +22,7 @@ from rolecall.master.store.database import Database
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
+LIMITS = Limits()
 _BACKLOG = 2048
 _LONGEST_PAUSE_S = 5.0
 _PROBE = 1 << 16
@@ -33,7 +35,15 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI) -> None:
         # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            http=limited(LIMITS),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+        )
         super().__init__(config)
         self._app = app
         self._leaving: asyncio.Task[None] | None = None
