@@ -167,7 +167,8 @@ class _LimitedProtocol(H11Protocol):
     def _due(self) -> object:
         """Which part of a request has begun to come: `h11.IDLE` is a head, `h11.SEND_BODY` a body."""
         state = self.conn.their_state
-        if state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+        first = cast(object, self.cycle) is None
+        if state is h11.IDLE and (first or self.conn.trailing_data[0]):
             return state
         return state if state is h11.SEND_BODY else None
 
@@ -176,9 +177,7 @@ class _LimitedProtocol(H11Protocol):
         self._deadline = self.loop.call_later(self.limits.body_window_s, self._on_body_window)
 
     def _on_slow_head(self) -> None:
-        self._refuse(
-            HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete within {self.limits.head_s:g} s"
-        )
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete within {self.limits.head_s:g} s")
 
     def _on_body_window(self) -> None:
         # While the application takes its time, the peer is not to blame.

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall.edge.connections import Limits, limited
+from rolecall.edge.tls import Certificate
 from rolecall.master.app import create_app, release
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """uvicorn, but the calls that are held back are released before it waits for them."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, certificate: Certificate | None = None) -> None:
         # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
         config = uvicorn.Config(
             app,
@@ -44,6 +45,8 @@ class Server(uvicorn.Server):
             lifespan="on",
             timeout_graceful_shutdown=1,
         )
+        config.load()
+        config.ssl = certificate.context if certificate else None
         super().__init__(config)
         self._app = app
         self._leaving: asyncio.Task[None] | None = None
@@ -57,7 +60,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
-            _log.info("master listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+            scheme = "http" if self.config.ssl is None else "https"
+            _log.info("master listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Release who waits, then close."""
@@ -82,13 +86,23 @@ class Server(uvicorn.Server):
 def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `SettingsError` when the port is taken or the data folder of no use."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    certificate = read_certificate(settings)
     check_folder(settings.data)
     if settings.blob_url is not None:
         check_url(settings.blob_url)
     if settings.database_url is not None:
         asyncio.run(await_database(settings.database_url.get_secret_value()))
     with listen(settings.host, settings.port) as listener:
-        asyncio.run(_serve(settings, catalogue, listener))
+        asyncio.run(_serve(settings, catalogue, listener, certificate))
+
+
+def read_certificate(settings: MasterSettings) -> Certificate | None:
+    """What the master shows to its clients; None for plain HTTP. Raises `SettingsError` for files of no use."""
+    if settings.tls_cert is None and settings.tls_key is None:
+        return None
+    if settings.tls_cert is None or settings.tls_key is None:
+        raise SettingsError("ROLECALL_TLS_CERT and ROLECALL_TLS_KEY belong together; set both, or neither")
+    return Certificate(settings.tls_cert, settings.tls_key)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -142,8 +156,10 @@ async def _trouble(database: Database) -> str:
     return ""
 
 
-async def _serve(settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket) -> None:
-    server = Server(create_app(settings, catalogue))
+async def _serve(
+    settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket, certificate: Certificate | None
+) -> None:
+    server = Server(create_app(settings, catalogue), certificate)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.told)

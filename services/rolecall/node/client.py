@@ -6,9 +6,11 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from rolecall import __version__
+from rolecall.edge.tls import certificate_end, client_options, explain, request_options
 from rolecall.node.reconcile import Key
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError
 from rolecall.spec.node import NodeSpec
+from rolecall.spec.trust import Trust
 from rolecall.spec.wire import Desired, Heartbeat, Registered, StreamOffset, Surroundings
 
 _TIMEOUT_S = 10.0
@@ -30,11 +32,14 @@ class StreamRefused(RolecallError):
 class MasterClient:
     """One HTTP client for the daemon's life. A wrong token ends the daemon (`SettingsError`) wherever it is noticed."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, trust: Trust | None = None) -> None:
         self.url = url
+        self.trust = trust
+        self.certificate_end: float | None = None
+        """When the master's certificate ends, in seconds since 1970, as of the last look at it; None without TLS."""
         # Proxies of the environment are for the outside world and not for the cluster's own network.
         self._http = httpx.AsyncClient(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S, trust_env=False
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S, **client_options(trust)
         )
 
     async def close(self) -> None:
@@ -79,9 +84,11 @@ class MasterClient:
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
-            answer = await self._http.request(method, path, **options)
+            answer = await self._http.request(method, path, **options, **request_options(self.trust))
         except httpx.TransportError as error:
-            raise MasterUnreachable(f"{self.url}: {_trouble(error)}") from error
+            why = explain(error, self.url, self.trust) or _trouble(error)
+            raise MasterUnreachable(f"{self.url}: {why}") from error
+        self.certificate_end = certificate_end(answer) or self.certificate_end
         if answer.is_server_error:
             raise MasterUnreachable(f"{self.url}: {_detail(answer)}")
         if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:

@@ -343,6 +343,7 @@ class Daemon:
             workdir=worker.workdir.path,
             cache=cache,
             master_url=self._client.url,
+            trust=self._client.trust,
             token=attempt_token(token, launch.job, launch.attempt),
             env=self._route.environment | {"ROLE": launch.worker.role, "CUDA_VISIBLE_DEVICES": launch.worker.gpu or ""},
         )

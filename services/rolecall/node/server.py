@@ -89,7 +89,7 @@ async def _serve(
     registry: CollectorRegistry,
     fork_arguments: Sequence[str],
 ) -> None:
-    client = MasterClient(settings.master_url, settings.node_token.get_secret_value())
+    client = MasterClient(settings.master_url, settings.node_token.get_secret_value(), settings.trust)
     gpus, cards = find_gpus(os.environ)
     spec = describe_node(settings, standing.name, route, metrics_port, gpus)
     daemon = Daemon(

@@ -100,7 +100,7 @@ def _legal_params(workload: Workload, given: dict[str, Any]) -> Params:
 
 def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerContext:
     launch = request.launch
-    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt)
+    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
     workdir.scratch.mkdir(exist_ok=True)
     return WorkerContext(

@@ -142,4 +142,6 @@ def _require(bearer: HTTPAuthorizationCredentials | None, token: str, what: str)
     given = bearer.credentials if bearer else ""
     if not hmac.compare_digest(given.encode(), token.encode()):
         problem = "another one was given" if bearer else "none was given"
-        raise HTTPException(401, f"this call needs {what} as a bearer token; {problem}", {"WWW-Authenticate": _CHALLENGE})
+        raise HTTPException(
+            401, f"this call needs {what} as a bearer token; {problem}", {"WWW-Authenticate": _CHALLENGE}
+        )

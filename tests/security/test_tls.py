@@ -1,0 +1,306 @@
+"""TLS between master, nodes, workers and the command: what works, and what is said when it does not."""
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import psutil
+import pytest
+from tests.cluster.jobs import short_job
+from tests.conftest import TOKEN
+from tests.node.harness import ScriptedMaster, end, start_node
+from tests.running import ENDED
+from tests.security.certificates import Pair, make_ca, sign
+
+from rolecall.cli.client import Client
+from rolecall.cli.connection import Connection
+from rolecall.cli.exits import CommandError
+from rolecall.edge.tls import Certificate
+from rolecall.node import findings
+from rolecall.node.client import MasterClient, MasterUnreachable
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.finding import Level
+from rolecall.spec.trust import Trust
+
+NODE_TOKEN = "a-node-token-for-the-tests"
+DAY_S = 86_400
+Ask = Callable[[int, str, Trust | None], str]
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The CA that signs the master's certificates."""
+    return make_ca(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def pair(ca: Pair) -> Pair:
+    """A good certificate for 127.0.0.1."""
+    return sign(ca)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"status": "ok"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_DELETE = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Clients that trust it not hang up."""
+
+
+@contextmanager
+def answering(certificate: Certificate | None) -> Iterator[int]:
+    """The port of a server that answers every request alike, by HTTPS if it has a certificate."""
+    with _Server(("127.0.0.1", 0), _Handler) as server:
+        if certificate:
+            server.socket = certificate.context.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def command(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
+    """What `rolecall` says of the master there."""
+    with Client(Connection(f"{scheme}://127.0.0.1:{port}", "token", trust)) as client:
+        try:
+            return client.healthz().status
+        except CommandError as error:
+            return str(error)
+
+
+def node(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
+    """What a node's log says of the master there."""
+
+    async def ask() -> str:
+        client = MasterClient(f"{scheme}://127.0.0.1:{port}", "token", trust)
+        try:
+            await client.leave("x")
+        except MasterUnreachable as error:
+            return str(error)
+        finally:
+            await client.close()
+        return "ok"
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("ask", [command, node])
+def test_what_keeps_clients_from_a_server_is_said_in_one_line(ask: Ask, ca: Pair, pair: Pair) -> None:
+    trust, other = Trust(ca=str(ca.certificate)), make_ca(ca.certificate.parent, "other")
+
+    def said(port: int, scheme: str = "https", trust: Trust | None = trust) -> str:
+        text = ask(port, scheme, trust)
+        assert "\n" not in text
+        return text
+
+    with answering(Certificate(*pair)) as port:
+        assert said(port) == said(port, trust=Trust(ca=str(ca.certificate), name="rolecall-master")) == "ok"
+        foreign = said(port, trust=Trust(ca=str(other.certificate)))
+        assert f"its certificate is not signed by the CA in ROLECALL_TLS_CA={other.certificate}" in foreign
+        assert "is not signed by the system's CAs" in said(port, trust=None)
+        misnamed = said(port, trust=Trust(ca=str(ca.certificate), name="elsewhere"))
+        assert "not valid for 'elsewhere'" in misnamed
+        assert "ROLECALL_TLS_NAME" in misnamed
+        assert "if the master has a certificate (ROLECALL_TLS_CERT)" in said(port, "http")
+    with answering(Certificate(*sign(ca, "old", days=0))) as port:
+        assert "its certificate has expired; renew" in said(port)
+    with answering(Certificate(*sign(ca, "foreign", hosts=("DNS:elsewhere",)))) as port:
+        assert "not valid for '127.0.0.1'" in said(port)
+    with answering(None) as port:
+        assert "no TLS is spoken there; write http://" in said(port)
+
+
+def test_tls_of_before_1_2_is_refused(pair: Pair) -> None:
+    assert Certificate(*pair).context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(ca: Pair, tmp_path: Path) -> None:
+    live = Pair(tmp_path / "live.crt", tmp_path / "live.key")
+
+    def install(fresh: Pair) -> None:
+        for source, target in zip(fresh, live, strict=True):
+            partial = target.with_suffix(".new")
+            partial.write_bytes(source.read_bytes())
+            partial.rename(target)
+
+    def serial(port: int) -> str:
+        context = ssl.create_default_context(cafile=str(ca.certificate))
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1") as wrapped:
+            return str((wrapped.getpeercert() or {})["serialNumber"])
+
+    install(sign(ca, "first"))
+    with answering(Certificate(*live)) as port:
+        first = serial(port)
+        assert serial(port) == first
+        live.certificate.write_text("half a file")
+        assert serial(port) == first, "what can't be read is not served"
+        install(sign(ca, "second"))
+        assert serial(port) != first
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (("absent", "absent"), "No such file or directory; mount both files"),
+        (("empty", "key"), "give PEM files of a certificate and of its key"),
+        (("certificate", "other"), "KEY_VALUES_MISMATCH; give PEM files"),
+        (("certificate", "locked"), "give PEM files of a certificate and of its key"),
+    ],
+)
+def test_files_of_no_use_are_named(files: tuple[str, str], said: str, ca: Pair, pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    locked = ["openssl", "ec", "-in", pair.key, "-aes128", "-passout", "pass:secret", "-out", tmp_path / "locked"]
+    subprocess.run(locked, check=True, capture_output=True)
+    known = {"certificate": pair.certificate, "key": pair.key, "other": ca.key}
+    with pytest.raises(SettingsError, match=said) as caught:
+        Certificate(*(known.get(name, tmp_path / name) for name in files))
+    assert "ROLECALL_TLS_CERT=" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ca_file_of_no_use_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"ROLECALL_TLS_CA=/nowhere: No such file"):
+        MasterClient("https://127.0.0.1:1", "token", Trust(ca="/nowhere"))
+    (tmp_path / "ca.crt").write_text("no certificate")
+    with pytest.raises(CommandError, match="holds no certificate; give a PEM file"):
+        Client(Connection("https://127.0.0.1:1", "token", Trust(ca=str(tmp_path / "ca.crt"))))
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(15 * DAY_S, Level.OK), (13 * DAY_S, Level.WARNING)])
+def test_a_certificate_that_ends_soon_is_a_warning(ahead: float, level: Level) -> None:
+    assert findings.certificate(ahead).level is level
+
+
+@pytest.mark.parametrize(("boot_id", "level"), [("another-machine", Level.WARNING), (None, Level.OK)])
+def test_clear_text_that_leaves_the_machine_is_a_warning(boot_id: str | None, level: Level, tmp_path: Path) -> None:
+    known = [one.address for ones in psutil.net_if_addrs().values() for one in ones if one.family is socket.AF_INET]
+    own = next((address for address in known if not address.startswith("127.")), None)
+    if own is None:
+        pytest.skip("this machine has no address but that of its loopback interface")
+    master = ScriptedMaster(host=own)
+    master.boot_id = boot_id or master.boot_id
+    with master.serving():
+        daemon = start_node(master, tmp_path, MASTER_ADDR=own)
+        try:
+            beats = master.wait(lambda: [beat for beat in master.beats if beat.findings])
+        finally:
+            end(daemon)
+    (finding,) = [one for one in beats[-1].findings if one.check == "tls"]
+    assert finding.level is level
+    assert f"http://{own}:{master.port}" in finding.message
+
+
+def test_half_a_pair_ends_the_master_with_one_line(pair: Pair, tmp_path: Path) -> None:
+    settings = {"ROLECALL_TOKEN": TOKEN, "ROLECALL_NODE_TOKEN": NODE_TOKEN, "ROLECALL_DATA": str(tmp_path)}
+    environment = os.environ | settings | {"ROLECALL_TLS_CERT": str(pair.certificate)}
+    done = subprocess.run(
+        [sys.executable, "-m", "rolecall", "master"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (os.EX_CONFIG, 1)
+    assert "ROLECALL_TLS_CERT and ROLECALL_TLS_KEY belong together" in done.stderr
+
+
+@contextmanager
+def containers(data: Path, ca: Pair, pair: Pair) -> Iterator[str]:
+    """A master's container and two nodes' that speak TLS among each other, as processes; the master's URL."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    shared = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "ROLECALL_HOST": "127.0.0.1",
+        "ROLECALL_PORT": str(port),
+        "ROLECALL_METRICS_PORT": "0",
+        "ROLECALL_CPU_SLOTS": "2",
+        "ROLECALL_NODE_TOKEN": NODE_TOKEN,
+        "ROLECALL_TLS_CA": str(ca.certificate),
+        "ROLECALL_TLS_NAME": "rolecall-master",
+        "ROLECALL_DATA_ROOTS": str(data.parent.parent),
+    }
+    tls = {"ROLECALL_TLS_CERT": str(pair.certificate), "ROLECALL_TLS_KEY": str(pair.key), "ROLECALL_TOKEN": TOKEN}
+    roles = {"master": tls, "parameter-server": {}, "trainer": {}}
+    processes = []
+    try:
+        for role, own in roles.items():
+            home = {"ROLE": role, "ROLECALL_NODE_NAME": role, "ROLECALL_DATA": str(data / role)}
+            with (data / f"{role}.log").open("wb") as log:
+                command = [sys.executable, "-m", "rolecall"]
+                processes.append(subprocess.Popen(command, env=shared | home | own, stdout=log, stderr=log))
+        yield f"https://127.0.0.1:{port}"
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+@pytest.mark.slow
+def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_path: Path) -> None:
+    verified = ssl.create_default_context(cafile=str(ca.certificate))
+    with containers(tmp_path, ca, pair) as url:
+        with httpx.Client(
+            base_url=url, verify=verified, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
+        ) as client:
+            _await_nodes(client, 3)
+            body = short_job(rows, trainers=1) | {"max_restarts": 0}
+            body["params"]["checkpoint_every_steps"] = 20
+            job = client.post("/jobs", json=body).raise_for_status().json()["id"]
+            while (document := client.get(f"/jobs/{job}").json())["state"] not in ENDED:
+                time.sleep(0.1)
+            assert document["state"] == "succeeded", document["reason"]
+            # The workers' own calls.
+            assert client.get(f"/jobs/{job}/checkpoints").json()["checkpoints"]
+            assert client.get(f"/jobs/{job}/artifacts").json()["artifacts"]
+            nodes = client.get("/nodes").json()["nodes"]
+        said = {one["message"] for node in nodes for one in node["findings"] if one["check"] == "tls"}
+        assert said == {"the master's certificate ends in 30 days"}
+        shell = os.environ | {
+            "ROLECALL_URL": url,
+            "ROLECALL_TOKEN": TOKEN,
+            "ROLECALL_TLS_CA": str(ca.certificate),
+            "XDG_CONFIG_HOME": str(tmp_path),
+        }
+        command = [sys.executable, "-m", "rolecall.cli", "jobs"]
+        listed = subprocess.run(command, env=shell, capture_output=True, text=True, check=False)
+        assert job in listed.stdout, listed.stderr
+        health = Path(__file__).parents[2] / "docker/healthcheck"
+        settings = {"ROLE": "master", "ROLECALL_PORT": url.rpartition(":")[2], "ROLECALL_HOST": "127.0.0.1"}
+        tls = {
+            "ROLECALL_TLS_CERT": str(pair.certificate),
+            "ROLECALL_METRICS_PORT": str(nodes[0]["spec"]["metrics_port"]),
+        }
+        checked = subprocess.run([health], env=os.environ | settings | tls, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+
+
+def _await_nodes(client: httpx.Client, count: int) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError):
+            if len(client.get("/nodes").json()["nodes"]) == count:
+                return
+        time.sleep(0.2)
+    pytest.fail("the nodes did not register")
