@@ -14,11 +14,12 @@ from pathlib import Path
 from threading import Thread
 
 import httpx
-import psutil
 import pytest
+from pydantic import SecretStr
 from tests.cluster.jobs import short_job
 from tests.conftest import TOKEN
-from tests.node.harness import ScriptedMaster, end, start_node
+from tests.master.harness import make_node, make_settings
+from tests.node.harness import ScriptedMaster
 from tests.running import ENDED
 from tests.security.certificates import Pair, make_ca, sign
 
@@ -26,10 +27,15 @@ from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection
 from rolecall.cli.exits import CommandError
 from rolecall.edge.tls import Certificate
+from rolecall.master.server import read_certificate
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
+from rolecall.node.examination import Examiner
+from rolecall.node.findings import Cards
+from rolecall.settings import NodeSettings
 from rolecall.spec.errors import SettingsError
-from rolecall.spec.finding import Level
+from rolecall.spec.finding import Finding, Level
+from rolecall.spec.role import Role
 from rolecall.spec.trust import Trust
 
 NODE_TOKEN = "a-node-token-for-the-tests"
@@ -57,7 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_DELETE = do_GET
+    def do_DELETE(self) -> None:
+        self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -195,33 +202,37 @@ def test_a_certificate_that_ends_soon_is_a_warning(ahead: float, level: Level) -
     assert findings.certificate(ahead).level is level
 
 
-@pytest.mark.parametrize(("boot_id", "level"), [("another-machine", Level.WARNING), (None, Level.OK)])
-def test_clear_text_that_leaves_the_machine_is_a_warning(boot_id: str | None, level: Level, tmp_path: Path) -> None:
-    known = [one.address for ones in psutil.net_if_addrs().values() for one in ones if one.family is socket.AF_INET]
-    own = next((address for address in known if not address.startswith("127.")), None)
-    if own is None:
-        pytest.skip("this machine has no address but that of its loopback interface")
-    master = ScriptedMaster(host=own)
-    master.boot_id = boot_id or master.boot_id
+@pytest.mark.parametrize(
+    ("address", "boot_id", "level"),
+    [
+        ("192.0.2.1", "another-machine", Level.WARNING),
+        ("192.0.2.1", "", Level.WARNING),
+        ("192.0.2.1", "m0", Level.OK),
+        ("127.0.0.1", "another-machine", Level.OK),
+    ],
+)
+def test_clear_text_that_leaves_the_machine_is_a_warning(
+    address: str, boot_id: str, level: Level, tmp_path: Path
+) -> None:
+    master = ScriptedMaster()
+    master.boot_id = boot_id
+    settings = NodeSettings(role=Role.TRAINER, master_addr=address, data=tmp_path, node_token=SecretStr(NODE_TOKEN))
+
+    async def examine() -> tuple[Finding, ...]:
+        client = MasterClient(f"http://127.0.0.1:{master.port}", NODE_TOKEN)
+        found, _ = await Examiner(settings, client, Cards(0, 0)).examine(make_node("trainer-0", Role.TRAINER))
+        await client.close()
+        return found
+
     with master.serving():
-        daemon = start_node(master, tmp_path, MASTER_ADDR=own)
-        try:
-            beats = master.wait(lambda: [beat for beat in master.beats if beat.findings])
-        finally:
-            end(daemon)
-    (finding,) = [one for one in beats[-1].findings if one.check == "tls"]
+        (finding,) = [one for one in asyncio.run(examine()) if one.check == "tls"]
     assert finding.level is level
-    assert f"http://{own}:{master.port}" in finding.message
+    assert f"http://127.0.0.1:{master.port}" in finding.message
 
 
-def test_half_a_pair_ends_the_master_with_one_line(pair: Pair, tmp_path: Path) -> None:
-    settings = {"ROLECALL_TOKEN": TOKEN, "ROLECALL_NODE_TOKEN": NODE_TOKEN, "ROLECALL_DATA": str(tmp_path)}
-    environment = os.environ | settings | {"ROLECALL_TLS_CERT": str(pair.certificate)}
-    done = subprocess.run(
-        [sys.executable, "-m", "rolecall", "master"], env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (os.EX_CONFIG, 1)
-    assert "ROLECALL_TLS_CERT and ROLECALL_TLS_KEY belong together" in done.stderr
+def test_half_a_pair_is_an_error(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="ROLECALL_TLS_CERT and ROLECALL_TLS_KEY belong together"):
+        read_certificate(make_settings(tmp_path, tls_cert=pair.certificate))
 
 
 @contextmanager
