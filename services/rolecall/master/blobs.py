@@ -13,6 +13,7 @@ from typing import IO, Any, Protocol, cast
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError
+from rolecall.spec.redaction import redact_text
 
 _PIECE = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -33,14 +34,15 @@ class BlobError(RolecallError):
 def check_url(url: str) -> None:
     """Raise `SettingsError` unless there is a library for what the URL begins with; calls nobody."""
     scheme, separator, _ = url.partition("://")
+    shown = redact_text(url)
     try:
         fsspec.get_filesystem_class(scheme if separator else "no scheme")  # pyright: ignore[reportUnknownMemberType]
     except ImportError as error:
         remedy = "install it in master and nodes; the images take EXTRA_PACKAGES when they are built"
-        raise SettingsError(f"ROLECALL_BLOB_URL={url}: {error}: {remedy}") from None
+        raise SettingsError(f"ROLECALL_BLOB_URL={shown}: {error}: {remedy}") from None
     except ValueError:
         raise SettingsError(
-            f"ROLECALL_BLOB_URL={url} is no URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
+            f"ROLECALL_BLOB_URL={shown} is no URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
         ) from None
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, cast
 
+from rolecall.spec.redaction import redact, redact_text
+
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
 _GIVEN_CHARS = 200
@@ -12,7 +14,7 @@ _GIVEN_CHARS = 200
 
 def problem(field: str, message: str, given: Any, legal: str) -> Problem:
     """One finding."""
-    return {"field": field, "message": message, "given": shown(given), "legal": legal}
+    return {"field": redact_text(field), "message": redact_text(message), "given": shown(given), "legal": legal}
 
 
 def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
@@ -29,8 +31,8 @@ def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[s
 
 
 def shown(given: Any) -> str:
-    """What was given, as short JSON."""
-    text = json.dumps(given, default=str)
+    """What was given, as short JSON without the credentials of URLs."""
+    text = json.dumps(redact(given), default=str)
     return text if len(text) <= _GIVEN_CHARS else f"{text[:_GIVEN_CHARS]}…"
 
 

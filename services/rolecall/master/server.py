@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall.edge.connections import Limits, limited
+from rolecall.edge.logs import log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.master.app import create_app, release
 from rolecall.master.blobs import check_url
@@ -24,6 +25,22 @@ from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
 LIMITS = Limits()
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+HEADERS = [
+    ("Content-Security-Policy", "; ".join(f"{what} {whence}" for what, whence in _POLICY.items())),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+]
+"""On every answer: pages load what this server serves and nothing else, and nobody frames them."""
 _BACKLOG = 2048
 _LONGEST_PAUSE_S = 5.0
 _PROBE = 1 << 16
@@ -40,6 +57,8 @@ class Server(uvicorn.Server):
             app,
             http=limited(LIMITS),
             ws="none",
+            headers=HEADERS,
+            server_header=False,
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -85,7 +104,7 @@ class Server(uvicorn.Server):
 
 def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `SettingsError` when the port is taken or the data folder of no use."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(settings.log_level)
     certificate = read_certificate(settings)
     check_folder(settings.data)
     if settings.blob_url is not None:

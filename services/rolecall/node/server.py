@@ -15,6 +15,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from rolecall import __version__
+from rolecall.edge.logs import log_to_stderr
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
@@ -36,7 +37,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 
     `fork_arguments` go to the fork server (see `rolecall.worker.fork_server`).
     """
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(settings.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
     with _own_home(settings):

@@ -19,6 +19,7 @@ from rolecall.master.streams import StreamKey
 from rolecall.spec.errors import NotFound
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.redaction import Redacted
 from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(require_user)], tags=["results"])
@@ -32,7 +33,7 @@ class Event(Value):
     at: datetime
     attempt: int | None
     kind: str
-    message: str
+    message: Redacted
 
 
 class EventList(Value):

@@ -16,6 +16,7 @@ from rolecall.master.blobs import BlobError
 from rolecall.master.problems import Problem, explain, problem
 from rolecall.master.trouble import storage_trouble
 from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
+from rolecall.spec.redaction import redact_text
 
 _STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
 
@@ -39,7 +40,7 @@ def problem_response(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": detail,
+        "detail": redact_text(detail),
         "instance": request.url.path,
     }
     if errors:
