@@ -6,9 +6,8 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -20,8 +19,8 @@ from tests.cluster.jobs import short_job
 from tests.conftest import TOKEN
 from tests.master.harness import make_node, make_settings
 from tests.node.harness import ScriptedMaster
-from tests.running import ENDED
 from tests.security.certificates import Pair, make_ca, sign
+from tests.security.programs import await_end, await_nodes, containers
 
 from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection
@@ -40,6 +39,7 @@ from rolecall.spec.trust import Trust
 
 NODE_TOKEN = "a-node-token-for-the-tests"
 DAY_S = 86_400
+HEALTHCHECK = Path(__file__).parents[2] / "docker/healthcheck"
 Ask = Callable[[int, str, Trust | None], str]
 
 
@@ -235,83 +235,39 @@ def test_half_a_pair_is_an_error(pair: Pair, tmp_path: Path) -> None:
         read_certificate(make_settings(tmp_path, tls_cert=pair.certificate))
 
 
-@contextmanager
-def containers(data: Path, ca: Pair, pair: Pair) -> Iterator[str]:
-    """A master's container and two nodes' that speak TLS among each other, as processes; the master's URL."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    shared = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "ROLECALL_HOST": "127.0.0.1",
-        "ROLECALL_PORT": str(port),
-        "ROLECALL_METRICS_PORT": "0",
-        "ROLECALL_CPU_SLOTS": "2",
+@pytest.mark.slow
+def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_path: Path) -> None:
+    shared = {
         "ROLECALL_NODE_TOKEN": NODE_TOKEN,
         "ROLECALL_TLS_CA": str(ca.certificate),
         "ROLECALL_TLS_NAME": "rolecall-master",
-        "ROLECALL_DATA_ROOTS": str(data.parent.parent),
+        "ROLECALL_DATA_ROOTS": str(rows.parent),
     }
-    tls = {"ROLECALL_TLS_CERT": str(pair.certificate), "ROLECALL_TLS_KEY": str(pair.key), "ROLECALL_TOKEN": TOKEN}
-    roles = {"master": tls, "parameter-server": {}, "trainer": {}}
-    processes = []
-    try:
-        for role, own in roles.items():
-            home = {"ROLE": role, "ROLECALL_NODE_NAME": role, "ROLECALL_DATA": str(data / role)}
-            with (data / f"{role}.log").open("wb") as log:
-                command = [sys.executable, "-m", "rolecall"]
-                processes.append(subprocess.Popen(command, env=shared | home | own, stdout=log, stderr=log))
-        yield f"https://127.0.0.1:{port}"
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(30)
-
-
-@pytest.mark.slow
-def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_path: Path) -> None:
+    tls = {"ROLECALL_TLS_CERT": str(pair.certificate), "ROLECALL_TLS_KEY": str(pair.key)}
+    roles = {"master": {"ROLECALL_TOKEN": TOKEN, **tls}, "parameter-server": {}, "trainer": {}}
     verified = ssl.create_default_context(cafile=str(ca.certificate))
-    with containers(tmp_path, ca, pair) as url:
-        with httpx.Client(
-            base_url=url, verify=verified, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False
-        ) as client:
-            _await_nodes(client, 3)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with containers(tmp_path, shared, roles) as (port, _):
+        url = f"https://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, verify=verified, headers=headers, trust_env=False, timeout=30) as client:
+            await_nodes(client, 3)
             body = short_job(rows, trainers=1) | {"max_restarts": 0}
-            body["params"]["checkpoint_every_steps"] = 20
             job = client.post("/jobs", json=body).raise_for_status().json()["id"]
-            while (document := client.get(f"/jobs/{job}").json())["state"] not in ENDED:
-                time.sleep(0.1)
+            document = await_end(client, job)
             assert document["state"] == "succeeded", document["reason"]
-            # The workers' own calls.
-            assert client.get(f"/jobs/{job}/checkpoints").json()["checkpoints"]
+            # What the workers sent for themselves.
             assert client.get(f"/jobs/{job}/artifacts").json()["artifacts"]
             nodes = client.get("/nodes").json()["nodes"]
         said = {one["message"] for node in nodes for one in node["findings"] if one["check"] == "tls"}
         assert said == {"the master's certificate ends in 30 days"}
-        shell = os.environ | {
-            "ROLECALL_URL": url,
-            "ROLECALL_TOKEN": TOKEN,
-            "ROLECALL_TLS_CA": str(ca.certificate),
-            "XDG_CONFIG_HOME": str(tmp_path),
-        }
-        command = [sys.executable, "-m", "rolecall.cli", "jobs"]
-        listed = subprocess.run(command, env=shell, capture_output=True, text=True, check=False)
+        shell = {"ROLECALL_URL": url, "ROLECALL_TOKEN": TOKEN, "ROLECALL_TLS_CA": str(ca.certificate)}
+        listed = _run([sys.executable, "-m", "rolecall.cli", "jobs"], shell)
         assert job in listed.stdout, listed.stderr
-        health = Path(__file__).parents[2] / "docker/healthcheck"
-        settings = {"ROLE": "master", "ROLECALL_PORT": url.rpartition(":")[2], "ROLECALL_HOST": "127.0.0.1"}
-        tls = {
-            "ROLECALL_TLS_CERT": str(pair.certificate),
-            "ROLECALL_METRICS_PORT": str(nodes[0]["spec"]["metrics_port"]),
-        }
-        checked = subprocess.run([health], env=os.environ | settings | tls, capture_output=True, text=True, check=False)
+        metrics_port = next(node["spec"]["metrics_port"] for node in nodes if node["spec"]["role"] == "master")
+        asked = {"ROLE": "master", "ROLECALL_PORT": str(port), "ROLECALL_METRICS_PORT": str(metrics_port)}
+        checked = _run([str(HEALTHCHECK)], asked | tls)
         assert checked.returncode == 0, checked.stderr
 
 
-def _await_nodes(client: httpx.Client, count: int) -> None:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        with suppress(httpx.TransportError):
-            if len(client.get("/nodes").json()["nodes"]) == count:
-                return
-        time.sleep(0.2)
-    pytest.fail("the nodes did not register")
+def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
