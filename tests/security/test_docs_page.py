@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.deploy.manifests import unavailable
 from tests.master.harness import TOKEN, bearer, make_settings, serving
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome")
@@ -56,7 +57,7 @@ def test_the_page_loads_what_the_master_serves_and_nothing_else(tmp_path: Path) 
 def test_a_browser_shows_the_operations_without_a_foreign_request(tmp_path: Path) -> None:
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        pytest.skip("there is no Chromium (apt-get install chromium-headless-shell)")
+        unavailable("there is no Chromium: apt-get install chromium-headless-shell")
 
     async def run() -> str:
         async with serving(make_settings(tmp_path)) as client:

@@ -34,7 +34,8 @@ class BlobError(RolecallError):
 def check_url(url: str) -> None:
     """Raise `SettingsError` unless there is a library for what the URL begins with; calls nobody."""
     scheme, separator, _ = url.partition("://")
-    shown = redact_text(url)
+    # Even what is no URL may hold a password.
+    shown = redact_text(url) if separator else url.rpartition("@")[2]
     try:
         fsspec.get_filesystem_class(scheme if separator else "no scheme")  # pyright: ignore[reportUnknownMemberType]
     except ImportError as error:

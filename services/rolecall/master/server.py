@@ -162,7 +162,7 @@ async def await_database(url: str) -> None:
 def _open(url: str) -> Database:
     try:
         return Database(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # A password with a special character leaves no number for the port.
         raise SettingsError("ROLECALL_DATABASE_URL is no URL like postgresql://user:password@host/name") from None
 
 
