@@ -41,7 +41,7 @@ def problem_response(
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": redact_text(detail),
-        "instance": request.url.path,
+        "instance": redact_text(request.url.path),
     }
     if errors:
         body["errors"] = errors
