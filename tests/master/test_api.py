@@ -128,7 +128,7 @@ def test_every_route_but_health_wants_its_own_token(tmp_path: Path) -> None:
             assert refused.headers["www-authenticate"].startswith("Basic")
             check_problem(await client.http.get(path), 401)
         assert (await client.user("GET", "/")).headers["location"] == "/docs"
-        assert "openapi.json" in (await client.http.get("/docs", auth=("me", TOKEN))).text
+        assert "openapi.json" in (await client.http.get("/docs/start.js", auth=("me", TOKEN))).text
 
     on_master(tmp_path, flow)
 

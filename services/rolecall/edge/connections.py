@@ -7,6 +7,7 @@ those who have one.
 
 import asyncio
 import json
+import resource
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _VOUCH = "rolecall.vouch"
+_OTHER_FILES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,15 @@ class _Census:
 def limited(limits: Limits) -> type[H11Protocol]:
     """The protocol of a server that keeps to `limits`, for `uvicorn.Config(http=…)`. One server, one protocol."""
     return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "census": _Census()})
+
+
+def allow_files(limits: Limits) -> None:
+    """Let this process open as many files as its connections need, and some more, as far as the system lets it."""
+    wanted = limits.connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def vouch(scope: Scope) -> None:

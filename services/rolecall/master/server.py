@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from rolecall.edge.connections import Limits, limited
+from rolecall.edge.connections import Limits, allow_files, limited
 from rolecall.edge.logs import log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.master.app import create_app, release
@@ -105,6 +105,7 @@ class Server(uvicorn.Server):
 def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> None:
     """Serve until SIGTERM or SIGINT. Raises `SettingsError` when the port is taken or the data folder of no use."""
     log_to_stderr(settings.log_level)
+    allow_files(LIMITS)
     certificate = read_certificate(settings)
     check_folder(settings.data)
     if settings.blob_url is not None:

@@ -15,6 +15,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from rolecall import __version__
+from rolecall.edge.connections import Limits, limited
 from rolecall.edge.logs import log_to_stderr
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
@@ -30,6 +31,8 @@ from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
 
 _LOG = logging.getLogger(__name__)
+# Only Prometheus and health checks call.
+_LIMITS = Limits(connections=128, strangers=128, strangers_per_peer=64)
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
@@ -57,7 +60,9 @@ async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
     standing = Standing(settings.known_name, settings.role)
     served = app(standing, settings.node_token)
-    server = Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan="off"))
+    server = Server(
+        uvicorn.Config(served, http=limited(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off")
+    )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
         route = await _find_route(settings, standing)
