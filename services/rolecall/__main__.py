@@ -5,13 +5,13 @@ each a process of its own that may die without the other; every other container 
 runs one program by itself, which is how the supervisors start them.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from rolecall.edge.logs import log_to_stderr
 from rolecall.node.name import node_name
 from rolecall.process import forbid_inspection
 from rolecall.settings import read_master, read_node, read_role
@@ -51,7 +51,7 @@ def _run_container() -> int:
     read_master()
     if (name := read_node(MASTER_ADDR=environment["MASTER_ADDR"]).name) is not None:
         node_name(name)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     return _supervise([Program(name, (sys.executable, "-m", "rolecall", name), environment) for name in _PROGRAMS])
 
 

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
+from rolecall.spec.trust import Trust
 
 _S = TypeVar("_S", bound="_Environment")
 SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_METRICS_TOKEN", "ROLECALL_DATABASE_URL")
@@ -120,6 +121,10 @@ class MasterSettings(_Settings):
     """An fsspec URL that every node reaches; without it, blobs go to the master's data folder."""
     blob_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_BLOB_TIMEOUT_S", gt=0)] = 30.0
     """How long one call to the blob store may take before it counts as hung."""
+    tls_cert: Annotated[Path | None, Field(validation_alias="ROLECALL_TLS_CERT")] = None
+    """The master's certificate and its chain, a PEM file: with it the master serves HTTPS, and nothing else."""
+    tls_key: Annotated[Path | None, Field(validation_alias="ROLECALL_TLS_KEY")] = None
+    """The certificate's private key, a PEM file without a password."""
     heartbeat_s: Annotated[float, Field(validation_alias="ROLECALL_HEARTBEAT_S", gt=0, le=30)] = 2.0
     """How long a heartbeat is held back when nothing changes."""
     node_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_NODE_TIMEOUT_S", gt=0)] = 10.0
@@ -144,6 +149,10 @@ class NodeSettings(_Settings):
     """The master's name or address."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=1, le=65535)] = 8080
     """The master's control port."""
+    tls_ca: Annotated[str | None, Field(validation_alias="ROLECALL_TLS_CA")] = None
+    """A PEM file of the CA that signed the master's certificate, or `system`: with it the node calls by HTTPS."""
+    tls_name: Annotated[str | None, Field(validation_alias="ROLECALL_TLS_NAME")] = None
+    """The name that the master's certificate bears; `MASTER_ADDR` by default."""
     name: Annotated[str | None, Field(validation_alias="ROLECALL_NODE_NAME")] = None
     """The node's name; the host name by default."""
     slots: Annotated[int | None, Field(validation_alias="ROLECALL_SLOTS", ge=1)] = None
@@ -173,7 +182,12 @@ class NodeSettings(_Settings):
     def master_url(self) -> str:
         """Where the control program listens."""
         host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
-        return f"http://{host}:{self.port}"
+        return f"{'http' if self.tls_ca is None else 'https'}://{host}:{self.port}"
+
+    @property
+    def trust(self) -> Trust | None:
+        """Whom it takes for the master; None where it calls by plain HTTP."""
+        return None if self.tls_ca is None else Trust(ca=self.tls_ca, name=self.tls_name)
 
 
 def read_node_token() -> str:

@@ -205,7 +205,7 @@ def test_the_documents_patches_do_what_it_says() -> None:
     labels = [one["metadata"]["labels"] for one in of_kind(objects, "ServiceMonitor")]
     assert [one["release"] for one in labels] == ["RELEASE", "RELEASE"]
     created = set(re.findall(r"create secret (?:generic|docker-registry) (\S+) ", DOCUMENT))
-    assert created == {"rolecall-tokens", "rolecall-database", "registry", "object-store"}
+    assert created == {"rolecall-tokens", "rolecall-database", "rolecall-master-tls", "registry", "object-store"}
 
 
 def test_the_namespace_is_there_before_its_secrets() -> None:

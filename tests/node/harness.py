@@ -68,6 +68,7 @@ class ScriptedMaster:
         self.refused = 0
         self.slow_log_s = 0.0
         self.version_told = __version__
+        self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
 
@@ -148,7 +149,9 @@ class ScriptedMaster:
     async def _surroundings(self, _: Request) -> Response:
         await asyncio.sleep(self.looking_s)
         return JSONResponse(
-            Surroundings(time_s=time.time() + self.ahead_s, version=self.version_told, strangers=0).model_dump()
+            Surroundings(
+                time_s=time.time() + self.ahead_s, version=self.version_told, boot_id=self.boot_id, strangers=0
+            ).model_dump()
         )
 
     async def _heartbeat(self, request: Request) -> Response:

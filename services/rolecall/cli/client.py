@@ -15,7 +15,9 @@ from pydantic import BaseModel, ValidationError
 from rolecall import __version__
 from rolecall.cli.connection import Connection
 from rolecall.cli.exits import CommandError, Exit
+from rolecall.edge.tls import client_options, explain, request_options
 from rolecall.spec.access import AuditEntry, TokenDocument, TokenSecret
+from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Finding
 from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeDocument
@@ -81,8 +83,13 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self.url = connection.url
         self.raw: Any = None
+        self._trust = connection.trust
         headers = {"Authorization": f"Bearer {connection.token}"}
-        self._http = httpx.Client(base_url=connection.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+        try:
+            options = client_options(connection.trust)
+        except SettingsError as error:
+            raise CommandError(Exit.USAGE, str(error)) from None
+        self._http = httpx.Client(base_url=connection.url, headers=headers, timeout=_TIMEOUT, **options)
 
     def __enter__(self) -> "Client":
         return self
@@ -223,7 +230,7 @@ class Client:
 
     def _send(self, method: str, path: str, **given: Any) -> Any:
         with self._explained():
-            answer = self._http.request(method, path, **given)
+            answer = self._http.request(method, path, **given, **request_options(self._trust))
         _check(answer, self.url)
         try:
             self.raw = answer.json() if answer.content else None
@@ -236,7 +243,8 @@ class Client:
         self, path: str, query: dict[str, Any], read_s: float, headers: dict[str, str] | None = None
     ) -> Generator[httpx.Response]:
         timeout = httpx.Timeout(30.0, connect=5.0, read=read_s)
-        call = self._http.stream("GET", path, params=query, headers=headers, timeout=timeout)
+        options = request_options(self._trust)
+        call = self._http.stream("GET", path, params=query, headers=headers, timeout=timeout, **options)
         with self._explained(), call as answer:
             if answer.is_error:
                 answer.read()
@@ -252,6 +260,8 @@ class Client:
         except httpx.UnsupportedProtocol:
             raise CommandError(Exit.USAGE, f"{self.url} is not an HTTP URL; write http://HOST:PORT") from None
         except httpx.TransportError as error:
+            if why := explain(error, self.url, self._trust):
+                raise CommandError(Exit.UNREACHABLE, f"no master answers at {self.url}: {why}") from None
             raise CommandError(
                 Exit.UNREACHABLE,
                 f"no master answers at {self.url} ({error or type(error).__name__}); "

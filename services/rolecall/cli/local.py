@@ -119,7 +119,18 @@ def _data_roots(started_in: Path) -> str:
 
 
 # Ours to set; a secret's `_FILE` would win over the value.
-_OVERRIDDEN = {"ROLE", "ROLECALL_TOKEN", "ROLECALL_TOKEN_FILE", "ROLECALL_NODE_TOKEN_FILE", "ROLECALL_SLOTS"}
+_OVERRIDDEN = {
+    "ROLE",
+    "ROLECALL_TOKEN",
+    "ROLECALL_TOKEN_FILE",
+    "ROLECALL_NODE_TOKEN_FILE",
+    "ROLECALL_SLOTS",
+    # Its programs meet on the loopback interface.
+    "ROLECALL_TLS_CERT",
+    "ROLECALL_TLS_KEY",
+    "ROLECALL_TLS_CA",
+    "ROLECALL_TLS_NAME",
+}
 
 
 def _node(role: Role, name: str, shared: Mapping[str, str], data: Path) -> Program:

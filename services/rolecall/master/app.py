@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from rolecall import __version__
 from rolecall.master.api import attempts, audit, cluster, description, files, jobs, logs, nodes, preflight, tokens
+from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import RESPONSES, SCHEMA, add_problem_handlers
 from rolecall.master.api.standby import StandbyGate
@@ -58,7 +59,10 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app.include_router(cluster.open_router)
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
+    app.add_middleware(FollowerLimit)
     app.add_middleware(audit.Audited)
+    # The last is the first: nobody reads or parses what comes without a token.
+    app.add_middleware(Gate)
     app.add_middleware(StandbyGate)
     add_problem_handlers(app)
     return app

@@ -17,6 +17,7 @@ import fsspec  # pyright: ignore[reportMissingTypeStubs]
 from rolecall.master.store_threads import StoreFile, StoreThreads
 from rolecall.master.trouble import StoreUnavailable
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError, StaleAttempt
+from rolecall.spec.redaction import redact_text
 
 _PIECE = 1 << 20
 _log = logging.getLogger(__name__)
@@ -30,14 +31,16 @@ class BlobError(RolecallError):
 def check_url(url: str) -> None:
     """Raise `SettingsError` unless there is a library for what the URL begins with; calls nobody."""
     scheme, separator, _ = url.partition("://")
+    # Even what is no URL may hold a password.
+    shown = redact_text(url) if separator else url.rpartition("@")[2]
     try:
         fsspec.get_filesystem_class(scheme if separator else "no scheme")  # pyright: ignore[reportUnknownMemberType]
     except ImportError as error:
         remedy = "install it in master and nodes; the images take EXTRA_PACKAGES when they are built"
-        raise SettingsError(f"ROLECALL_BLOB_URL={url}: {error}: {remedy}") from None
+        raise SettingsError(f"ROLECALL_BLOB_URL={shown}: {error}: {remedy}") from None
     except ValueError:
         raise SettingsError(
-            f"ROLECALL_BLOB_URL={url} is no URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
+            f"ROLECALL_BLOB_URL={shown} is no URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
         ) from None
 
 

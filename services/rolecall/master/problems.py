@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, cast
 
+from rolecall.spec.redaction import redact_text
+
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
 MOST_PROBLEMS = 20
@@ -20,8 +22,8 @@ _LISTED_NAMES = 256
 def problem(field: str, message: str, given: Any, legal: str) -> Problem:
     """One finding; texts are cut where they get long."""
     return {
-        "field": _cut(field, _FIELD_CHARS),
-        "message": _cut(message, _MESSAGE_CHARS),
+        "field": redact_text(_cut(field, _FIELD_CHARS)),
+        "message": redact_text(_cut(message, _MESSAGE_CHARS)),
         "given": shown(given),
         "legal": legal,
     }

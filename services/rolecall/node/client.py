@@ -9,9 +9,11 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from rolecall import __version__
+from rolecall.edge.tls import certificate_end, client_options, explain, request_options
 from rolecall.node.reconcile import Key
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError
 from rolecall.spec.node import NodeSpec
+from rolecall.spec.trust import Trust
 from rolecall.spec.wire import Desired, Heartbeat, Registered, StreamOffset, Surroundings
 
 _TIMEOUT_S = 10.0
@@ -53,12 +55,15 @@ class MasterClient:
     asked again, because a token in a file may have been rotated.
     """
 
-    def __init__(self, url: str, read_token: Callable[[], str]) -> None:
+    def __init__(self, url: str, read_token: Callable[[], str], trust: Trust | None = None) -> None:
         self.url = url
+        self.trust = trust
+        self.certificate_end: float | None = None
+        """When the master's certificate ends, in seconds since 1970, as of the last look at it; None without TLS."""
         self._read_token = read_token
         self._token = read_token()
         # Proxies of the environment are for the outside world and not for the cluster's own network.
-        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, **client_options(trust))
 
     async def close(self) -> None:
         """Close all connections."""
@@ -119,10 +124,14 @@ class MasterClient:
         return answer
 
     async def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self._token}"}
         try:
-            return await self._http.request(method, path, headers={"Authorization": f"Bearer {self._token}"}, **options)
+            answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
         except httpx.TransportError as error:
-            raise MasterUnreachable(f"{self.url}: {_trouble(error)}", cut_off=_is_cut_off(error)) from error
+            why = explain(error, self.url, self.trust) or _trouble(error)
+            raise MasterUnreachable(f"{self.url}: {why}", cut_off=_is_cut_off(error)) from error
+        self.certificate_end = certificate_end(answer) or self.certificate_end
+        return answer
 
     def _has_new_token(self) -> bool:
         before = self._token

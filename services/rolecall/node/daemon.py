@@ -384,6 +384,7 @@ class Daemon:
             workdir=worker.workdir.path,
             cache=cache,
             master_url=self._client.url,
+            trust=self._client.trust,
             token=launch.token,
             env=self._route.environment
             | {

@@ -16,6 +16,8 @@ CLOCK_WARNING_S, CLOCK_ERROR_S = 1.0, 30.0
 DISK_ERROR_BYTES = 16 * MIB
 """Less can't hold a worker's folder and the first lines of its log."""
 SHM_BYTES = 256 * MIB
+DAY_S = 86_400
+CERTIFICATE_WARNING_S = 14 * DAY_S
 MEMORY_BYTES = 512 * MIB
 """A worker needs about this much before its model and its batches."""
 
@@ -126,6 +128,27 @@ def network(host: str, resolved: Sequence[str], interface: str, address: str, st
         )
     said = f"it reaches the master {host} ({', '.join(resolved)}) by {interface}, where it has {address}"
     return Finding(check="network", level=Level.OK, message=said)
+
+
+def plain_http(url: str, *, leaves_machine: bool) -> Finding:
+    """A node that calls its master without TLS."""
+    if not leaves_machine:
+        return Finding(check="tls", level=Level.OK, message=f"its calls to {url} stay on this machine")
+    return Finding(
+        check="tls",
+        level=Level.WARNING,
+        message=f"its calls to {url} leave this machine in clear text: tokens, parameters, logs and checkpoints",
+        remedy="give the master ROLECALL_TLS_CERT and ROLECALL_TLS_KEY, and the nodes ROLECALL_TLS_CA",
+    )
+
+
+def certificate(left_s: float) -> Finding:
+    """How much longer the master's certificate is valid."""
+    said = f"the master's certificate ends in {max(0.0, left_s) / DAY_S:.0f} days"
+    if left_s > CERTIFICATE_WARNING_S:
+        return Finding(check="tls", level=Level.OK, message=said)
+    remedy = "renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY; the master reads them again by itself"
+    return Finding(check="tls", level=Level.WARNING, message=said, remedy=remedy)
 
 
 def no_way(host: str, reason: str) -> Finding:

@@ -16,6 +16,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from rolecall import __version__
+from rolecall.edge.connections import Limits, limited
+from rolecall.edge.logs import log_to_stderr
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
@@ -31,6 +33,8 @@ from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
 
 _LOG = logging.getLogger(__name__)
+# Only Prometheus and health checks call.
+_LIMITS = Limits(connections=128, strangers=128, strangers_per_peer=64)
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
@@ -38,7 +42,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 
     `fork_arguments` go to the fork server (see `rolecall.worker.fork_server`).
     """
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(settings.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
     with _own_home(settings), short_name(settings.home / "work") as work:
@@ -58,7 +62,9 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
     listener = _listen(settings)
     standing = Standing(settings.known_name, settings.role)
     served = app(standing, settings.node_token, settings.metrics_token)
-    server = Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan="off"))
+    server = Server(
+        uvicorn.Config(served, http=limited(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off")
+    )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
         route = await _find_route(settings, standing)
@@ -93,7 +99,7 @@ async def _serve(
     registry: CollectorRegistry,
     fork_arguments: Sequence[str],
 ) -> None:
-    client = MasterClient(settings.master_url, read_node_token)
+    client = MasterClient(settings.master_url, read_node_token, settings.trust)
     gpus, cards = find_gpus(os.environ)
     spec = describe_node(settings, standing.name, route, metrics_port, gpus)
     daemon = Daemon(

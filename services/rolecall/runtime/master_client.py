@@ -7,8 +7,10 @@ from pathlib import Path
 
 import httpx
 
+from rolecall.edge.tls import client_options, request_options
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, StaleAttempt, StorageLimitReached
 from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.trust import Trust
 from rolecall.spec.wire import ArtifactNotice
 
 _log = logging.getLogger(__name__)
@@ -24,11 +26,12 @@ class MasterClient:
     minutes; until the master is back, later calls are tried only once.
     """
 
-    def __init__(self, url: str, token: str, job: str, attempt: int) -> None:
+    def __init__(self, url: str, token: str, job: str, attempt: int, trust: Trust | None = None) -> None:
         self._job = f"/internal/jobs/{job}"
         self._attempt = f"{self._job}/attempts/{attempt}"
+        self._options = request_options(trust)
         self._http = httpx.Client(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, trust_env=False
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, **client_options(trust)
         )
         self._away_since: float | None = None
 
@@ -40,6 +43,7 @@ class MasterClient:
                 content=_pieces(path),
                 headers={"X-Content-SHA256": sha256},
                 timeout=_UPLOAD,
+                **self._options,
             )
         )
 
@@ -47,7 +51,7 @@ class MasterClient:
         """Download one file of this job, whichever attempt wrote it; raises `NoSuchBlob` if it is not there."""
 
         def download() -> httpx.Response:
-            with self._http.stream("GET", f"{self._job}/blobs/{blob}") as response:
+            with self._http.stream("GET", f"{self._job}/blobs/{blob}", **self._options) as response:
                 if response.is_error:
                     response.read()
                     return response
@@ -68,7 +72,8 @@ class MasterClient:
 
     def _post(self, noun: str, body: str) -> None:
         headers = {"Content-Type": "application/json"}
-        self._persist(lambda: self._http.post(f"{self._attempt}/{noun}", content=body, headers=headers))
+        path = f"{self._attempt}/{noun}"
+        self._persist(lambda: self._http.post(path, content=body, headers=headers, **self._options))
 
     def _persist(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from rolecall.spec.bounds import at_most
 from rolecall.spec.model import Request, Value
+from rolecall.spec.redaction import Redacted, RedactedObject
 from rolecall.spec.report import Failure, StartTimes
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
@@ -71,7 +72,7 @@ class AttemptDocument(Value):
 
     number: int
     state: JobState
-    cause: str | None
+    cause: Redacted | None
     stop: StopMode | None
     started_at: datetime
     ended_at: datetime | None
@@ -84,21 +85,22 @@ class JobDocument(Value):
     id: str
     owner: str = "admin"
     """The name of the token that submitted it."""
-    name: str
+    name: Redacted
     workload: str
-    params: dict[str, Any]
+    params: RedactedObject
+    """As they were completed and checked; credentials in URLs are hidden."""
     roles: dict[Role, int]
     priority: int
     max_restarts: int
     deadline_s: float | None
     state: JobState
-    reason: str | None
+    reason: Redacted | None
     """Why the job is in this state, when that is not plain: a failure's cause, who cancelled."""
-    waiting_for: str | None
+    waiting_for: Redacted | None
     """What a queued job waits for."""
     progress: Progress
     attempts: list[AttemptDocument]
-    result: dict[str, Any] | None
+    result: RedactedObject | None
     """The workload's final metrics."""
     created_at: datetime
     started_at: datetime | None

@@ -8,6 +8,7 @@ from pydantic import Field
 from rolecall.spec.bounds import MOST
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.redaction import Redacted
 from rolecall.spec.state import WorkerState
 
 
@@ -28,9 +29,9 @@ class StartTimes(Value):
 class Failure(Value):
     """Why a worker ended badly. Of a gang's failures the earliest that is not a consequence is the cause."""
 
-    message: str
+    message: Redacted
     """One line: the error's class and text, or how the process ended."""
-    traceback: str = ""
+    traceback: Redacted = ""
     """The last lines of the traceback."""
     retryable: bool = True
     consequence: bool = False

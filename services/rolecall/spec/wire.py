@@ -57,6 +57,8 @@ class Surroundings(Value):
     """The master's wall clock when it answered: seconds since 1970."""
     version: str
     """The master's."""
+    boot_id: str = ""
+    """The kernel's id of the master's machine, as `Machine.boot_id`; empty where the master does not say."""
     strangers: int
     """Living nodes that can't reach this one by a loopback address: other machines' and other containers'."""
 

@@ -18,6 +18,7 @@ import torch
 from pydantic import ValidationError
 
 from rolecall import __version__
+from rolecall.edge.logs import log_to_stderr
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.beat import start_beating
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
@@ -29,6 +30,7 @@ from rolecall.runtime.reporter import Reporter
 from rolecall.settings import read_worker
 from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
@@ -56,9 +58,7 @@ _PEER_LOST = (
 def play(request: ForkRequest) -> int:
     """Run one worker to its end and return the process's exit code."""
     workdir = Workdir(request.workdir)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    log_to_stderr()
     # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
     sandbox = Sandbox()
@@ -71,7 +71,7 @@ def play(request: ForkRequest) -> int:
         logging.info("stopped: %s", reason)
         return STOPPED
     except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
-        traceback.print_exc()
+        sys.stderr.write(redact_text(traceback.format_exc()))
         _write_failure(workdir, error, sandbox)
         return FAILED
     return DONE
@@ -105,7 +105,7 @@ def _legal_params(workload: Workload, given: dict[str, Any]) -> Params:
 
 def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerContext:
     launch = request.launch
-    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt)
+    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
     report = Reporter(workdir.progress)
     return WorkerContext(

@@ -4,8 +4,13 @@ Each route has one of these as a dependency. What a token is worth is decided in
 blocks, so they are coroutines: FastAPI would run plain functions in threads.
 """
 
+import base64
+import binascii
 import hmac
+import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException
@@ -23,8 +28,83 @@ _bearer = HTTPBearer(auto_error=False, description="A token of `rolecall tokens`
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 Password = Annotated[HTTPBasicCredentials | None, Depends(HTTPBasic(auto_error=False))]
 USERS = (Scope.READ, Scope.SUBMIT, Scope.ADMIN)
-_BEARER = {"WWW-Authenticate": 'Bearer realm="rolecall"'}
-_PAGE = {"WWW-Authenticate": 'Basic realm="rolecall", Bearer realm="rolecall"'}
+_CHALLENGE = 'Bearer realm="rolecall"'
+_BROWSERS_CHALLENGE = f'Basic realm="rolecall", {_CHALLENGE}'
+_BEARER = {"WWW-Authenticate": _CHALLENGE}
+_PAGE = {"WWW-Authenticate": _BROWSERS_CHALLENGE}
+
+
+_BROWSERS = re.compile("/|/docs(/.*)?|/openapi[.]json")
+_OF_ATTEMPT = re.compile("/internal/jobs/(?P<job>[^/]+)/attempts/(?P<attempt>[0-9]{1,10})/.*", re.DOTALL)
+_OF_JOB = re.compile("/internal/jobs/[^/]+/blobs/.*", re.DOTALL)
+_ATTEMPT_TOKEN = re.compile("[0-9a-f]{64}")
+_ANYBODY = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
+_NODES = "a token of the nodes (ROLECALL_NODE_TOKEN)"
+
+
+class Standing(Enum):
+    """What the token of a request is worth before the request is read."""
+
+    NONE = auto()
+    """No token, or one that does not open this path."""
+    PLAUSIBLE = auto()
+    """It has the form of a token that opens this path; the route, which takes no body, checks it."""
+    PROVEN = auto()
+    """It is a token that opens this path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What is known of a request from its path and its `Authorization` alone."""
+
+    standing: Standing
+    wanted: str
+    """What opens the path, for people."""
+    challenge: str
+    """For `WWW-Authenticate`."""
+    token: str
+    """What was given; empty if nothing was."""
+
+
+def admission(master: Master, path: str, authorization: str) -> Admission:
+    """Judge a request by its head. The routes still check the scopes."""
+    if path.startswith("/internal/"):
+        given = _bearer_of(authorization)
+        return Admission(_standing_inside(master, path, given), _NODES, _CHALLENGE, given)
+    browsers = _BROWSERS.fullmatch(path) is not None
+    given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
+    standing = Standing.PROVEN if master.access.principal(given) else Standing.NONE
+    return Admission(standing, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given)
+
+
+def _standing_inside(master: Master, path: str, given: str) -> Standing:
+    caller = master.access.principal(given)
+    if caller is not None and Scope.NODE in caller.scopes:
+        return Standing.PROVEN
+    if found := _OF_ATTEMPT.fullmatch(path):
+        expected = attempt_token(master.signing_key, found["job"], int(found["attempt"]))
+        return Standing.PROVEN if _equal(given, expected) else Standing.NONE
+    # A worker reads blobs of earlier attempts: the path does not say with which attempt's token.
+    readable = _OF_JOB.fullmatch(path) and _ATTEMPT_TOKEN.fullmatch(given)
+    return Standing.PLAUSIBLE if readable else Standing.NONE
+
+
+def _bearer_of(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _password_of(authorization: str) -> str:
+    scheme, _, encoded = authorization.partition(" ")
+    try:
+        text = base64.b64decode(encoded, validate=True).decode() if scheme.lower() == "basic" else ""
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return text.partition(":")[2]
+
+
+def _equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
 async def get_master(connection: HTTPConnection) -> Master:
@@ -92,8 +172,7 @@ async def require_attempt(connection: HTTPConnection, job: str, attempt: int, ma
 def _known(connection: HTTPConnection, master: Master, given: str | None, headers: dict[str, str]) -> Principal:
     caller = master.access.principal(given) if given else None
     if caller is None:
-        what = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
-        raise _stranger(connection, master, what, given, headers)
+        raise _stranger(connection, master, _ANYBODY, given, headers)
     connection.state.principal = caller
     return caller
 

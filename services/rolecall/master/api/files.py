@@ -18,6 +18,7 @@ from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import NotFound
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.redaction import Redacted
 from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
@@ -30,7 +31,7 @@ class Event(Value):
     at: datetime
     attempt: int | None
     kind: str
-    message: str
+    message: Redacted
 
 
 class EventList(Value):

@@ -2,6 +2,8 @@
 
 import time
 from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 
 from fastapi import APIRouter, Depends
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -73,7 +75,7 @@ async def surroundings(name: str, master: Running) -> Surroundings:
     if own is None:
         raise NotFound(f"node {name} has not registered; register it again")
     strangers = sum(state.alive and _place(state.spec) != _place(own) for state in states)
-    return Surroundings(time_s=time.time(), version=__version__, strangers=strangers)
+    return Surroundings(time_s=time.time(), version=__version__, boot_id=_boot_id(), strangers=strangers)
 
 
 @router.delete("/{name}", status_code=204, summary="Leave")
@@ -142,6 +144,11 @@ async def _desired(master: Master, name: str, started: str) -> Desired:
         gangs = await attempts.gangs(connection, [await jobs.get(connection, job) for job in sorted(mine)])
         addresses = {node.name: node.spec.address for node in await nodes.everything(connection)} if gangs else {}
     return desired(name, gangs, addresses, master.settings.blob_url, master.signing_key)
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _longest_wait_s(master: Master) -> float:

@@ -25,6 +25,7 @@ from rolecall.spec.errors import (
     RolecallError,
     StorageLimitReached,
 )
+from rolecall.spec.redaction import redact_text
 
 _STATUS: dict[type[RolecallError], int] = {
     NotFound: 404,
@@ -93,8 +94,8 @@ def problem_response(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": detail,
-        "instance": request.url.path,
+        "detail": redact_text(detail),
+        "instance": redact_text(request.url.path),
     }
     if errors:
         body["errors"] = errors
