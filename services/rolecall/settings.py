@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rolecall.spec.errors import SettingsError
@@ -53,6 +53,8 @@ class WorkerSettings(_Environment):
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_DATA_SCHEMES")
     ] = ()
     """URL schemes, separated by commas, that jobs may read data from, such as `s3,gs`; none by default."""
+    cache_bytes: Annotated[ByteSize, Field(validation_alias="ROLECALL_CACHE_BYTES")] = ByteSize(10 << 30)
+    """Size above which a node deletes the least recently used prepared inputs, such as `10GiB`; 0 for no limit."""
 
 
 class _Settings(_Environment):
@@ -87,6 +89,16 @@ class MasterSettings(_Settings):
     """Silence after which a node counts as lost."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
     """How long others may go ahead of a job that waits for slots."""
+    keep_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_DAYS", ge=0)] = 0.0
+    """Days after which an ended job is deleted with everything it left; 0 keeps jobs until somebody deletes them."""
+    keep_checkpoints: Annotated[int, Field(validation_alias="ROLECALL_KEEP_CHECKPOINTS", ge=1)] = 2
+    """How many of a job's newest checkpoints stay, beside one that the workload marks to be kept."""
+    keep_checkpoint_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_CHECKPOINT_DAYS", ge=0)] = 7.0
+    """Days after which the checkpoints of a job that succeeded are deleted; 0 keeps them as long as the job."""
+    max_job_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_MAX_JOB_BYTES")] = None
+    """How much one job may have in the blob store at a time, such as `100GiB`; no limit by default."""
+    reserve_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None
+    """Free space on the data volume below which logs and uploads are refused; by default 5 %, at most 2 GiB."""
 
 
 class NodeSettings(_Settings):

@@ -1,8 +1,8 @@
-"""The FastAPI application: routes in, errors out, the reconciler beside them."""
+"""The FastAPI application: routes in, errors out, the loops beside them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
@@ -44,10 +44,11 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
     state = app.state
     async with open_master(state.settings, state.catalogue, state.changed, state.news) as master:
         app.state.master = master
-        loop = asyncio.create_task(master.reconciler.run(), name="reconciler")
+        runs = {"reconciler": master.reconciler, "cleaner": master.cleaner, "verifier": master.verifier}
+        loops = [asyncio.create_task(part.run(), name=name) for name, part in runs.items()]
         try:
             yield
         finally:
-            loop.cancel()
-            with suppress(asyncio.CancelledError):
-                await loop
+            for loop in loops:
+                loop.cancel()
+            await asyncio.wait(loops)

@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+import shutil
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -12,9 +13,10 @@ from typing import IO, Any, Protocol, cast
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
-from rolecall.spec.errors import NotFound, RolecallError, SettingsError
+from rolecall.spec.errors import NotFound, RolecallError, SettingsError, StaleAttempt
 
 _PIECE = 1 << 20
+_UPLOAD = ".upload-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
@@ -58,7 +60,7 @@ class Blobs:
         """Store an upload; return its size and SHA-256. Raises `BlobError` when it is not the announced one."""
         path = self._file(job, blob)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, prefix=".upload-", delete=False) as file:
+        with NamedTemporaryFile(dir=path.parent, prefix=_UPLOAD, delete=False) as file:
             try:
                 digest = await _write(file, pieces)
                 if sha256 is not None and digest != sha256.lower():
@@ -67,8 +69,11 @@ class Blobs:
                     )
                 size = file.tell()
                 await asyncio.to_thread(_settle, file, path)
+            except FileNotFoundError:
+                raise StaleAttempt(f"the upload of {blob} came too late: its attempt or job is over") from None
             except BaseException:
-                os.unlink(file.name)
+                with suppress(FileNotFoundError):
+                    os.unlink(file.name)
                 raise
         return size, digest
 
@@ -85,6 +90,28 @@ class Blobs:
         were never closed, artifacts that a later one replaced); return how many files that were.
         """
         return await asyncio.to_thread(self._sweep, job, attempt, wanted)
+
+    async def digest(self, job: str, blob: str) -> tuple[int, str] | None:
+        """The size and SHA-256 of the blob's bytes as the store has them now; None when there is no such blob."""
+        return await asyncio.to_thread(self._digest, job, blob)
+
+    async def is_populated(self) -> bool:
+        """Whether the store has anything at all: one that is not mounted has nothing."""
+        return await asyncio.to_thread(self._is_populated)
+
+    async def used(self, job: str, besides: Collection[str]) -> int:
+        """Bytes on the master's volume of the job's whole blobs, those of `besides` not counted."""
+        return await asyncio.to_thread(self._used, job, besides)
+
+    async def remove_job(self, job: str) -> None:
+        """Delete all blobs of a job; nothing happens if there are none."""
+        await asyncio.to_thread(self._remove_job, job)
+
+    async def clear_uploads(self, before: float) -> int:
+        """Delete what a master that was killed left of uploads, last written before the time `before` (seconds since
+        1970); return how many files that were.
+        """
+        return await asyncio.to_thread(self._clear_uploads, before)
 
     def read(self, job: str, blob: str) -> Iterator[bytes]:
         """The blob's bytes in pieces. Raises `NotFound` at once when there is no such blob."""
@@ -111,15 +138,62 @@ class Blobs:
                 system.rm(path)
 
     def _sweep(self, job: str, attempt: int, wanted: set[str]) -> int:
-        system, root = _resolve(self._url or str(self._root))
+        system, root = _resolve_fresh(self._url or str(self._root))
         swept = 0
         for path in system.find(f"{root}/{job}"):
             blob = path.removeprefix(f"{root}/{job}/")
             number = blob.partition("/")[0]
             if blob not in wanted and number.isdecimal() and int(number) <= attempt:
-                system.rm(path)
+                with suppress(FileNotFoundError):
+                    system.rm(path)
                 swept += 1
         return swept
+
+    def _digest(self, job: str, blob: str) -> tuple[int, str] | None:
+        digest, size = hashlib.sha256(), 0
+        try:
+            if self._url is not None:
+                _resolve_fresh(self._url)
+            with self._open(job, blob) as file:
+                while piece := file.read(_PIECE):
+                    digest.update(piece)
+                    size += len(piece)
+        except FileNotFoundError:
+            return None
+        return size, digest.hexdigest()
+
+    def _is_populated(self) -> bool:
+        system, root = _resolve_fresh(self._url or str(self._root))
+        try:
+            return bool(system.ls(root, detail=False))
+        except FileNotFoundError:
+            return False
+
+    def _used(self, job: str, besides: Collection[str]) -> int:
+        folder, used = self._root / job, 0
+        for path in folder.rglob("*"):
+            whole = not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
+            with suppress(FileNotFoundError):
+                used += path.stat().st_size if whole and path.is_file() else 0
+        return used
+
+    def _remove_job(self, job: str) -> None:
+        _checked(job)  # Never the root, nor a folder beside it.
+        with suppress(FileNotFoundError):
+            if self._url is None:
+                shutil.rmtree(self._root / job)
+            else:
+                system, root = _resolve_fresh(self._url)
+                system.rm(f"{root}/{job}", recursive=True)
+
+    def _clear_uploads(self, before: float) -> int:
+        cleared = 0
+        for path in self._root.rglob(f"{_UPLOAD}*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    cleared += 1
+        return cleared
 
     def _open(self, job: str, blob: str) -> IO[bytes]:
         if self._url is None:
@@ -135,6 +209,13 @@ def _checked(blob: str) -> str:
     if not _NAME.fullmatch(blob) or len(blob) > 255:
         raise BlobError(f"{blob!r} is no blob name; legal are letters, digits, '.', '_', '-', in parts parted by '/'")
     return blob
+
+
+def _resolve_fresh(url: str) -> tuple[Any, str]:
+    """The same without what fsspec remembers of earlier listings: others write and delete there, too."""
+    system, path = _resolve(url)
+    system.invalidate_cache()
+    return system, path
 
 
 def _resolve(url: str) -> tuple[Any, str]:

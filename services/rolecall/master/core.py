@@ -3,18 +3,22 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from prometheus_client import CollectorRegistry, Histogram
 
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.cleaner import Cleaner
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
+from rolecall.master.retention import Policy
 from rolecall.master.signals import Signal
+from rolecall.master.space import Quota, Reserve
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import Streams
+from rolecall.master.verification import Verifier
 from rolecall.settings import MasterSettings
 
 _WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
@@ -22,7 +26,7 @@ _WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 100
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """What the HTTP routes and the reconciler share."""
+    """What the HTTP routes and the loops share."""
 
     settings: MasterSettings
     catalogue: Catalogue
@@ -31,7 +35,11 @@ class Master:
     streams: Streams
     blobs: Blobs
     progress: ProgressBook
+    reserve: Reserve
+    quota: Quota
     reconciler: Reconciler
+    cleaner: Cleaner
+    verifier: Verifier
     changed: Signal
     """Notified when what a node should run may be different."""
     news: Signal
@@ -66,16 +74,26 @@ def _assemble(
     streams = Streams(settings.data / "streams")
     blobs = Blobs(settings.data / "blobs", settings.blob_url)
     progress = ProgressBook(streams)
+    garbage = Signal()
     reconciler = Reconciler(
         database=database,
         catalogue=catalogue,
         presence=presence,
         progress=progress,
-        blobs=blobs,
         changed=changed,
+        garbage=garbage,
         placement_seconds=_placement_seconds(registry),
         backfill_window=timedelta(seconds=settings.backfill_window_s),
     )
+    cleaner = Cleaner(
+        database=database,
+        blobs=blobs,
+        streams=streams,
+        policy=Policy.of(settings),
+        garbage=garbage,
+        clock=_now,
+    )
+    verifier = Verifier(database=database, blobs=blobs, garbage=garbage, settled=reconciler.wake, clock=_now)
     return Master(
         settings=settings,
         catalogue=catalogue,
@@ -84,11 +102,19 @@ def _assemble(
         streams=streams,
         blobs=blobs,
         progress=progress,
+        reserve=Reserve(settings.data, settings.reserve_bytes),
+        quota=Quota(settings.max_job_bytes),
         reconciler=reconciler,
+        cleaner=cleaner,
+        verifier=verifier,
         changed=changed,
         news=news,
         registry=registry,
     )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _placement_seconds(registry: CollectorRegistry) -> Histogram:

@@ -1,15 +1,21 @@
 """Logs and progress on the master's volume: files that only grow, a piece at a time, each piece at its offset."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from weakref import WeakValueDictionary
 
+from rolecall.spec.errors import NotFound
+
 Kind = Literal["log", "progress"]
 _FILES: dict[Kind, str] = {"log": "log.txt", "progress": "progress.jsonl"}
 _PIECE = 1 << 20
+_REMEMBERED = 1000
+"""How many removed jobs are remembered: as many as calls may still be on their way for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +34,33 @@ class Streams:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._locks: WeakValueDictionary[StreamKey, asyncio.Lock] = WeakValueDictionary()
+        self._removed: dict[str, None] = {}
 
     async def append(self, key: StreamKey, offset: int, pieces: AsyncIterator[bytes]) -> int:
         """Append what is missing of the bytes that start at `offset`; return the stream's size."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             async for piece in pieces:
+                if key.job in self._removed:
+                    raise NotFound(f"job {key.job} is deleted")
                 await asyncio.to_thread(_append, self._path(key), offset, piece)
                 offset += len(piece)
             return self.size(key)
+
+    async def remove_job(self, job: str) -> None:
+        """Delete all streams of a job; a piece that is on its way is refused from now on."""
+        self._removed[job] = None
+        while len(self._removed) > _REMEMBERED:
+            self._removed.pop(next(iter(self._removed)))
+        for key, lock in list(self._locks.items()):
+            if key.job == job:
+                async with lock:
+                    pass  # Whoever is in the middle of a piece finishes it.
+        with suppress(FileNotFoundError):
+            await asyncio.to_thread(shutil.rmtree, self._root / job)
+
+    def used(self, job: str) -> int:
+        """Bytes of all streams of a job."""
+        return sum(path.stat().st_size for path in (self._root / job).rglob("*") if path.is_file())
 
     def size(self, key: StreamKey) -> int:
         """The stream's size in bytes; 0 before its first piece."""

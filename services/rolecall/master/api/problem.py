@@ -14,10 +14,18 @@ from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import Problem, explain, problem
+from rolecall.master.space import NoRoom
 from rolecall.master.trouble import storage_trouble
-from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
+from rolecall.spec.errors import Conflict, InvalidJob, NotFound, QuotaExceeded, RolecallError
 
-_STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
+_STATUS: dict[type[RolecallError], int] = {
+    NotFound: 404,
+    Conflict: 409,
+    InvalidJob: 422,
+    BlobError: 400,
+    QuotaExceeded: 413,
+    NoRoom: 507,
+}
 
 
 def add_problem_handlers(app: FastAPI) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 from rolecall.master.store.types import Document, Moment
@@ -59,7 +60,12 @@ jobs = Table(
     Column("deadline_at", Moment),
     Column("started_at", Moment),
     Column("ended_at", Moment),
+    # When its deletion was asked for; its files go first, its row last.
+    Column("deleted_at", Moment),
+    # Nodes that could not read its checkpoint.
+    Column("avoid", Document(tuple[str, ...])),
     Index(None, "state"),
+    Index(None, "deleted_at"),
 )
 
 attempts = Table(
@@ -77,6 +83,9 @@ attempts = Table(
     Column("started_at", Moment, nullable=False),
     Column("first_step_at", Moment),
     Column("ended_at", Moment),
+    # Whether what it left in the blob store is deleted.
+    Column("swept", Boolean, nullable=False, default=False, server_default=false()),
+    Index(None, "swept"),
 )
 
 workers = Table(
@@ -118,6 +127,9 @@ checkpoints = Table(
     Column("keep", Boolean, nullable=False),
     Column("manifest", Document(CheckpointManifest), nullable=False),
     Column("created_at", Moment, nullable=False),
+    # When the master verifies it next: a worker reported damage. Null when there is no such report to look into.
+    Column("verify_at", Moment),
+    Index(None, "verify_at"),
 )
 
 artifacts = Table(
@@ -153,4 +165,5 @@ idempotency = Table(
     Column("digest", String(64), nullable=False),
     Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("created_at", Moment, nullable=False),
+    Index(None, "created_at"),
 )
