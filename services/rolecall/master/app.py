@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from rolecall import __version__
-from rolecall.master.api import attempts, cluster, description, files, jobs, nodes, preflight
+from rolecall.master.api import attempts, cluster, deletion, description, files, jobs, nodes, preflight
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import add_problem_handlers
 from rolecall.master.catalogue import Catalogue, load
@@ -25,7 +25,7 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app.state.catalogue = catalogue or load()
     app.state.news = Signal()
     app.state.changed = Signal(echo=app.state.news)
-    for module in (jobs, files, cluster, preflight, nodes, attempts, description):
+    for module in (jobs, deletion, files, cluster, preflight, nodes, attempts, description):
         app.include_router(module.router)
     app.include_router(cluster.open_router)
     app.add_middleware(BodyLimit)

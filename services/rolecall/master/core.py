@@ -44,6 +44,8 @@ class Master:
     """Notified when what a node should run may be different."""
     news: Signal
     """Notified when there may be more for those who follow a job: the echo of `changed`, and new lines of logs."""
+    garbage: Signal
+    """Notified when there may be something to delete or to verify."""
     registry: CollectorRegistry
 
     def changed_by_hand(self) -> None:
@@ -109,6 +111,7 @@ def _assemble(
         verifier=verifier,
         changed=changed,
         news=news,
+        garbage=garbage,
         registry=registry,
     )
 

@@ -57,7 +57,7 @@ class Verifier:
         self._settled = settled
         self._clock = clock
         self._complaints = Complaints()
-        self._told: set[tuple[str, CheckpointManifest]] = set()
+        self._told: set[tuple[str, int, int]] = set()
 
     async def run(self) -> None:
         """Verify what is due, again and again, until cancelled."""
@@ -93,9 +93,10 @@ class Verifier:
             await checkpoints.doubt(connection, job, manifest, now + AGAIN)
             message = f"{checkpoint} can't be verified and is kept: {verdict.trouble}; the master tries again"
             if self._is_news(job, manifest):
+                _log.warning("job %s: %s", job, message)
                 await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
             return
-        self._told.discard((job, manifest))
+        self._told.discard((job, manifest.attempt, manifest.step))
         if verdict.damage is not None:
             await checkpoints.remove(connection, job, manifest)
             await attempts.set_swept(connection, job, manifest.attempt, False)
@@ -112,8 +113,9 @@ class Verifier:
         await jobs.release(connection, record, record.queued_at + _backoff(record.crashes))
 
     def _is_news(self, job: str, manifest: CheckpointManifest) -> bool:
-        news = (job, manifest) not in self._told
-        self._told.add((job, manifest))
+        key = (job, manifest.attempt, manifest.step)
+        news = key not in self._told
+        self._told.add(key)
         return news
 
 

@@ -19,6 +19,10 @@ class MasterUnreachable(RolecallError):
     """The master does not answer, or can't at the moment; the same call may succeed later."""
 
 
+class MasterFull(MasterUnreachable):
+    """The master has no room for this at the moment."""
+
+
 class NameTaken(RolecallError):
     """Another node bears this name; if that one has just died, the master will soon notice."""
 
@@ -70,7 +74,7 @@ class MasterClient:
         await self._send("DELETE", f"/internal/nodes/{name}", timeout=1.0)
 
     async def ship(self, key: Key, stream: str, offset: int, piece: bytes) -> int:
-        """Send a piece of a worker's stream; return where the next one starts. Raises `StreamRefused`."""
+        """Send a piece of a worker's stream; return where the next one starts. Raises `StreamRefused`, `MasterFull`."""
         path = f"/internal/jobs/{key.job}/attempts/{key.attempt}/ranks/{key.rank}/streams/{stream}"
         answer = await self._send("PUT", path, params={"offset": offset}, content=piece)
         if answer.is_client_error:
@@ -82,6 +86,8 @@ class MasterClient:
             answer = await self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise MasterUnreachable(f"{self.url}: {_trouble(error)}") from error
+        if answer.status_code in {httpx.codes.INSUFFICIENT_STORAGE}:
+            raise MasterFull(f"{self.url}: {_detail(answer)}")
         if answer.is_server_error:
             raise MasterUnreachable(f"{self.url}: {_detail(answer)}")
         if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:

@@ -1,15 +1,18 @@
 """A worker's files as they grow: log and progress go to the master by offset, progress lines are read here."""
 
 import logging
+import time
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from rolecall.node.client import MasterClient, StreamRefused
+from rolecall.node.client import MasterClient, MasterFull, StreamRefused
 from rolecall.node.reconcile import Key
 from rolecall.spec.report import ProgressLine
 
 PIECE_BYTES = 256 * 1024
+FULL_S = 5.0
+"""After which a log is sent again that the master had no room for."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -23,10 +26,15 @@ class Stream:
         self._path = path
         self._shipped = 0
         self._refused = False
+        self._held_until = 0.0
 
     async def ship(self, client: MasterClient) -> bool:
-        """Send the next piece; return whether there may be more. Raises `MasterUnreachable`."""
-        piece = b"" if self._refused else read_piece(self._path, self._shipped, PIECE_BYTES)
+        """Send the next piece; return whether there may be more. Raises `MasterUnreachable`.
+
+        A log that the master has no room for waits here for some seconds, so that reports and progress go ahead of it.
+        """
+        held = self._refused or time.monotonic() < self._held_until
+        piece = b"" if held else read_piece(self._path, self._shipped, PIECE_BYTES)
         if not piece:
             return False
         try:
@@ -34,6 +42,13 @@ class Stream:
         except StreamRefused as error:
             _LOG.warning("%s of worker %s is not sent any further: %s", self._name, self._key, error)
             self._refused = True
+        except MasterFull as error:
+            if self._name != "log":
+                raise
+            if not self._held_until:
+                _LOG.warning("the log of worker %s waits here: %s", self._key, error)
+            self._held_until = time.monotonic() + FULL_S
+            return False
         return True
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from rolecall.spec.errors import CheckpointError, NoSuchBlob, StaleAttempt
+from rolecall.spec.errors import CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.wire import ArtifactNotice
 
@@ -94,6 +94,8 @@ def _try(call: Callable[[], httpx.Response]) -> str | None:
         raise StaleAttempt(response.text)
     if response.status_code == httpx.codes.NOT_FOUND and response.request.method == "GET":
         raise NoSuchBlob(f"the master has no {response.request.url.path}: {response.text}")
+    if response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+        raise QuotaExceeded(response.text)
     if response.is_client_error:
         raise CheckpointError(f"the master refused {response.request.url.path}: {response.text}")
     return f"{response.status_code} {response.text}" if response.is_error else None

@@ -8,6 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rolecall.master.api.auth import Running, require_user
 from rolecall.master.metrics import exposition
+from rolecall.master.space import Volume
 from rolecall.master.store import nodes
 from rolecall.spec.model import Value
 from rolecall.spec.node import NodeState
@@ -57,6 +58,13 @@ class Health(Value):
     status: str
 
 
+class Readiness(Health):
+    """Whether the master can work."""
+
+    volume: Volume
+    """How much room its data folder has."""
+
+
 @router.get("/workloads", summary="List workloads")
 async def list_workloads(master: Running) -> WorkloadList:
     """What can be run."""
@@ -81,13 +89,13 @@ async def list_nodes(master: Running) -> NodeList:
 
 
 @router.get("/readyz", summary="Whether the master can work")
-async def readyz(master: Running) -> Health:
+async def readyz(master: Running) -> Readiness:
     """200 when the database answers, else 503."""
     try:
         await master.database.ping()
     except SQLAlchemyError as error:
         raise HTTPException(503, f"the database does not answer: {error}") from None
-    return Health(status="ready")
+    return Readiness(status="ready", volume=master.reserve.look())
 
 
 @router.get("/metrics", summary="Prometheus metrics", response_class=Response)

@@ -181,8 +181,12 @@ async def _follow(master: Master, job: str, choice: Choice, attempt: int | None)
     read: dict[StreamKey, int] = {}
     while not master.news.closed:
         ticket = master.news.ticket()
-        async with master.database.read() as connection:
-            record = await jobs.get(connection, job)
+        try:
+            async with master.database.read() as connection:
+                record = await jobs.get(connection, job)
+        except NotFound:
+            yield _sse("end", "deleted")
+            return
         number = attempt or record.attempt
         over = record.state.ended or number < record.attempt
         for worker in await _members(master, job, number, choice) if number else []:

@@ -79,7 +79,7 @@ async def cancel(job: str, master: Running) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        await _apply(connection, record, lifecycle.cancel(record))
+        await apply_step(connection, record, lifecycle.cancel(record))
     return await _changed(master, job)
 
 
@@ -90,7 +90,7 @@ async def pause(job: str, master: Running) -> JobDocument:
         record = await jobs.get(connection, job)
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            await _apply(connection, record, lifecycle.pause(record, stop))
+            await apply_step(connection, record, lifecycle.pause(record, stop))
     return await _changed(master, job)
 
 
@@ -112,6 +112,18 @@ async def retry(job: str, master: Running) -> JobDocument:
         lifecycle.check_retry(record)
         await jobs.renew(connection, record, _now())
     return await _changed(master, job)
+
+
+async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) -> None:
+    """Take a step that a user asked for, from whatever state the job is in."""
+    if not job.state.holds_slots:
+        await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
+        return
+    gang = await attempts.gang(connection, job)
+    if job.state is JobState.STOPPING:
+        await redirect_stop(connection, gang, step)
+    else:
+        await take_step(connection, gang, step, _now())
 
 
 async def _check_nodes(master: Master, asked: list[str]) -> None:
@@ -143,17 +155,6 @@ async def _add_once(connection: AsyncConnection, spec: JobSpec, key: str | None)
     job = await jobs.add(connection, spec, _now())
     await idempotency.remember(connection, key, digest, job.id, _now())
     return job
-
-
-async def _apply(connection: AsyncConnection, job: JobRecord, step: Step) -> None:
-    if not job.state.holds_slots:
-        await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
-        return
-    gang = await attempts.gang(connection, job)
-    if job.state is JobState.STOPPING:
-        await redirect_stop(connection, gang, step)
-    else:
-        await take_step(connection, gang, step, _now())
 
 
 async def _changed(master: Master, job: str) -> JobDocument:
