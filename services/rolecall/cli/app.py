@@ -8,6 +8,7 @@ from rich.markup import escape
 from rolecall import __version__
 from rolecall.cli.actions import cancel, pause, resume, retry
 from rolecall.cli.artifacts import artifacts
+from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
 from rolecall.cli.exits import CommandError
 from rolecall.cli.jobs import jobs
@@ -32,7 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (local, submit, jobs, show, logs, cancel, pause, resume, retry, nodes, doctor, workloads, artifacts):
+_JOBS = (submit, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
+for command in (local, *_JOBS, nodes, doctor, workloads, artifacts):
     app.command()(command)
 
 

@@ -93,7 +93,16 @@ class Blobs:
 
     async def digest(self, job: str, blob: str) -> tuple[int, str] | None:
         """The size and SHA-256 of the blob's bytes as the store has them now; None when there is no such blob."""
-        return await asyncio.to_thread(self._digest, job, blob)
+        digest, size = hashlib.sha256(), 0
+        try:
+            await asyncio.to_thread(_resolve_fresh, self._url or str(self._root))
+            pieces = await asyncio.to_thread(self.read, job, blob)
+        except NotFound:
+            return None
+        while piece := await asyncio.to_thread(next, pieces, b""):
+            digest.update(piece)
+            size += len(piece)
+        return size, digest.hexdigest()
 
     async def is_populated(self) -> bool:
         """Whether the store has anything at all: one that is not mounted has nothing."""
@@ -148,19 +157,6 @@ class Blobs:
                     system.rm(path)
                 swept += 1
         return swept
-
-    def _digest(self, job: str, blob: str) -> tuple[int, str] | None:
-        digest, size = hashlib.sha256(), 0
-        try:
-            if self._url is not None:
-                _resolve_fresh(self._url)
-            with self._open(job, blob) as file:
-                while piece := file.read(_PIECE):
-                    digest.update(piece)
-                    size += len(piece)
-        except FileNotFoundError:
-            return None
-        return size, digest.hexdigest()
 
     def _is_populated(self) -> bool:
         system, root = _resolve_fresh(self._url or str(self._root))

@@ -14,11 +14,12 @@ from rolecall.node.backoff import delays_s
 from rolecall.node.client import MasterClient, MasterUnreachable, NameTaken
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
 from rolecall.node.fork_client import ForkClient, ForkedWorker, ForkRefused, ForkServerDied
+from rolecall.node.housekeeping import keep_cache
 from rolecall.node.network import Route, Way, find_way
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
 from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
-from rolecall.settings import NodeSettings
+from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.errors import NotFound, SettingsError
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.fork import ForkRequest
@@ -82,7 +83,9 @@ class Daemon:
         """Serve until told to stop. Raises `SettingsError` when the master refuses this node for good."""
         async with self._tasks as tasks:
             forking = tasks.create_task(self.forks.run())
-            loops = [tasks.create_task(loop) for loop in (self._talk(), self._reconcile(), self._keep_examining())]
+            cache = keep_cache(self._settings.data / "cache", read_worker().cache_bytes)
+            talk = (self._talk(), self._reconcile(), self._keep_examining(), cache)
+            loops = [tasks.create_task(loop) for loop in talk]
             await self._told.wait()
             await self._drain()
             for loop in loops:

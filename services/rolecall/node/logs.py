@@ -28,13 +28,17 @@ class Stream:
         self._refused = False
         self._held_until = 0.0
 
+    @property
+    def waits(self) -> bool:
+        """Whether the master had no room for the next piece, which is sent again later."""
+        return time.monotonic() < self._held_until
+
     async def ship(self, client: MasterClient) -> bool:
         """Send the next piece; return whether there may be more. Raises `MasterUnreachable`.
 
         A log that the master has no room for waits here for some seconds, so that reports and progress go ahead of it.
         """
-        held = self._refused or time.monotonic() < self._held_until
-        piece = b"" if held else read_piece(self._path, self._shipped, PIECE_BYTES)
+        piece = b"" if self._refused or self.waits else read_piece(self._path, self._shipped, PIECE_BYTES)
         if not piece:
             return False
         try:
