@@ -62,6 +62,8 @@ class ScriptedMaster:
         self.ahead_s = 0.0
         self.looking_s = 0.0
         self.has_forgotten = False
+        self.full = False
+        self.refused: list[float] = []
         self.version_told = __version__
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
@@ -169,6 +171,10 @@ class ScriptedMaster:
         path: dict[str, Any] = request.path_params
         name = (Key(path["job"], path["attempt"], path["rank"]), path["stream"])
         piece, offset = await request.body(), int(request.query_params["offset"])
+        if self.full and path["stream"] == "log":
+            with self.changed:
+                self.refused.append(time.monotonic())
+            return JSONResponse({"detail": "no room"}, 507)
         with self.changed:
             have = self.streams.get(name, b"")
             self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have

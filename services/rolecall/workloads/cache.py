@@ -35,8 +35,8 @@ class Entry:
 def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     """The entry `key` below `folder`; if it isn't there `build` fills an empty folder, and others who want it wait.
 
-    `folder` is a workload's own in the node's cache. `key` names everything that the content depends on, e.g. by a hash.
-    The entry stays as long as this process lives.
+    `folder` is a workload's own in the node's cache. `key` names everything that the content depends on, e.g. by a
+    hash. The entry stays as long as this process lives.
     """
     target = folder / key
     folder.mkdir(parents=True, exist_ok=True)
