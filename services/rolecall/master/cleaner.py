@@ -96,10 +96,13 @@ class Cleaner:
         async with self._database.write() as connection:
             await deletion.forget_keys(connection, now - KEEP_KEYS)
             await deletion.trim_events(connection, events.MOST)
-            if self._policy.jobs is not None:
-                old = [job for job, *_ in await deletion.ended(connection, now - self._policy.jobs)]
-                for start in range(0, len(old), _BATCH):
-                    await deletion.mark(connection, old[start : start + _BATCH], now)
+        if self._policy.jobs is not None:
+            before = now - self._policy.jobs
+            async with self._database.read() as connection:
+                old = [job for job, *_ in await deletion.ended(connection, before)]
+            for start in range(0, len(old), _BATCH):
+                async with self._database.write() as connection:
+                    await deletion.mark_ended(connection, old[start : start + _BATCH], before, now)
         async with self._database.read() as connection:
             self._crowded |= set(await checkpoints.crowded_jobs(connection, self._policy.checkpoints))
             if self._policy.finished_checkpoints is not None:
@@ -112,9 +115,9 @@ class Cleaner:
             async with self._database.read() as connection:
                 marked = await deletion.marked(connection, _BATCH + len(self._failed))
             gone = await self._each(marked, "deleting job", self._delete_files)
-            async with self._database.write() as connection:
-                await deletion.remove(connection, gone)
             if gone:
+                async with self._database.write() as connection:
+                    await deletion.remove(connection, gone)
                 _log.info("%d jobs are deleted: %s", len(gone), ", ".join(gone))
             if len(gone) < len(marked) or not marked:
                 return not marked

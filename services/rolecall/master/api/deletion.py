@@ -1,21 +1,24 @@
 """Deleting jobs: one by `DELETE /jobs/{id}`, many by `POST /jobs/prune`."""
 
 import asyncio
+from collections import Counter
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Depends
 from pydantic import AwareDatetime
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Running, require_user
 from rolecall.master.api.jobs import apply_step
-from rolecall.master.store import artifacts, checkpoints, deletion, jobs
+from rolecall.master.store import deletion, jobs
+from rolecall.master.streams import Streams
 from rolecall.spec.errors import Conflict
 from rolecall.spec.model import Request, Value
 from rolecall.spec.state import JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(require_user)])
+_BATCH = 200
+"""Jobs that are looked at in one transaction, so that writers never wait long."""
 
 
 class PruneRequest(Request):
@@ -50,19 +53,21 @@ class PruneSummary(Value):
 @router.post("/prune", summary="Delete old jobs")
 async def prune(request: PruneRequest, master: Running) -> PruneSummary:
     """Delete all jobs that ended before a moment, and say which. With `dry_run`, only say which."""
-    async with master.database.write() as connection:
-        states = deletion.ENDED if request.state is None else [request.state]
-        found = [one for one in await deletion.ended(connection, request.ended_before, states) if one[2].ended]
-        recorded = {job: await _recorded(connection, job) for job, *_ in found}
+    states = deletion.ENDED if request.state is None else {request.state} & set(deletion.ENDED)
+    async with master.database.read() as connection:
+        found = await deletion.ended(connection, request.ended_before, states)
+    sizes: Counter[str] = Counter()
+    for start in range(0, len(found), _BATCH):
+        ids = [job for job, *_ in found[start : start + _BATCH]]
+        async with master.database.read() as connection:
+            sizes += await deletion.recorded_sizes(connection, ids)
+        sizes += await asyncio.to_thread(_stream_sizes, master.streams, ids)
         if not request.dry_run:
-            await deletion.mark(connection, list(recorded), _now())
-    streams = await asyncio.to_thread(lambda: {job: master.streams.used(job) for job in recorded})
+            async with master.database.write() as connection:
+                await deletion.mark_ended(connection, ids, request.ended_before, _now())
     master.garbage.notify()
-    pruned = [
-        PrunedJob(id=job, name=name, state=state, ended_at=at, size=recorded[job] + streams[job])
-        for job, name, state, at in found
-    ]
-    return PruneSummary(jobs=pruned, size=sum(one.size for one in pruned))
+    pruned = [PrunedJob(id=job, name=name, state=state, ended_at=at, size=sizes[job]) for job, name, state, at in found]
+    return PruneSummary(jobs=pruned, size=sizes.total())
 
 
 @router.delete("/{job}", status_code=204, summary="Delete a job")
@@ -82,16 +87,13 @@ async def delete(job: str, master: Running, force: bool = False) -> None:
                     "(rolecall delete --force), which cancels it and deletes it when it has ended"
                 )
             await apply_step(connection, record, lifecycle.cancel(record))
-        await deletion.mark(connection, [job], _now())
+        await deletion.mark(connection, job, _now())
     master.garbage.notify()
     master.changed_by_hand()
 
 
-async def _recorded(connection: AsyncConnection, job: str) -> int:
-    known = await checkpoints.of_job(connection, job)
-    sizes = {part.blob: part.size for one in known for part in one.manifest.parts}
-    sizes |= {one.blob: one.size for one in await artifacts.of_job(connection, job)}
-    return sum(sizes.values())
+def _stream_sizes(streams: Streams, ids: list[str]) -> Counter[str]:
+    return Counter({job: streams.used(job) for job in ids})
 
 
 def _now() -> datetime:

@@ -1,21 +1,28 @@
 """Deletion: jobs that are marked for it, and rows that expire by themselves."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.schema import checkpoints, events, idempotency, jobs
+from rolecall.master.store.schema import artifacts, checkpoints, events, idempotency, jobs
 from rolecall.spec.state import JobState
 
 ENDED = tuple(state for state in JobState if state.ended)
 
 
-async def mark(connection: AsyncConnection, ids: Sequence[str], now: datetime) -> None:
-    """Mark jobs for deletion; each is hidden from here on, or from its end if it has not ended yet."""
+async def mark(connection: AsyncConnection, job: str, now: datetime) -> None:
+    """Mark a job for deletion; it is hidden from here on, or from its end if it has not ended yet."""
     unmarked = jobs.c.deleted_at.is_(None)
-    await connection.execute(update(jobs).where(jobs.c.id.in_(ids), unmarked).values(deleted_at=now))
+    await connection.execute(update(jobs).where(jobs.c.id == job, unmarked).values(deleted_at=now))
+
+
+async def mark_ended(connection: AsyncConnection, ids: Sequence[str], before: datetime, now: datetime) -> None:
+    """Mark those of `ids` that ended before `before` and have not been retried since."""
+    guard = (jobs.c.state.in_(ENDED), jobs.c.ended_at < before, jobs.c.deleted_at.is_(None))
+    await connection.execute(update(jobs).where(jobs.c.id.in_(ids), *guard).values(deleted_at=now))
 
 
 async def is_marked(connection: AsyncConnection, job: str) -> bool:
@@ -43,6 +50,20 @@ async def ended(
     guard = (jobs.c.state.in_(tuple(states)), jobs.c.ended_at < before, jobs.c.deleted_at.is_(None))
     rows = await connection.execute(select(*columns).where(*guard).order_by(jobs.c.ended_at, jobs.c.id))
     return [(row.id, row.name, JobState(row.state), row.ended_at) for row in rows]
+
+
+async def recorded_sizes(connection: AsyncConnection, ids: Sequence[str]) -> Counter[str]:
+    """Bytes of the recorded checkpoints and artifacts of each of `ids`."""
+    blobs: dict[tuple[str, str], int] = {}
+    manifests = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.job.in_(ids))
+    for row in await connection.execute(manifests):
+        blobs |= {(row.job, part.blob): part.size for part in row.manifest.parts}
+    files = select(artifacts.c.job, artifacts.c.blob, artifacts.c.size).where(artifacts.c.job.in_(ids))
+    blobs |= {(row.job, row.blob): row.size for row in await connection.execute(files)}
+    sizes: Counter[str] = Counter()
+    for (job, _), size in blobs.items():
+        sizes[job] += size
+    return sizes
 
 
 async def succeeded_with_checkpoints(connection: AsyncConnection, before: datetime) -> list[str]:
