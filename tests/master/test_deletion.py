@@ -282,7 +282,7 @@ def in_world(tmp_path: Path, given: Policy, flow: Any) -> None:
 
 def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
     """A part of 10,000, hour by hour: what stays is the last three hours', whatever went before."""
-    per_hour, hours, kept = 15, 24, 3
+    per_hour, hours, kept = 10, 24, 3
 
     async def flow(world: World) -> None:
         most = 0
