@@ -10,11 +10,8 @@ from tests.conftest import Cluster
 from rolecall.cli.deletion import parse_age
 from rolecall.cli.exits import CommandError, Exit
 
-WAITING = {
-    "workload": "embedding-ddp",
-    "roles": {"trainer": 64},
-    "params": {"data": {"train": "none.csv", "label": "y"}},
-}
+DATA = {"train": "none.csv", "label": "y", "categorical": ["a"]}
+WAITING = {"workload": "embedding-ddp", "roles": {"trainer": 64}, "params": {"data": DATA}}
 
 
 @pytest.mark.parametrize(
@@ -34,6 +31,7 @@ def test_what_is_no_age_is_refused(text: str) -> None:
 
 def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
     jobs = [run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip() for _ in range(3)]
+    assert all(jobs)
     refused = run(cluster, "delete", jobs[0])
     assert refused.returncode == 5
     assert "--force" in refused.stderr
