@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rolecall.spec.errors import SettingsError
@@ -75,6 +75,8 @@ class WorkerSettings(_Environment):
     """URL schemes, separated by commas, that jobs may read data from, such as `s3,gs`; none by default."""
     sandbox: Annotated[Literal["auto", "required", "off"], Field(validation_alias="ROLECALL_SANDBOX")] = "auto"
     """Whether Landlock confines workers: `auto` (where the kernel can), `required` (or the node is unfit) or `off`."""
+    cache_bytes: Annotated[ByteSize, Field(validation_alias="ROLECALL_CACHE_BYTES")] = ByteSize(10 << 30)
+    """Size above which a node deletes the least recently used prepared inputs, such as `10GiB`; 0 for no limit."""
 
 
 class _Settings(_Environment):
@@ -133,6 +135,16 @@ class MasterSettings(_Settings):
     """Whether to wait while another master leads and to take over when it ends; needs PostgreSQL."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
     """How long others may go ahead of a job that waits for slots."""
+    keep_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_DAYS", ge=0)] = 0.0
+    """Days after which an ended job is deleted with everything it left; 0 keeps jobs until somebody deletes them."""
+    keep_checkpoints: Annotated[int, Field(validation_alias="ROLECALL_KEEP_CHECKPOINTS", ge=1)] = 2
+    """How many of a job's newest checkpoints stay, beside one that the workload marks to be kept."""
+    keep_checkpoint_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_CHECKPOINT_DAYS", ge=0)] = 7.0
+    """Days after which the checkpoints of a job that succeeded are deleted; 0 keeps them as long as the job."""
+    max_job_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_MAX_JOB_BYTES")] = None
+    """How much one job may have in the blob store at a time, such as `100GiB`; no limit by default."""
+    reserve_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None
+    """Free space on the data volume below which logs and uploads are refused; by default 5 %, at most 2 GiB."""
 
     @property
     def tokens(self) -> dict[str, SecretStr]:

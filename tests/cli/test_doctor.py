@@ -172,6 +172,19 @@ def event(number: int, message: str) -> dict[str, Any]:
     return {"id": number, "at": "2026-01-01T00:00:00Z", "attempt": 1, "kind": "event", "message": message}
 
 
+@pytest.mark.parametrize(("free", "level"), [(9, "error"), (19, "warning"), (21, "ok")])
+def test_a_master_that_runs_out_of_space_is_told(free: int, level: str) -> None:
+    volume = {"free": free, "total": 100, "reserve": 10}
+    answers = WELL | {
+        "GET /readyz": [(200, {"status": "ready", "volume": volume})],
+        "POST /jobs": in_trouble(422, "there is no workload 'preflight'"),
+    }
+    with Scripted(answers).serving() as url:
+        _, findings = doctor(URL | {"ROLECALL_URL": url})
+    (found,) = [one for one in findings if one["check"] == "disk"]
+    assert (found["nodes"], found["level"]) == (["the master"], level)
+
+
 @pytest.mark.parametrize("path", ["/readyz", "/nodes"])
 def test_a_master_in_trouble_is_not_taken_for_one_that_does_not_run(path: str) -> None:
     answers = WELL | {f"GET {path}": in_trouble(503, "the database does not answer: no such host")}

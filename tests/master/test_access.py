@@ -42,6 +42,9 @@ OPEN = {("GET", "/healthz")}
 ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/"): USERS,
     ("GET", "/docs"): USERS,
+    ("GET", "/docs/start.js"): USERS,
+    ("GET", "/docs/swagger-ui.css"): USERS,
+    ("GET", "/docs/swagger-ui-bundle.js"): USERS,
     ("GET", "/openapi.json"): USERS,
     ("GET", "/workloads"): USERS,
     ("GET", "/workloads/{name}"): USERS,
@@ -63,6 +66,8 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("POST", "/jobs/{job}/pause"): {S, A},
     ("POST", "/jobs/{job}/resume"): {S, A},
     ("POST", "/jobs/{job}/retry"): {S, A},
+    ("DELETE", "/jobs/{job}"): {S, A},
+    ("POST", "/jobs/prune"): {S, A},
     ("GET", "/tokens"): {A},
     ("POST", "/tokens"): {A},
     ("PATCH", "/tokens/{name}"): {A},

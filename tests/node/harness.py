@@ -67,6 +67,8 @@ class ScriptedMaster:
         self.refusal: int | None = None
         self.refused = 0
         self.slow_log_s = 0.0
+        self.full = False
+        self.refused_logs: list[float] = []
         self.version_told = __version__
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -187,6 +189,10 @@ class ScriptedMaster:
         name = (Key(path["job"], path["attempt"], path["rank"]), path["stream"])
         piece, offset = await request.body(), int(request.query_params["offset"])
         await asyncio.sleep(self.slow_log_s if path["stream"] == "log" else 0.0)
+        if self.full and path["stream"] == "log":
+            with self.changed:
+                self.refused_logs.append(time.monotonic())
+            return JSONResponse({"detail": "no room"}, 507)
         with self.changed:
             have = self.streams.get(name, b"")
             self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have

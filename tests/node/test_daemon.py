@@ -217,6 +217,18 @@ def scrape(url: str, token: str = METRICS_TOKEN) -> httpx.Response:
     return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"})
 
 
+def test_a_log_that_the_master_has_no_room_for_holds_up_nothing_else(master: ScriptedMaster) -> None:
+    master.full = True
+    key = master.want(launch("full", "stay"))
+    master.joined(key)
+    master.wait(lambda: b'"step"' in master.streams.get((key, "progress"), b""))
+    master.wait(lambda: master.refused_logs)
+    master.full = False
+    master.wait(lambda: master.text(key) == "hello from full/1/0\n")
+    assert len(master.refused_logs) <= 2, "it is not sent again and again meanwhile"
+    master.drop(key)
+
+
 def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) -> None:
     key = master.want(launch("seen", "stay"))
     master.joined(key)

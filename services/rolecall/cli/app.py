@@ -9,6 +9,7 @@ from rolecall import __version__
 from rolecall.cli.actions import cancel, pause, resume, retry
 from rolecall.cli.artifacts import artifacts
 from rolecall.cli.audit import audit
+from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
 from rolecall.cli.exits import CommandError
 from rolecall.cli.jobs import jobs
@@ -34,22 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (
-    local,
-    submit,
-    jobs,
-    show,
-    logs,
-    cancel,
-    pause,
-    resume,
-    retry,
-    nodes,
-    doctor,
-    workloads,
-    artifacts,
-    audit,
-):
+_JOBS = (submit, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
+for command in (local, *_JOBS, nodes, doctor, workloads, artifacts, audit):
     app.command()(command)
 app.add_typer(tokens)
 

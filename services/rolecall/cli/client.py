@@ -46,10 +46,36 @@ class Artifact(BaseModel):
     sha256: str
 
 
+class Volume(BaseModel):
+    """The volume of the master's data folder, in bytes."""
+
+    free: int
+    total: int
+    reserve: int
+
+
 class Health(BaseModel):
     """Whether the master, or the database below it, answers."""
 
     status: str
+    volume: Volume | None = None
+
+
+class PrunedJob(BaseModel):
+    """A job that is deleted, or would be."""
+
+    id: str
+    name: str
+    state: str
+    ended_at: datetime
+    size: int
+
+
+class PruneSummary(BaseModel):
+    """The jobs that a `prune` deletes, and how many bytes they have."""
+
+    jobs: list[PrunedJob]
+    size: int
 
 
 class RoleLimits(BaseModel):
@@ -108,6 +134,17 @@ class Client:
     def act(self, job: str, action: str) -> JobDocument:
         """`cancel`, `pause`, `resume` or `retry` a job."""
         return self._call(JobDocument, "POST", f"/jobs/{_segment(job)}/{action}")
+
+    def delete(self, job: str, *, force: bool) -> None:
+        """Delete a job with everything it left; with `force`, cancel it first."""
+        with self._explained():
+            answer = self._http.request("DELETE", f"/jobs/{_segment(job)}", params={"force": force})
+        _check(answer, self.url)
+
+    def prune(self, ended_before: datetime, state: str | None, *, dry_run: bool) -> PruneSummary:
+        """Delete the jobs that ended before a moment, or only list them."""
+        body = {"ended_before": ended_before.isoformat(), "state": state, "dry_run": dry_run}
+        return self._call(PruneSummary, "POST", "/jobs/prune", json=body)
 
     def jobs(self, state: str | None, limit: int, owner: str | None = None) -> list[JobDocument]:
         """The newest jobs first."""

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 from rich.markup import escape
 
 from rolecall import __version__
-from rolecall.cli.client import Client
+from rolecall.cli.client import Client, Volume
 from rolecall.cli.connection import Connection, find
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Token, Url
-from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.cli.output import err, out, print_json, print_table, size
 from rolecall.spec.finding import Level
 from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeDocument
@@ -80,8 +80,10 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
 
 
 def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
-    client.readyz()
+    ready = client.readyz()
     yield _ok(_MASTER, "token", "it accepts the token, and its database answers")
+    if ready.volume is not None:
+        yield _disk(ready.volume)
     yield _version(client.version())
     yield from _weaknesses(client)
     nodes = client.nodes()
@@ -115,6 +117,17 @@ def _version(theirs: str) -> NodeFinding:
         return _ok(_MASTER, "version", f"the master and this command are Rolecall {theirs}")
     told = f"the master is Rolecall {theirs}, this command {__version__}"
     return _finding(_HERE, "version", Level.WARNING, told, f"install Rolecall {theirs} here")
+
+
+def _disk(volume: Volume) -> NodeFinding:
+    """How much room the master's data folder has above what it keeps free."""
+    told = f"its data folder has {size(volume.free)} of {size(volume.total)} free, {size(volume.reserve)} are reserved"
+    remedy = "delete old jobs (rolecall prune, ROLECALL_KEEP_DAYS), or give ROLECALL_DATA a larger volume"
+    if volume.free < volume.reserve:
+        return _finding(_MASTER, "disk", Level.ERROR, f"{told}: it refuses logs and uploads", remedy)
+    if volume.free < 2 * volume.reserve:
+        return _finding(_MASTER, "disk", Level.WARNING, told, remedy)
+    return _ok(_MASTER, "disk", told)
 
 
 def _weaknesses(client: Client) -> Iterator[NodeFinding]:

@@ -1,4 +1,4 @@
-"""The FastAPI application: routes in, errors out, the reconciler beside them."""
+"""The FastAPI application: routes in, errors out, the loops beside them."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,7 +8,19 @@ from typing import Any
 from fastapi import FastAPI
 
 from rolecall import __version__
-from rolecall.master.api import attempts, audit, cluster, description, files, jobs, logs, nodes, preflight, tokens
+from rolecall.master.api import (
+    attempts,
+    audit,
+    cluster,
+    deletion,
+    description,
+    files,
+    jobs,
+    logs,
+    nodes,
+    preflight,
+    tokens,
+)
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.problem import RESPONSES, SCHEMA, add_problem_handlers
@@ -52,7 +64,7 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app.state.stop = lambda: None
     app.state.news = Signal()
     app.state.changed = Signal(echo=app.state.news)
-    for module in (jobs, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
+    for module in (jobs, deletion, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
         app.include_router(module.router)
     app.include_router(cluster.metrics_router)
     app.include_router(cluster.admin_router)
@@ -96,10 +108,13 @@ async def _lead(app: FastAPI) -> None:
         await leadership.take(waits=state.settled.set)
         async with open_master(state.settings, state.catalogue, state.changed, state.news, leadership) as master:
             state.master = master
-            loops = [
-                asyncio.create_task(master.reconciler.run(), name="reconciler"),
-                asyncio.create_task(master.sync.run(), name="tokens"),
-            ]
+            parts = {
+                "reconciler": master.reconciler,
+                "cleaner": master.cleaner,
+                "verifier": master.verifier,
+                "tokens": master.sync,
+            }
+            loops = [asyncio.create_task(part.run(), name=name) for name, part in parts.items()]
             state.settled.set()
             try:
                 await leadership.watch(master.database, master.term)

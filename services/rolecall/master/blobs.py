@@ -4,11 +4,11 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Callable
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from stat import S_ISREG
 from tempfile import NamedTemporaryFile
 from typing import IO, Any, cast
 
@@ -21,6 +21,7 @@ from rolecall.spec.redaction import redact_text
 
 _PIECE = 1 << 20
 _log = logging.getLogger(__name__)
+_UPLOAD = ".upload-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
@@ -83,10 +84,6 @@ class Blobs:
         """The blob's size in bytes, or None when there is no such blob."""
         return await self._threads.run(lambda: self._size(job, blob))
 
-    async def total(self, job: str) -> int:
-        """The bytes of all files of `job` on the master's volume, those of unfinished uploads included."""
-        return await self._threads.run(lambda: _total(self._root / job))
-
     async def delete(self, job: str, blob: str) -> None:
         """Delete a blob; nothing happens if it is gone already."""
         await self._threads.run(lambda: self._delete(job, blob))
@@ -99,6 +96,37 @@ class Blobs:
         for leftover in leftovers:
             await self._threads.run(leftover)
         return len(leftovers)
+
+    async def digest(self, job: str, blob: str) -> tuple[int, str] | None:
+        """The size and SHA-256 of the blob's bytes as the store has them now; None when there is no such blob."""
+        digest, size = hashlib.sha256(), 0
+        try:
+            await self._threads.run(lambda: _resolve_fresh(self._url or str(self._root)))
+            pieces = await self.read(job, blob)
+        except NotFound:
+            return None
+        async for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+        return size, digest.hexdigest()
+
+    async def is_populated(self) -> bool:
+        """Whether the store has anything at all: one that is not mounted has nothing."""
+        return await self._threads.run(self._is_populated)
+
+    async def used(self, job: str, besides: Collection[str] = ()) -> int:
+        """Bytes on the master's volume of the job's whole blobs, those of `besides` not counted."""
+        return await self._threads.run(lambda: self._used(job, besides))
+
+    async def remove_job(self, job: str) -> None:
+        """Delete all blobs of a job; nothing happens if there are none."""
+        await self._threads.run(lambda: self._remove_job(job))
+
+    async def clear_uploads(self, before: float) -> int:
+        """Delete what a master that was killed left of uploads, last written before the time `before` (seconds since
+        1970); return how many files that were.
+        """
+        return await self._threads.run(lambda: self._clear_uploads(before))
 
     async def read(self, job: str, blob: str) -> AsyncIterator[bytes]:
         """Open the blob; return its bytes in pieces. Raises `NotFound` at once when there is no such blob."""
@@ -139,7 +167,7 @@ class Blobs:
 
     def _leftovers(self, job: str, attempt: int, wanted: set[str]) -> list[Callable[[], None]]:
         """The deletion of each file that a sweep is to delete."""
-        system, root = _resolve(self._url or str(self._root))
+        system, root = _resolve_fresh(self._url or str(self._root))
         found: list[Callable[[], None]] = []
         for path in system.find(f"{root}/{job}"):
             blob = path.removeprefix(f"{root}/{job}/")
@@ -147,6 +175,39 @@ class Blobs:
             if blob not in wanted and number.isdecimal() and int(number) <= attempt:
                 found.append(partial(_remove, system, path))
         return found
+
+    def _is_populated(self) -> bool:
+        system, root = _resolve_fresh(self._url or str(self._root))
+        try:
+            return bool(system.ls(root, detail=False))
+        except FileNotFoundError:
+            return False
+
+    def _used(self, job: str, besides: Collection[str]) -> int:
+        folder, used = self._root / job, 0
+        for path in folder.rglob("*"):
+            whole = not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
+            with suppress(FileNotFoundError):
+                used += path.stat().st_size if whole and path.is_file() else 0
+        return used
+
+    def _remove_job(self, job: str) -> None:
+        _checked(job)  # Never the root, nor a folder beside it.
+        with suppress(FileNotFoundError):
+            if self._url is None:
+                shutil.rmtree(self._root / job)
+            else:
+                system, root = _resolve_fresh(self._url)
+                system.rm(f"{root}/{job}", recursive=True)
+
+    def _clear_uploads(self, before: float) -> int:
+        cleared = 0
+        for path in self._root.rglob(f"{_UPLOAD}*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    cleared += 1
+        return cleared
 
     def _open(self, job: str, blob: str) -> IO[bytes]:
         if self._url is None:
@@ -158,22 +219,13 @@ class Blobs:
         return self._root / job / _checked(blob)
 
 
-def _total(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):  # It was settled or deleted since it was listed.
-            status = path.stat()
-            total += status.st_size if S_ISREG(status.st_mode) else 0
-    return total
-
-
 class _Upload:
     """A file without its name yet. All of it blocks."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = NamedTemporaryFile(dir=path.parent, prefix=".upload-", delete=False)  # noqa: SIM115 - see `close`
+        self._file = NamedTemporaryFile(dir=path.parent, prefix=_UPLOAD, delete=False)  # noqa: SIM115 - see `close`
         self._digest = hashlib.sha256()
         self.size = 0
 
@@ -208,6 +260,13 @@ def _checked(blob: str) -> str:
     if not _NAME.fullmatch(blob) or len(blob) > 255:
         raise BlobError(f"{blob!r} is no blob name; legal are letters, digits, '.', '_', '-', in parts parted by '/'")
     return blob
+
+
+def _resolve_fresh(url: str) -> tuple[Any, str]:
+    """The same without what fsspec remembers of earlier listings: others write and delete there, too."""
+    system, path = _resolve(url)
+    system.invalidate_cache()
+    return system, path
 
 
 def _resolve(url: str) -> tuple[Any, str]:

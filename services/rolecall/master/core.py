@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
@@ -12,14 +12,18 @@ from rolecall.master.access_sync import AccessSync
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.checks import Checks
+from rolecall.master.cleaner import Cleaner
 from rolecall.master.leadership import Leadership
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
+from rolecall.master.retention import Policy
 from rolecall.master.signals import Signal
+from rolecall.master.space import Quota, Reserve
 from rolecall.master.store import signing
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import Streams
+from rolecall.master.verification import Verifier
 from rolecall.settings import MasterSettings
 
 _WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
@@ -27,7 +31,7 @@ _WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 100
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """What the HTTP routes and the reconciler share."""
+    """What the HTTP routes and the loops share."""
 
     settings: MasterSettings
     catalogue: Catalogue
@@ -42,11 +46,17 @@ class Master:
     streams: Streams
     blobs: Blobs
     progress: ProgressBook
+    reserve: Reserve
+    quota: Quota
     reconciler: Reconciler
+    cleaner: Cleaner
+    verifier: Verifier
     changed: Signal
     """Notified when what a node should run may be different."""
     news: Signal
     """Notified when there may be more for those who follow a job: the echo of `changed`, and new lines of logs."""
+    garbage: Signal
+    """Notified when there may be something to delete or to verify."""
     registry: CollectorRegistry
     term: int
     """The number of its term of leadership."""
@@ -95,17 +105,27 @@ def _assemble(
     presence = Presence(settings.node_timeout_s)
     streams = Streams(settings.data / "streams", settings.log_bytes)
     progress = ProgressBook(streams)
+    garbage = Signal()
     reconciler = Reconciler(
         database=database,
         access=access,
         catalogue=catalogue,
         presence=presence,
         progress=progress,
-        blobs=blobs,
         changed=changed,
+        garbage=garbage,
         placement_seconds=_placement_seconds(registry),
         backfill_window=timedelta(seconds=settings.backfill_window_s),
     )
+    cleaner = Cleaner(
+        database=database,
+        blobs=blobs,
+        streams=streams,
+        policy=Policy.of(settings),
+        garbage=garbage,
+        clock=_now,
+    )
+    verifier = Verifier(database=database, blobs=blobs, garbage=garbage, settled=reconciler.wake, clock=_now)
     return Master(
         settings=settings,
         catalogue=catalogue,
@@ -118,9 +138,14 @@ def _assemble(
         streams=streams,
         blobs=blobs,
         progress=progress,
+        reserve=Reserve(settings.data, settings.reserve_bytes),
+        quota=Quota(settings.max_job_bytes),
         reconciler=reconciler,
+        cleaner=cleaner,
+        verifier=verifier,
         changed=changed,
         news=news,
+        garbage=garbage,
         registry=registry,
         term=term,
     )
@@ -136,6 +161,10 @@ def _access(settings: MasterSettings) -> Access:
 def _hung_calls(registry: CollectorRegistry) -> Gauge:
     about = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
     return Gauge("rolecall_blob_store_hung_calls", about, registry=registry)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _placement_seconds(registry: CollectorRegistry) -> Histogram:

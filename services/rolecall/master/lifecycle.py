@@ -41,6 +41,17 @@ class Step:
     costs_restart: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """A checkpoint that workers could not read as it was written. It may be their nodes' fault."""
+
+    manifest: CheckpointManifest
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"the checkpoint at step {self.manifest.step}, which {', '.join(self.nodes)} could not read"
+
+
 def observe(worker: WorkerRecord, report: WorkerReport) -> WorkerRecord:
     """The record brought forward by a report. States only go forward; who has ended does not change any more."""
     if worker.state.ended:
@@ -115,10 +126,12 @@ def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def condemned(gang: Gang) -> CheckpointManifest | None:
-    """The checkpoint that the attempt resumed from, if a worker found it damaged."""
-    failures = [worker.failure for worker in gang.workers if worker.failure]
-    return gang.attempt.resume_from if any(failure.condemns_checkpoint for failure in failures) else None
+def accused(gang: Gang) -> Accusation | None:
+    """The checkpoint that the attempt resumed from, if a worker reported it as damaged."""
+    told = [w for w in gang.workers if w.failure is not None and w.failure.condemns_checkpoint]
+    if gang.attempt.resume_from is None or not told:
+        return None
+    return Accusation(gang.attempt.resume_from, tuple(sorted({worker.node for worker in told})))
 
 
 def start_times(gang: Gang) -> StartTimes | None:

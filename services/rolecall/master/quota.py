@@ -42,11 +42,11 @@ async def check_submission(connection: AsyncConnection, owner: str, limits: Limi
 
 
 async def measure(database: Database, blobs: Blobs, owner: str) -> int:
-    """How many bytes the jobs of `owner` store on the master's volume now, those of unfinished uploads included."""
+    """How many bytes the jobs of `owner` store on the master's volume now."""
     async with database.read() as connection:
         running = await jobs.holding_slots(connection, owner)
         stored = await jobs.stored_bytes(connection, owner, besides=running)
-    return stored + sum([await blobs.total(job) for job in running])
+    return stored + sum([await blobs.used(job) for job in running])
 
 
 async def metered(

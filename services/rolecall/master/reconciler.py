@@ -14,26 +14,26 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.access import Access
-from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.lifecycle import Step
+from rolecall.master.lifecycle import Accusation, Step
 from rolecall.master.placement import Waiting
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.scheduler import Allowance, QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
-from rolecall.master.store import artifacts, attempts, checkpoints, jobs, nodes, workers
+from rolecall.master.store import attempts, checkpoints, events, jobs, nodes, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobRecord, WorkerRecord
 from rolecall.master.trouble import Complaints
 from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
-from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerPlan
+from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.report import Failure
 from rolecall.spec.state import JobState, WorkerState
 
 TICK_S = 0.5
-KEPT_CHECKPOINTS = 2
+VERIFY_S = 60.0
+"""How long a job waits at most for the master's look at a checkpoint that a worker reported as damaged."""
 FORGET_NODE_S = 3600.0
 """Silence after which a lost node is no longer listed."""
 _PLACED = tuple(state for state in JobState if state.holds_slots)
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Places, stops, retries and cleans up."""
+    """Places, stops and retries. It notifies `garbage` when an attempt has ended, which may have left something."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Reconciler:
         catalogue: Catalogue,
         presence: Presence,
         progress: ProgressBook,
-        blobs: Blobs,
         changed: Signal,
+        garbage: Signal,
         placement_seconds: Histogram,
         backfill_window: timedelta,
     ) -> None:
@@ -61,13 +61,12 @@ class Reconciler:
         self._catalogue = catalogue
         self._presence = presence
         self._progress = progress
-        self._blobs = blobs
         self._changed = changed
+        self._garbage = garbage
         self._placement_seconds = placement_seconds
         self._backfill_window = backfill_window
         self._woken = Signal()
         self._complaints = Complaints()
-        self._unswept: dict[str, int] = {}
 
     def wake(self) -> None:
         """Ask for a pass: something changed."""
@@ -96,10 +95,8 @@ class Reconciler:
         await self._lose_silent_nodes()
         while await self._advance_jobs():
             self._changed.notify()
-        await self._sweep_all()
         if await self._place_jobs():
             self._changed.notify()
-        await self._collect_checkpoints()
         return await self._due_s()
 
     async def _flush_progress(self) -> None:
@@ -167,23 +164,7 @@ class Reconciler:
         _log.info("job %s attempt %d: %s%s", gang.job.id, gang.attempt.number, step.after, _because(step.reason))
         if not step.after.holds_slots:
             self._progress.forget(gang.job.id)
-            self._unswept[gang.job.id] = gang.attempt.number
-
-    async def _sweep_all(self) -> None:
-        """Clean up behind attempts that ended. What a failing blob store keeps, a later pass deletes."""
-        for job, attempt in list(self._unswept.items()):
-            if await self._apart(f"deleting what {job} left over", self._sweep(job, attempt)):
-                del self._unswept[job]
-
-    async def _sweep(self, job: str, attempt: int) -> bool:
-        """Delete what the attempts so far left in the blob store and nobody can ask for."""
-        async with self._database.read() as connection:
-            known = [manifest for manifest, _ in await checkpoints.of_job(connection, job)]
-            shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
-        swept = await self._blobs.sweep(job, attempt, shared | _blobs(known))
-        if swept:
-            _log.info("job %s: %d files that were left over are deleted", job, swept)
-        return True
+            self._garbage.notify()
 
     async def _expire(self, job: JobRecord) -> bool:
         step = lifecycle.overdue_step(job, _now())
@@ -216,28 +197,12 @@ class Reconciler:
             return False
         now = _now()
         async with self._database.write() as connection:
-            resume_from = await checkpoints.newest(connection, job.id)
+            avoided = not set(job.avoid or ()).isdisjoint(worker.node for worker in outcome.workers)
+            resume_from = await checkpoints.newest(connection, job.id, undoubted=avoided)
             await attempts.begin(connection, job, outcome, resume_from, now)
         self._placement_seconds.observe((now - job.queued_at).total_seconds())
         _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, outcome.world_size)
         return True
-
-    async def _collect_checkpoints(self) -> None:
-        async with self._database.read() as connection:
-            crowded = await checkpoints.crowded_jobs(connection, KEPT_CHECKPOINTS)
-        for job in crowded:
-            async with self._database.read() as connection:
-                known = [manifest for manifest, _ in await checkpoints.of_job(connection, job)]
-                shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
-            for manifest in superfluous(known):
-                await self._delete_checkpoint(job, manifest, shared | _blobs([m for m in known if m != manifest]))
-
-    async def _delete_checkpoint(self, job: str, manifest: CheckpointManifest, shared: set[str]) -> None:
-        # Blobs first: cut off in between, the next pass finds the manifest and deletes the rest.
-        for blob in _blobs([manifest]) - shared:
-            await self._blobs.delete(job, blob)
-        async with self._database.write() as connection:
-            await checkpoints.remove(connection, job, manifest)
 
     async def _due_s(self) -> float:
         async with self._database.read() as connection:
@@ -248,8 +213,11 @@ class Reconciler:
 
 async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
     """Commit one step of a job that holds slots, and the same for its attempt."""
+    accused = None if step.after.holds_slots else lifecycle.accused(gang)
+    if accused is not None and not await _doubt(connection, gang, accused, now):
+        accused = None
     if step.after is JobState.QUEUED:
-        await _queue_again(connection, gang, step, now)
+        await _queue_again(connection, gang, step, now, accused)
     else:
         started = {"started_at": gang.job.started_at or now} if step.after is JobState.RUNNING else {}
         message = step.reason or str(step.stop or step.after)
@@ -272,23 +240,30 @@ async def lose_workers(connection: AsyncConnection, node: str, why: str, now: da
     await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
 
 
-def superfluous(manifests: list[CheckpointManifest]) -> list[CheckpointManifest]:
-    """Of checkpoints, newest first, those that need not stay; of those to keep, a newer one replaces the older."""
-    kept = next((manifest for manifest in manifests if manifest.keep), None)
-    return [manifest for manifest in manifests[KEPT_CHECKPOINTS:] if manifest != kept]
+async def _doubt(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
+    """Let the master look at a checkpoint that workers could not read; return whether there is still such a one."""
+    if not await checkpoints.doubt(connection, gang.job.id, accused.manifest, now):
+        return False
+    await jobs.avoid(connection, gang.job, accused.nodes)
+    message = f"the master verifies {accused}"
+    await events.add(connection, gang.job.id, now, "checkpoint", message, attempt=gang.attempt.number)
+    return True
 
 
-async def _queue_again(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
+async def _queue_again(
+    connection: AsyncConnection, gang: Gang, step: Step, now: datetime, accused: Accusation | None
+) -> None:
     if not step.costs_restart:
         await jobs.requeue(connection, gang.job, now, step.reason, 0.0)
         return
-    if (damaged := lifecycle.condemned(gang)) is not None:
-        await checkpoints.remove(connection, gang.job.id, damaged)
     newest = await checkpoints.newest(connection, gang.job.id)
     got_on = newest is not None and newest.attempt == gang.attempt.number
     crashes = 1 if got_on else gang.job.crashes + 1
     counts = {"crashes": crashes, "restarts": gang.job.restarts + 1}
-    await jobs.requeue(connection, gang.job, now, step.reason, lifecycle.backoff_s(crashes), **counts)
+    wait_s, waits_for = lifecycle.backoff_s(crashes), None
+    if accused is not None:
+        wait_s, waits_for = VERIFY_S, f"the master verifies {accused}, for {VERIFY_S:.0f} s at most"
+    await jobs.requeue(connection, gang.job, now, step.reason, wait_s, waits_for=waits_for, **counts)
 
 
 def taken_places(gangs: list[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
@@ -321,15 +296,12 @@ def _queued(job: JobRecord, *, everywhere: bool) -> QueuedJob:
         everywhere=everywhere,
         only=tuple(job.params.get("nodes", ())) if everywhere else (),
         owner=job.owner,
+        avoid=job.avoid or (),
     )
 
 
 def _is_ready(job: JobRecord) -> bool:
     return job.not_before is None or job.not_before <= _now()
-
-
-def _blobs(manifests: list[CheckpointManifest]) -> set[str]:
-    return {part.blob for manifest in manifests for part in manifest.parts}
 
 
 def _because(reason: str | None) -> str:

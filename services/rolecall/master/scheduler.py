@@ -26,6 +26,8 @@ class QueuedJob:
     """Whether it runs on each node, or on each of `only`, and takes no slot."""
     only: tuple[str, ...] = ()
     owner: str = ""
+    avoid: tuple[str, ...] = ()
+    """Nodes that it goes to only if it fits nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,10 @@ def _addressed(outcome: GangPlan | Waiting, nodes: Iterable[NodeState]) -> GangP
 
 
 def _placed(job: QueuedJob, nodes: Sequence[NodeState], taken: Sequence[WorkerPlan]) -> GangPlan | Waiting:
+    if job.avoid:
+        elsewhere = place(job.roles, [node for node in nodes if node.spec.name not in job.avoid], taken)
+        if isinstance(elsewhere, GangPlan):
+            return _addressed(elsewhere, nodes)
     return _addressed(place(job.roles, nodes, taken), nodes)
 
 

@@ -1,8 +1,10 @@
 """Logs and progress on the master's volume: what workers write, a piece at a time, each piece at its offset."""
 
 import asyncio
+import shutil
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,11 +12,14 @@ from weakref import WeakValueDictionary
 
 from rolecall.master import segments
 from rolecall.master.segments import Piece
+from rolecall.spec.errors import NotFound
 
 Kind = Literal["log", "progress"]
 _PIECE = 1 << 20
 _REST_S = 60.0
 """How long the rest of the log of a worker that has ended is waited for."""
+_REMEMBERED = 1000
+"""How many removed jobs are remembered: as many as calls may still be on their way for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Streams:
         self._log_bytes = log_bytes
         self._locks: WeakValueDictionary[StreamKey, asyncio.Lock] = WeakValueDictionary()
         self._expected: dict[StreamKey, tuple[int, float]] = {}
+        self._removed: dict[str, None] = {}
 
     async def append(self, key: StreamKey, offset: int, pieces: AsyncIterator[bytes], *, cut: bool = False) -> int:
         """Append what is missing of the bytes that start at `offset`; return the stream's size.
@@ -46,9 +52,27 @@ class Streams:
         """
         async with self._locks.setdefault(key, asyncio.Lock()):
             async for piece in pieces:
+                if key.job in self._removed:
+                    raise NotFound(f"job {key.job} is deleted")
                 await asyncio.to_thread(self._append, key, offset, piece, cut)
                 offset += len(piece)
             return self.size(key)
+
+    async def remove_job(self, job: str) -> None:
+        """Delete all streams of a job; a piece that is on its way is refused from now on."""
+        self._removed[job] = None
+        while len(self._removed) > _REMEMBERED:
+            self._removed.pop(next(iter(self._removed)))
+        for key, lock in list(self._locks.items()):
+            if key.job == job:
+                async with lock:
+                    pass  # Whoever is in the middle of a piece finishes it.
+        with suppress(FileNotFoundError):
+            await asyncio.to_thread(shutil.rmtree, self._root / job)
+
+    def used(self, job: str) -> int:
+        """Bytes of all streams of a job."""
+        return sum(path.stat().st_size for path in (self._root / job).rglob("*") if path.is_file())
 
     def size(self, key: StreamKey) -> int:
         """The stream's size in bytes, cut parts included; 0 before its first piece."""

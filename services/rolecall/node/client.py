@@ -40,6 +40,10 @@ class MasterRefuses(MasterUnreachable):
     """Whoever answers at the master's address refuses this node: the master itself, or a proxy in front of it."""
 
 
+class MasterFull(MasterUnreachable):
+    """The master has no room for this at the moment."""
+
+
 class NameTaken(RolecallError):
     """Another node bears this name; if that one has just died, the master will soon notice."""
 
@@ -119,6 +123,8 @@ class MasterClient:
                 f"the master at {self.url} does not accept ROLECALL_NODE_TOKEN ({_detail(answer)}); "
                 "give this node a token that the master accepts"
             )
+        if answer.status_code in {httpx.codes.INSUFFICIENT_STORAGE}:
+            raise MasterFull(f"{self.url}: {_detail(answer)}")
         if answer.is_server_error or answer.status_code in _NOT_NOW:
             raise MasterUnreachable(f"{self.url}: {_detail(answer)}")
         return answer

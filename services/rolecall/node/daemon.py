@@ -15,12 +15,13 @@ from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable,
 from rolecall.node.contact import Contact
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
 from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
+from rolecall.node.housekeeping import keep_cache
 from rolecall.node.logs import Stream
 from rolecall.node.network import Route, Way, find_way, has_address
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
 from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
-from rolecall.settings import NodeSettings
+from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.errors import NotFound, SettingsError
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.fork import ForkRequest
@@ -91,7 +92,9 @@ class Daemon:
         """Serve until told to stop. Raises `SettingsError` when the master refuses this node for good."""
         async with self._tasks as tasks:
             forking = tasks.create_task(self.forks.run())
-            loops = [tasks.create_task(loop) for loop in (self._talk(), self._reconcile(), self._keep_examining())]
+            cache = keep_cache(self._settings.data / "cache", read_worker().cache_bytes)
+            talk = (self._talk(), self._reconcile(), self._keep_examining(), cache)
+            loops = [tasks.create_task(loop) for loop in talk]
             await self._told.wait()
             await self._drain()
             for loop in loops:
@@ -362,8 +365,9 @@ class Daemon:
                 await asyncio.sleep(_SHIP_S)
 
     async def _ship_all(self, stream: Stream) -> None:
-        while await self._ship(stream):
-            pass
+        while await self._ship(stream) or stream.waits:
+            if stream.waits:
+                await asyncio.sleep(_SHIP_S)
 
     async def _ship(self, stream: Stream) -> bool:
         """Send one piece of a stream, trying until it arrives; return whether there may be more."""

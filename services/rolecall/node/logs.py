@@ -3,15 +3,18 @@
 import ctypes
 import logging
 import os
+import time
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from rolecall.node.client import MasterClient, StreamRefused
+from rolecall.node.client import MasterClient, MasterFull, StreamRefused
 from rolecall.node.reconcile import Key
 from rolecall.spec.report import ProgressLine
 
 PIECE_BYTES = 256 * 1024
+FULL_S = 5.0
+"""After which a log is sent again that the master had no room for."""
 
 _LOG = logging.getLogger(__name__)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -39,6 +42,12 @@ class Stream:
         self._lost: tuple[int, int] | None = None
         """What will not be sent, ahead of `_shipped`."""
         self._refused = False
+        self._held_until = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the master had no room for the next piece, which is sent again later."""
+        return time.monotonic() < self._held_until
 
     @property
     def size(self) -> int:
@@ -49,10 +58,13 @@ class Stream:
             return 0
 
     async def ship(self, client: MasterClient) -> bool:
-        """Send the next piece; return whether there may be more. Raises `MasterUnreachable`."""
+        """Send the next piece; return whether there may be more. Raises `MasterUnreachable`.
+
+        A log that the master has no room for waits here for some seconds, so that reports and progress go ahead of it.
+        """
         if self._keep_bytes is not None:
             self._bound(self._keep_bytes)
-        if self._refused or not (piece := self._next_piece()):
+        if self._refused or self.waits or not (piece := self._next_piece()):
             return False
         try:
             cut = self._shipped > self._there
@@ -62,6 +74,13 @@ class Stream:
         except StreamRefused as error:
             _LOG.warning("%s of worker %s is not sent any further: %s", self._name, self._key, error)
             self._refused = True
+        except MasterFull as error:
+            if self._name != "log":
+                raise
+            if not self._held_until:
+                _LOG.warning("the log of worker %s waits here: %s", self._key, error)
+            self._held_until = time.monotonic() + FULL_S
+            return False
         return True
 
     def _next_piece(self) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from rolecall.edge.tls import client_options, request_options
-from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, StaleAttempt, StorageLimitReached
+from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.trust import Trust
 from rolecall.spec.wire import ArtifactNotice
@@ -100,7 +100,7 @@ def _try(call: Callable[[], httpx.Response]) -> str | None:
     if response.status_code == httpx.codes.NOT_FOUND and response.request.method == "GET":
         raise NoSuchBlob(f"the master has no {response.request.url.path}: {response.text}")
     if response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
-        raise StorageLimitReached(f"the master refused {response.request.url.path}: {response.text}")
+        raise QuotaExceeded(response.text)
     if response.is_client_error:
         raise CheckpointError(f"the master refused {response.request.url.path}: {response.text}")
     return f"{response.status_code} {response.text}" if response.is_error else None

@@ -76,6 +76,10 @@ class NonFiniteLoss(WorkloadError):
     """The loss became NaN or infinite."""
 
 
+class QuotaExceeded(WorkloadError):
+    """The job would store more than the cluster's operator allows one job."""
+
+
 class CheckpointError(RolecallError):
     """A checkpoint's part is missing, damaged or does not fit the gang that wants to resume from it."""
 

@@ -13,6 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master.api.auth import Bearer, Running, needs, require_attempt
 from rolecall.master.core import Master
 from rolecall.master.quota import measure, metered
+from rolecall.master.retention import blobs_of, superfluous
+from rolecall.master.space import within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.store.records import JobRecord
 from rolecall.master.streams import Kind, StreamKey
@@ -62,7 +64,9 @@ async def append(  # noqa: PLR0917 - the framework passes by name
         record = await jobs.get(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
-    size = await master.streams.append(key, offset, request.stream(), cut=cut and kind == "log")
+    # Below the reserve there is room for reports, and for nothing that can wait.
+    pieces = request.stream() if kind == "progress" else within_reserve(request.stream(), master.reserve)
+    size = await master.streams.append(key, offset, pieces, cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         async with master.database.write() as connection:
             taken = await master.progress.ingest(connection, key)
@@ -81,14 +85,20 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     request: Request,
     master: Running,
     sha256: Annotated[str | None, Header(alias="X-Content-SHA256", pattern="^[0-9a-fA-F]{64}$")] = None,
+    length: Annotated[int | None, Header(alias="Content-Length", ge=0)] = None,
 ) -> BlobReceipt:
     """Store a whole file, checked and durable. Sending it again replaces it."""
     async with master.database.read() as connection:
         record = await _check_current(connection, job, attempt)
+    master.reserve.check(length or 0)
     blob = f"{attempt}/{name}"
-    size, digest = await master.blobs.put(job, blob, sha256, _metered(master, record.owner, request.stream()))
-    async with master.database.read() as connection:
-        await _check_current(connection, job, attempt)  # it may have ended during the upload
+
+    async def stored() -> int:
+        return await master.blobs.used(job, {blob, *await _expiring(master, job)})
+
+    pieces = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
+    pieces = within_quota(pieces, master.quota, job, stored)
+    size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, pieces))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
@@ -118,7 +128,9 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
         await _check_blob(master, job, part.blob, part.size)
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
+        await _check_quota(connection, master, job, {part.blob: part.size for part in manifest.parts})
         fresh = await checkpoints.add(connection, job, manifest, datetime.now(UTC))
+    master.cleaner.recorded(job)
     master.changed_by_hand()
     return Recorded(recorded=fresh)
 
@@ -129,6 +141,7 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
     await _check_blob(master, job, notice.blob, notice.size)
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
+        await _check_quota(connection, master, job, {notice.blob: notice.size})
         await artifacts.put(connection, job, attempt, notice, datetime.now(UTC))
     return Recorded(recorded=True)
 
@@ -139,6 +152,36 @@ def _metered(master: Master, owner: str, pieces: AsyncIterator[bytes]) -> AsyncI
         return pieces
     stored_now = partial(measure, master.database, master.blobs, owner)
     return metered(pieces, owner, limits.max_stored_bytes, stored_now)
+
+
+async def _while_current(master: Master, job: str, attempt: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces; raises `StaleAttempt` at their end if the attempt has ended, since nobody sweeps behind it twice."""
+    async for piece in pieces:
+        yield piece
+    async with master.database.read() as connection:
+        await _check_current(connection, job, attempt)
+
+
+async def _expiring(master: Master, job: str) -> set[str]:
+    """The blobs of checkpoints that are about to be deleted."""
+    async with master.database.read() as connection:
+        known = await checkpoints.of_job(connection, job)
+    old = superfluous(known, master.settings.keep_checkpoints)
+    return blobs_of(old) - blobs_of(one.manifest for one in known if one.manifest not in old)
+
+
+async def _check_quota(connection: AsyncConnection, master: Master, job: str, fresh: dict[str, int]) -> None:
+    """Raise `QuotaExceeded` if what is recorded and stays, and these blobs, are more than the job may have.
+
+    Below a blob URL the master sees no upload, and this is where the limit holds.
+    """
+    if master.quota.most is None or master.settings.blob_url is None:
+        return
+    known = await checkpoints.of_job(connection, job)
+    old = superfluous(known, master.settings.keep_checkpoints)
+    sizes = {part.blob: part.size for one in known if one.manifest not in old for part in one.manifest.parts}
+    sizes |= {artifact.blob: artifact.size for artifact in await artifacts.of_job(connection, job)}
+    master.quota.check(job, sum((sizes | fresh).values()))
 
 
 async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobRecord:

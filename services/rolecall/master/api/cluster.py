@@ -10,6 +10,7 @@ from rolecall.master.api.auth import USERS, Running, needs
 from rolecall.master.catalogue import schema_of
 from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
+from rolecall.master.space import Volume
 from rolecall.master.store import nodes
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
@@ -69,6 +70,13 @@ class Health(Value):
     status: str
 
 
+class Readiness(Health):
+    """Whether the master can work."""
+
+    volume: Volume
+    """How much room its data folder has."""
+
+
 @router.get("/workloads", summary="List workloads")
 async def list_workloads(master: Running) -> WorkloadList:
     """What can be run."""
@@ -94,13 +102,13 @@ async def list_nodes(master: Running) -> NodeList:
 
 
 @router.get("/readyz", summary="Whether the master can work")
-async def readyz(master: Running) -> Health:
+async def readyz(master: Running) -> Readiness:
     """200 when the database answers, else 503."""
     try:
         await master.database.ping()
     except SQLAlchemyError as error:
         raise HTTPException(503, f"the database does not answer: {error}") from None
-    return Health(status="ready")
+    return Readiness(status="ready", volume=master.reserve.look())
 
 
 @admin_router.get("/findings", summary="What is weak in the master's settings")

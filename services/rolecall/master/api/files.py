@@ -116,7 +116,7 @@ async def list_checkpoints(job: str, master: Running) -> CheckpointList:
     async with master.database.read() as connection:
         await jobs.get(connection, job)
         found = await checkpoints.of_job(connection, job)
-    return CheckpointList(checkpoints=[Checkpoint(manifest=manifest, created_at=at) for manifest, at in found])
+    return CheckpointList(checkpoints=[_shown(Checkpoint, checkpoint) for checkpoint in found])
 
 
 @router.get("/artifacts", summary="The artifacts")

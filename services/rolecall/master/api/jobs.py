@@ -97,7 +97,7 @@ async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        await _apply(connection, record, lifecycle.cancel(record, caller.name))
+        await apply_step(connection, record, lifecycle.cancel(record, caller.name))
     return await _changed(master, job)
 
 
@@ -108,7 +108,7 @@ async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
         record = await jobs.get(connection, job)
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            await _apply(connection, record, lifecycle.pause(record, stop, caller.name))
+            await apply_step(connection, record, lifecycle.pause(record, stop, caller.name))
     return await _changed(master, job)
 
 
@@ -131,6 +131,18 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
         await check_submission(connection, record.owner, master.access.limits.get(record.owner))
         await jobs.renew(connection, record, _now(), f"retried by {caller.name}")
     return await _changed(master, job)
+
+
+async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) -> None:
+    """Take a step that a user asked for, from whatever state the job is in."""
+    if not job.state.holds_slots:
+        await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
+        return
+    gang = await attempts.gang(connection, job)
+    if job.state is JobState.STOPPING:
+        await redirect_stop(connection, gang, step)
+    else:
+        await take_step(connection, gang, step, _now())
 
 
 async def _check_nodes(master: Master, asked: list[str]) -> None:
@@ -174,17 +186,6 @@ async def _add_once(connection: AsyncConnection, spec: JobSpec, owner: Principal
     job = await jobs.add(connection, spec, _now(), owner.name)
     await idempotency.remember(connection, owner.name, key, digest, job.id, _now())
     return job
-
-
-async def _apply(connection: AsyncConnection, job: JobRecord, step: Step) -> None:
-    if not job.state.holds_slots:
-        await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
-        return
-    gang = await attempts.gang(connection, job)
-    if job.state is JobState.STOPPING:
-        await redirect_stop(connection, gang, step)
-    else:
-        await take_step(connection, gang, step, _now())
 
 
 async def _changed(master: Master, job: str) -> JobDocument:

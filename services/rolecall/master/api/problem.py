@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
 from rolecall.master.problems import MOST_PROBLEMS, Problem, explain, problem, shortened
+from rolecall.master.space import NoRoom
 from rolecall.master.trouble import LeadershipLost, StoreUnavailable, storage_trouble
 from rolecall.spec.errors import (
     CheckTimeout,
@@ -22,6 +23,7 @@ from rolecall.spec.errors import (
     InvalidJob,
     LimitReached,
     NotFound,
+    QuotaExceeded,
     RolecallError,
     StorageLimitReached,
 )
@@ -34,6 +36,8 @@ _STATUS: dict[type[RolecallError], int] = {
     BlobError: 400,
     LimitReached: 429,
     StorageLimitReached: 413,
+    QuotaExceeded: 413,
+    NoRoom: 507,
     CheckTimeout: 503,
 }
 # How OpenAPI describes a problem document, and which of them any route may answer with.

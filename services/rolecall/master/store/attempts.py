@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, insert, or_, select, update
+from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import jobs as job_store
@@ -49,6 +49,25 @@ async def set_first_step(connection: AsyncConnection, job: str, number: int, at:
     """Store when the first optimizer step was done; the earliest word counts."""
     later = or_(attempts.c.first_step_at.is_(None), attempts.c.first_step_at > at)
     await connection.execute(update(attempts).where(*_key(job, number), later).values(first_step_at=at))
+
+
+async def resumed_from(connection: AsyncConnection, job: JobRecord) -> CheckpointManifest | None:
+    """The checkpoint that the job's current attempt resumed from."""
+    return await connection.scalar(select(attempts.c.resume_from).where(*_key(job.id, job.attempt)))
+
+
+async def unswept(connection: AsyncConnection) -> dict[str, int]:
+    """The newest ended attempt of each job that left something in the blob store which is not deleted yet."""
+    query = select(attempts.c.job, func.max(attempts.c.number)).group_by(attempts.c.job)
+    rows = await connection.execute(query.where(attempts.c.swept.is_(False), attempts.c.ended_at.is_not(None)))
+    return {row[0]: row[1] for row in rows}
+
+
+async def set_swept(connection: AsyncConnection, job: str, number: int, swept: bool = True) -> None:
+    """Note whether what the attempts up to `number` left is deleted."""
+    await connection.execute(
+        update(attempts).where(attempts.c.job == job, attempts.c.number <= number).values(swept=swept)
+    )
 
 
 async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[AttemptRecord]:

@@ -3,12 +3,15 @@
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, select
+from sqlalchemy import ColumnElement, case, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.master.store.records import CheckpointRecord, read
 from rolecall.master.store.schema import checkpoints
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import CheckpointManifest
+
+_RECORD = [checkpoints.c[name] for name in ("manifest", "created_at", "verify_at")]
 
 
 async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifest, now: datetime) -> bool:
@@ -24,16 +27,33 @@ async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifes
     return True
 
 
-async def of_job(connection: AsyncConnection, job: str) -> list[tuple[CheckpointManifest, datetime]]:
-    """The checkpoints of `job` with the times of their recording, newest first."""
+async def of_job(connection: AsyncConnection, job: str) -> list[CheckpointRecord]:
+    """The checkpoints of `job`, newest first."""
     order = (checkpoints.c.attempt.desc(), checkpoints.c.step.desc())
-    query = select(checkpoints.c.manifest, checkpoints.c.created_at).where(checkpoints.c.job == job).order_by(*order)
-    return [(manifest, at) for manifest, at in await connection.execute(query)]
+    query = select(*_RECORD).where(checkpoints.c.job == job).order_by(*order)
+    return [read(CheckpointRecord, row) for row in await connection.execute(query)]
 
 
-async def newest(connection: AsyncConnection, job: str) -> CheckpointManifest | None:
-    """Where the next attempt starts, if there is such a place."""
-    return next((manifest for manifest, _ in await of_job(connection, job)), None)
+async def newest(connection: AsyncConnection, job: str, *, undoubted: bool = False) -> CheckpointManifest | None:
+    """Where the next attempt starts, if there is such a place.
+
+    With `undoubted`, the newest that no worker reported as damaged; another one only if there is no such checkpoint.
+    """
+    found = await of_job(connection, job)
+    preferred = [one for one in found if one.verify_at is None] if undoubted else []
+    return next((one.manifest for one in preferred or found), None)
+
+
+async def doubt(connection: AsyncConnection, job: str, manifest: CheckpointManifest, at: datetime | None) -> bool:
+    """Let the master verify a checkpoint at the time `at`, or no more; return whether the checkpoint is still there."""
+    changed = await connection.execute(update(checkpoints).where(*_key(job, manifest)).values(verify_at=at))
+    return changed.rowcount == 1
+
+
+async def doubted(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
+    """The checkpoints, each with its job, that are to be verified by the time `by`."""
+    query = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
+    return [(row.job, row.manifest) for row in await connection.execute(query.order_by(checkpoints.c.verify_at))]
 
 
 async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:

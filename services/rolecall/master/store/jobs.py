@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events
@@ -37,7 +37,7 @@ async def get(connection: AsyncConnection, job: str) -> JobRecord:
 
 async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
     """The job, if there is such a job."""
-    query = select(jobs).where(jobs.c.id == job)
+    query = select(jobs).where(jobs.c.id == job, _visible())
     # PostgreSQL refuses a NUL in a text, and no id has one.
     row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
     return None if row is None else _record(row)
@@ -56,7 +56,7 @@ async def page(
     owner: str | None = None,
 ) -> list[JobRecord]:
     """Up to `limit` jobs (of `owner`), newest first, stored before the job with the sequence number `before`."""
-    query = select(jobs).order_by(jobs.c.sequence.desc()).limit(limit)
+    query = select(jobs).where(_visible()).order_by(jobs.c.sequence.desc()).limit(limit)
     query = query if state is None else query.where(jobs.c.state == state)
     query = query if before is None else query.where(jobs.c.sequence < before)
     query = query if owner is None else query.where(jobs.c.owner == owner)
@@ -71,13 +71,13 @@ async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> 
 
 async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
     """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
-    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED)
+    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, _visible())
     return list(await connection.scalars(query.order_by(jobs.c.sequence.desc()).limit(limit)))
 
 
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     """How many jobs are in each state, also those that none is in."""
-    rows = await connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
+    rows = await connection.execute(select(jobs.c.state, func.count()).where(_visible()).group_by(jobs.c.state))
     return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows}
 
 
@@ -120,10 +120,17 @@ async def move(
 
 
 async def requeue(
-    connection: AsyncConnection, job: JobRecord, now: datetime, reason: str | None, wait_s: float, **values: Any
+    connection: AsyncConnection,
+    job: JobRecord,
+    now: datetime,
+    reason: str | None,
+    wait_s: float,
+    *,
+    waits_for: str | None = None,
+    **values: Any,
 ) -> None:
-    """Put `job` back into the queue, not to be placed within `wait_s` seconds."""
-    wait = f"a back-off of {wait_s:.1f} s after a failed attempt" if wait_s else None
+    """Put `job` back into the queue, not to be placed within `wait_s` seconds; `waits_for` says why."""
+    wait = (waits_for or f"a back-off of {wait_s:.1f} s after a failed attempt") if wait_s else None
     times = {"queued_at": now, "not_before": now + timedelta(seconds=wait_s) if wait_s else None, "ended_at": None}
     await move(
         connection,
@@ -141,7 +148,18 @@ async def requeue(
 async def renew(connection: AsyncConnection, job: JobRecord, now: datetime, reason: str) -> None:
     """Queue an ended job again by a user's wish, with fresh restarts and a fresh deadline."""
     deadline = _deadline(job.deadline_s, now)
-    await requeue(connection, job, now, reason, 0.0, restarts=0, crashes=0, deadline_at=deadline, result=None)
+    await requeue(
+        connection,
+        job,
+        now,
+        reason,
+        0.0,
+        restarts=0,
+        crashes=0,
+        deadline_at=deadline,
+        result=None,
+        avoid=None,
+    )
 
 
 async def set_waiting(connection: AsyncConnection, job: JobRecord, reason: str) -> None:
@@ -158,6 +176,18 @@ async def set_reason(connection: AsyncConnection, job: JobRecord, reason: str | 
         raise StaleAttempt(f"job {job.id} is no longer {job.state} in attempt {job.attempt}")
 
 
+async def avoid(connection: AsyncConnection, job: JobRecord, nodes: Iterable[str]) -> None:
+    """Let the next attempts go to other nodes than these if they fit there."""
+    avoided = tuple(sorted({*(job.avoid or ()), *nodes}))
+    await connection.execute(update(jobs).where(jobs.c.id == job.id).values(avoid=avoided))
+
+
+async def release(connection: AsyncConnection, job: JobRecord, not_before: datetime) -> None:
+    """Let a queued job be placed from `not_before` on; nothing happens if it is no longer queued."""
+    guard = (jobs.c.id == job.id, jobs.c.state == JobState.QUEUED, jobs.c.attempt == job.attempt)
+    await connection.execute(update(jobs).where(*guard).values(not_before=not_before, waiting_for=None))
+
+
 async def set_progress(connection: AsyncConnection, job: str, progress: Progress) -> None:
     """Store the newest progress."""
     await connection.execute(update(jobs).where(jobs.c.id == job).values(progress=progress))
@@ -166,6 +196,11 @@ async def set_progress(connection: AsyncConnection, job: str, progress: Progress
 async def set_result(connection: AsyncConnection, job: str, attempt: int, result: dict[str, float]) -> None:
     """Store the final metrics of `attempt`, if that is the current one."""
     await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.attempt == attempt).values(result=result))
+
+
+def _visible() -> ColumnElement[bool]:
+    """A job that is marked for deletion is gone for everybody once it has ended."""
+    return or_(jobs.c.deleted_at.is_(None), jobs.c.state.in_(LIVE))
 
 
 def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:

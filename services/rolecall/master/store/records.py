@@ -55,6 +55,10 @@ class JobRecord:
     ended_at: datetime | None
     owner: str
     """The name of the token that submitted it."""
+    deleted_at: datetime | None = None
+    """When its deletion was asked for."""
+    avoid: tuple[str, ...] | None = None
+    """Nodes that reported its checkpoint as damaged: the next attempt goes elsewhere if it fits there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,8 @@ class AttemptRecord:
     started_at: datetime
     first_step_at: datetime | None
     ended_at: datetime | None
+    swept: bool = False
+    """Whether what it left in the blob store is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +113,16 @@ class NodeRecord:
     started: str
     draining: bool
     registered_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """A checkpoint that the master has recorded."""
+
+    manifest: CheckpointManifest
+    created_at: datetime
+    verify_at: datetime | None = None
+    """When the master verifies it next, because a worker reported damage; None for one that nobody doubts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 from rolecall.master.store.types import Document, Moment
@@ -65,6 +66,11 @@ jobs = Table(
     Column("owner", String(80), nullable=False, server_default="admin"),
     Index(None, "state"),
     Index(None, "owner", "sequence"),
+    # When its deletion was asked for; its files go first, its row last.
+    Column("deleted_at", Moment),
+    # Nodes that could not read its checkpoint.
+    Column("avoid", Document(tuple[str, ...])),
+    Index(None, "deleted_at"),
 )
 
 attempts = Table(
@@ -82,6 +88,9 @@ attempts = Table(
     Column("started_at", Moment, nullable=False),
     Column("first_step_at", Moment),
     Column("ended_at", Moment),
+    # Whether what it left in the blob store is deleted.
+    Column("swept", Boolean, nullable=False, default=False, server_default=false()),
+    Index(None, "swept"),
 )
 
 workers = Table(
@@ -125,6 +134,9 @@ checkpoints = Table(
     Column("created_at", Moment, nullable=False),
     # The sum of its parts' sizes.
     Column("bytes", BigInteger, nullable=False, server_default="0"),
+    # When the master verifies it next: a worker reported damage. Null when there is no such report to look into.
+    Column("verify_at", Moment),
+    Index(None, "verify_at"),
 )
 
 artifacts = Table(
@@ -161,6 +173,7 @@ idempotency = Table(
     Column("digest", String(64), nullable=False),
     Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("created_at", Moment, nullable=False),
+    Index(None, "created_at"),
 )
 
 tokens = Table(
