@@ -21,8 +21,8 @@ def forbid_inspection() -> None:
     """Hide this process's memory and environment from others of the same user.
 
     The kernel then refuses them `/proc/PID/environ` and `/proc/PID/mem`, and to attach as a debugger; it writes no core
-    dump either. A process with `CAP_SYS_PTRACE` or `CAP_PERFMON` isn't stopped by it. It holds until the next `execve`,
-    and a fork inherits it.
+    dump either. It holds until the next `execve`, and a fork inherits it. A process with `CAP_SYS_PTRACE` or
+    `CAP_PERFMON`, such as root's, isn't stopped by it.
     """
     _require(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 

@@ -1,6 +1,7 @@
 """What a confined worker can and can't do: real processes that restrict themselves as a worker does."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -141,16 +142,17 @@ def test_a_refusal_names_the_sandbox_and_what_to_set(request_of: ForkRequest, tm
     code = f"""
 sandbox = confine(request, read_worker())
 hints = []
-for path in ("{tmp_path}/rows.csv", "{request_of.workdir}/none"):
+for path, mode in (("{tmp_path}/rows.csv", "r"), ("/opt/made-by-a-job", "w"), ("{request_of.workdir}/none", "r")):
     try:
-        open(path)
+        open(path, mode)
     except OSError as error:
         hints.append(sandbox.hint(error))
 print(json.dumps(hints))
 """
-    outside, inside = run(request_of, code)
+    outside, written, inside = run(request_of, code)
     assert f"the sandbox keeps workers from {tmp_path}/rows.csv" in outside
     assert all(name in outside for name in ("ROLECALL_DATA_ROOTS", "ROLECALL_PLUGINS", "ROLECALL_SANDBOX=off"))
+    assert os.getuid() != 0 or "the sandbox keeps workers from /opt/made-by-a-job" in written
     assert inside == ""
 
 

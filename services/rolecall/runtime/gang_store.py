@@ -5,25 +5,21 @@ them. So the workers write nothing of use to it before it is closed to strangers
 
 1. Rank 0 listens on the gang's address alone.
 2. Each worker connects and states, with a MAC under the attempt's secret, which connections are its own.
-3. When all have arrived, rank 0 has the kernel drop every further connection (a filter on the listening socket), and
-   cuts off the connections that no worker has stated. Then it says so, again with a MAC.
+3. When all have arrived, rank 0 closes the listening socket, and cuts off the connections that no worker has stated.
+   Then it says so, again with a MAC.
 4. From then on all keys lie below a prefix that is drawn from the secret.
 
 A stranger who came before step 3 has seen which ports the workers call from, and may have spoilt a statement: that ends
 the attempt with `IntrudedGang`.
 """
 
-import ctypes
 import hashlib
 import hmac
 import json
 import logging
 import os
 import socket
-import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -34,12 +30,7 @@ from rolecall.spec.plan import WorkerLaunch
 
 _SEALED = "sealed"
 _SEAL_TIMEOUT_S = 30.0
-_ACCEPT_TIMEOUT_S = 5.0
-_POLL_S = 0.001
-_SO_ATTACH_FILTER = 26
-_DROP_ALL = struct.pack("@HBBI", 0x06, 0, 0, 0)  # BPF_RET | BPF_K with 0: keep no byte of any packet
 _ESTABLISHED = 1
-_WAITING_AT = 24  # `tcpi_unacked` in `struct tcp_info`: of a listening socket, the connections nobody has accepted yet
 _LOG = logging.getLogger(__name__)
 
 Endpoint = tuple[str, int]
@@ -54,9 +45,7 @@ class _Connection(NamedTuple):
 class Entrance:
     """One worker's side of the gang's store until it is closed. Made by `host` or `enter`."""
 
-    def __init__(
-        self, launch: WorkerLaunch, clients: Sequence[dist.TCPStore], listener: socket.socket | None = None
-    ) -> None:
+    def __init__(self, launch: WorkerLaunch, clients: Sequence[dist.TCPStore], listener: int | None = None) -> None:
         self._launch = launch
         self._clients = clients
         self._store = clients[0]
@@ -89,10 +78,9 @@ class Entrance:
     def _is_own(self, connection: _Connection) -> bool:
         return connection.there in {(address, self.port) for address in _addresses(self._launch.master_addr)}
 
-    def _seal(self, listener: socket.socket, arrivals: list[str]) -> None:
-        with closing(listener):
-            _drop_newcomers(listener)
-            _await_accepted(listener)
+    def _seal(self, listener: int, arrivals: list[str]) -> None:
+        _stop_listening(listener)
+        # The store answers when it has taken in what it had accepted before, so that `_connections` has all.
         stated = [
             end
             for key, said in zip(arrivals, self._store.multi_get(arrivals), strict=True)
@@ -132,18 +120,18 @@ def host(launch: WorkerLaunch, clients: int, timeout_s: float) -> Entrance:
     """Rank 0's entrance: make the store, on an ephemeral port of the gang's address, and connect to it."""
     _require_secret(launch)
     listener = _listen(launch)
-    # The store takes its descriptor over; ours is for the filter.
+    port, descriptor = listener.getsockname()[1], listener.detach()
     store = dist.TCPStore(
         launch.master_addr,
-        listener.getsockname()[1],
+        port,
         None,
         is_master=True,
         timeout=timedelta(seconds=timeout_s),
         wait_for_workers=False,
-        master_listen_fd=os.dup(listener.fileno()),
+        master_listen_fd=descriptor,
     )
     others = [_connect(launch, store.port, timeout_s) for _ in range(clients - 1)]
-    return Entrance(launch, [store, *others], listener)
+    return Entrance(launch, [store, *others], descriptor)
 
 
 def enter(launch: WorkerLaunch, port: int, clients: int, timeout_s: float) -> Entrance:
@@ -177,24 +165,18 @@ def _connect(launch: WorkerLaunch, port: int, timeout_s: float) -> dist.TCPStore
     return dist.TCPStore(launch.master_addr, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def _drop_newcomers(listener: socket.socket) -> None:
-    """Who is connected stays so; for everyone else the port is as if a firewall guarded it."""
-    program = ctypes.create_string_buffer(_DROP_ALL)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
-    except OSError as error:
-        _LOG.warning(
-            "the gang's store stays open to whoever reaches its port, because the kernel has no filter: %s", error
-        )
+def _stop_listening(listener: int) -> None:
+    """Close the socket that the store listens on; who is connected stays so.
 
-
-def _await_accepted(listener: socket.socket) -> None:
-    """Wait until the store has taken in all connections that came before, so that `_connections` has them."""
-    give_up = time.monotonic() + _ACCEPT_TIMEOUT_S
-    while struct.unpack_from("@I", listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), _WAITING_AT)[0]:
-        if time.monotonic() > give_up:
-            raise IntrudedGang(f"more connections wait at the gang's store than it can take; {_REMEDY}")
-        time.sleep(_POLL_S)
+    The store can't be asked to, and keeps the descriptor's number. So that number gets another socket. With the last
+    descriptor of the old one the kernel closes it, and the store's event loop hears no more of it. The new one listens
+    too, where nobody is told to connect: should the loop accept just now, it finds no connection and not an error.
+    """
+    with socket.socket(socket.AF_UNIX) as nothing:
+        nothing.setblocking(False)
+        nothing.bind(b"")  # A name of the kernel's choice.
+        nothing.listen(1)
+        os.dup2(nothing.fileno(), listener, inheritable=False)
 
 
 def _cut_off_strangers(held: list[_Connection], stated: list[Endpoint]) -> None:

@@ -65,17 +65,17 @@ class Sandbox:
     rules: Sequence[Rule] = ()
 
     def hint(self, error: BaseException) -> str:
-        """What to add to an error's message if it comes from a path that no rule allows, else nothing."""
+        """What to add to an error's message if it was the sandbox that refused a path, else nothing."""
         path = _refused(error)
-        if path is None or not self.rules or any(path.is_relative_to(allowed) for allowed, _ in self._resolved()):
+        if path is None or not self.rules or self._may_write(path) or not _open_but_for_us(path):
             return ""
         return (
             f"; the sandbox keeps workers from {path}: add its folder to ROLECALL_DATA_ROOTS (data) or "
             "ROLECALL_PLUGINS (code) to let them read it, write below $TMPDIR, or set ROLECALL_SANDBOX=off on this node"
         )
 
-    def _resolved(self) -> Iterator[Rule]:
-        return ((path.resolve(), access) for path, access in self.rules if access != LIST)
+    def _may_write(self, path: Path) -> bool:
+        return any(path.is_relative_to(root.resolve()) for root, access in self.rules if access == WRITE)
 
 
 def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
@@ -164,6 +164,11 @@ def _local_blobs(url: str, job: str) -> Path | None:
     folder = Path(root, job)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _open_but_for_us(path: Path) -> bool:
+    """Whether the file's mode would let this user read it, or make it: the sandbox has no part in `access`."""
+    return os.access(path, os.R_OK) or os.access(path.parent, os.W_OK)
 
 
 def _refused(error: BaseException | None) -> Path | None:
