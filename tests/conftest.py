@@ -8,22 +8,25 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir, mkdtemp
 from types import MappingProxyType
 
 import httpx
 import psutil
+import psycopg
 import pytest
 from tests.rows import write_rows
 from tests.running import Running
 
-TOKEN = "a-token-for-the-tests-only"
+TOKEN = "a-token-for-the-tests-only-and-long"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
+ROOT = Path(__file__).parent.parent
 # A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -46,7 +49,10 @@ class Cluster(Running):
     @property
     def pids(self) -> dict[str, int]:
         """The process of each program, by name; restarted ones have new ids."""
-        return {_name_of(child): child.pid for child in psutil.Process(self.process.pid).children()}
+        children = {child.pid: child.cmdline()[-1] for child in psutil.Process(self.process.pid).children()}
+        locks = {path.parent.name: path.read_text().strip() for path in self.data.glob("nodes/*/node.lock")}
+        nodes = {name: int(pid) for name, pid in locks.items() if pid and int(pid) in children}
+        return nodes | {program: pid for pid, program in children.items() if program == "master"}
 
     def pid(self, name: str) -> int:
         """The process of one program, e.g. `master` or `trainer-0`."""
@@ -62,7 +68,13 @@ def running_cluster(
     data: Path, *options: str, environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Cluster]:
     """Start a cluster, `environment` added to its own; when left, end it and assert that nothing of it still runs."""
-    whole = {**os.environ, "ROLECALL_TOKEN": TOKEN, "XDG_CONFIG_HOME": str(data / "config"), **environment}
+    whole = {
+        **os.environ,
+        "ROLECALL_TOKEN": TOKEN,
+        "XDG_CONFIG_HOME": str(data / "config"),
+        "ROLECALL_DATA_ROOTS": f"{gettempdir()}:{ROOT}",
+        **environment,
+    }
     command = [*ROLECALL, "local", "--port", "0", "--data", str(data), *options]
     with (data / "local.log").open("wb") as log:
         process = subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -78,6 +90,15 @@ def running_cluster(
         process.communicate(timeout=30)
         _, alive = psutil.wait_procs(family, timeout=5)
         assert not alive, f"still running: {alive}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets jobs read what tests write, and the examples."""
+    roots = f"{tmp_path_factory.getbasetemp()}:{ROOT / 'examples'}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLECALL_DATA_ROOTS", roots)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -128,16 +149,22 @@ def postgres_url() -> Iterator[str]:
         shutil.rmtree(folder)
 
 
+@pytest.fixture
+def database_url(postgres_url: str) -> Iterator[str]:
+    """The URL of an empty database of one test's own, on that server."""
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # type: ignore[arg-type]
+        yield f"{postgres_url.rpartition('/')[0]}/{name}"
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
+
+
 def _await_ready(process: subprocess.Popen[str], log: Path) -> str:
     assert process.stdout
     readable, _, _ = select.select([process.stdout], [], [], START_S)
     line = process.stdout.readline() if readable else ""
     assert line.startswith("ready "), f"the cluster did not start: {log.read_text()}"
     return line.split()[1]
-
-
-def _name_of(process: psutil.Process) -> str:
-    return "master" if process.cmdline()[-1] == "master" else process.environ()["ROLECALL_NODE_NAME"]
 
 
 def _binaries() -> Path:

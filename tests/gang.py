@@ -127,6 +127,7 @@ def _launch(
         worker=worker,
         gang=gang,
         master_addr="127.0.0.1",
+        secret="what only this gang knows",
         resume_from=resume_from,
     )
 

@@ -11,7 +11,7 @@ TOKENS = {"ROLECALL_TOKEN": "u" * 16, "ROLECALL_NODE_TOKEN": "n" * 16}
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ROLE", "MASTER_ADDR", *TOKENS):
+    for name in ("ROLE", "MASTER_ADDR", "ROLECALL_METRICS_TOKEN", *TOKENS):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(f"{name}_FILE", raising=False)
 
@@ -31,6 +31,19 @@ def test_secrets_come_from_variables_or_files(monkeypatch: pytest.MonkeyPatch, t
     read = settings.read_master()
     assert read.token.get_secret_value() == TOKENS["ROLECALL_TOKEN"]
     assert TOKENS["ROLECALL_TOKEN"] not in repr(read)
+
+
+def test_equal_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN"):
+        monkeypatch.setenv(name, "the-same-for-both")
+    with pytest.raises(SettingsError, match=r"^ROLECALL_TOKEN and ROLECALL_NODE_TOKEN are equal; each") as refusal:
+        settings.read_master()
+    assert "the-same" not in str(refusal.value)
+    monkeypatch.setenv("ROLECALL_METRICS_TOKEN", "the-same-for-both")
+    monkeypatch.setenv("MASTER_ADDR", "m")
+    monkeypatch.setenv("ROLE", "trainer")
+    with pytest.raises(SettingsError, match="ROLECALL_NODE_TOKEN and ROLECALL_METRICS_TOKEN are equal"):
+        settings.read_node()
 
 
 def test_a_secret_file_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rolecall import supervisor
 from rolecall.supervisor import Ended, Program, Supervisor, describe, restart_delay_s
 
 TELLS_WHEN_ASKED = """
@@ -163,3 +164,15 @@ def test_programs_die_with_a_killed_supervisor(tmp_path: Path) -> None:
         children = psutil.Process(process.pid).children()
         process.kill()
     assert not psutil.wait_procs(children, timeout=5)[1]
+
+
+def test_a_program_that_the_kernel_would_not_end_with_us_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_PR_SET_PDEATHSIG", 1 << 20)  # no such option, so that the call fails
+    program = Program("free", ("touch", str(tmp_path / "ran")), os.environ, log=tmp_path / "log")
+    with Supervisor([program]) as running:
+        (ended,) = running.wait(10)
+    assert ended.code == os.EX_OSERR
+    assert (tmp_path / "log").read_text() == "free would outlive its supervisor: prctl failed: Invalid argument\n"
+    assert not (tmp_path / "ran").exists()

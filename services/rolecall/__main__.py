@@ -5,14 +5,15 @@ each a process of its own that may die without the other; every other container 
 runs one program by itself, which is how the supervisors start them.
 """
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
+from rolecall.edge.logs import log_to_stderr
 from rolecall.node.name import node_name
+from rolecall.process import forbid_inspection
 from rolecall.settings import read_master, read_node, read_role
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
@@ -28,6 +29,7 @@ _FINAL = (os.EX_USAGE, os.EX_CONFIG)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the container or the one program that is named; exit code 64 is bad usage, 78 a bad environment."""
+    forbid_inspection()  # Before a secret is read; what the kernel holds of the environment is hidden from now on, too.
     try:
         match arguments:
             case []:
@@ -49,7 +51,7 @@ def _run_container() -> int:
     read_master()
     if (name := read_node(MASTER_ADDR=environment["MASTER_ADDR"]).name) is not None:
         node_name(name)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     return _supervise([Program(name, (sys.executable, "-m", "rolecall", name), environment) for name in _PROGRAMS])
 
 

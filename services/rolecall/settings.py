@@ -3,20 +3,37 @@
 Each secret may come from a variable or, with `_FILE` appended to its name, from a file.
 """
 
+import hmac
 import os
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
+from rolecall.spec.trust import Trust
 
 _S = TypeVar("_S", bound="_Environment")
-SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL")
+SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_METRICS_TOKEN", "ROLECALL_DATABASE_URL")
 """Variables that hold secrets, each of which may also be read from a file. No worker gets to see them."""
 
+_LIBRARY_PATHS = (
+    "AWS_CA_BUNDLE",
+    "AWS_CONFIG_FILE",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AZURE_FEDERATED_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "HF_HOME",
+    "LD_LIBRARY_PATH",
+    "REQUESTS_CA_BUNDLE",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "TORCH_HOME",
+)
 _DATA_ROOTS = (Path("/data"), Path("/opt/rolecall/examples"))
 
 
@@ -32,6 +49,9 @@ class _Environment(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True, extra="ignore", populate_by_name=True, env_ignore_empty=True, use_attribute_docstrings=True
     )
+
+    data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
+    """The folder for everything that outlives a process: database, blobs, logs, caches."""
 
 
 class WorkerSettings(_Environment):
@@ -53,40 +73,83 @@ class WorkerSettings(_Environment):
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_DATA_SCHEMES")
     ] = ()
     """URL schemes, separated by commas, that jobs may read data from, such as `s3,gs`; none by default."""
+    sandbox: Annotated[Literal["auto", "required", "off"], Field(validation_alias="ROLECALL_SANDBOX")] = "auto"
+    """Whether Landlock confines workers: `auto` (where the kernel can), `required` (or the node is unfit) or `off`."""
+    cache_bytes: Annotated[ByteSize, Field(validation_alias="ROLECALL_CACHE_BYTES")] = ByteSize(10 << 30)
+    """Size above which a node deletes the least recently used prepared inputs, such as `10GiB`; 0 for no limit."""
 
 
 class _Settings(_Environment):
-    data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
-    """The folder for everything that outlives a process: database, blobs, logs, caches."""
     node_token: Annotated[SecretStr, Field(validation_alias="ROLECALL_NODE_TOKEN", min_length=16)]
-    """What nodes show to the master."""
+    """What nodes show to the master: in the master, the built-in token `node`."""
+    metrics_token: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_METRICS_TOKEN", min_length=16)] = None
+    """The token for `GET /metrics` of master and nodes, and for nothing else: Prometheus' own."""
     host: Annotated[str, Field(validation_alias="ROLECALL_HOST")] = "0.0.0.0"  # noqa: S104 - a container's port is its interface
     """The address that the program's own HTTP server binds."""
     log_level: Annotated[str, Field(validation_alias="ROLECALL_LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = (
         "info"
     )
     """How much is logged: debug, info, warning or error."""
+    log_bytes: Annotated[int, Field(validation_alias="ROLECALL_LOG_BYTES", ge=1 << 20)] = 64 << 20
+    """Bytes kept of each worker's log: its first and its last half; what lies between is cut."""
     stop_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
     """How long workers who are asked to stop may take before they are killed; a master waits for them as long."""
+
+    @model_validator(mode="after")
+    def _refuse_equal_tokens(self) -> "_Settings":
+        given = {name: secret.get_secret_value() for name, secret in self.tokens.items()}
+        for (one, value), (other, same) in combinations(given.items(), 2):
+            if hmac.compare_digest(value.encode(), same.encode()):
+                raise ValueError(f"{one} and {other} are equal; each needs a secret of its own")
+        return self
+
+    @property
+    def tokens(self) -> dict[str, SecretStr]:
+        """The tokens that are set, by their variables."""
+        found = {"ROLECALL_NODE_TOKEN": self.node_token, "ROLECALL_METRICS_TOKEN": self.metrics_token}
+        return {name: secret for name, secret in found.items() if secret is not None}
 
 
 class MasterSettings(_Settings):
     """What the control program reads."""
 
     token: Annotated[SecretStr, Field(validation_alias="ROLECALL_TOKEN", min_length=16)]
-    """What users show to the master."""
+    """The built-in token `admin` of the master, which opens everything that users can do."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=0, le=65535)] = 8080
     """Where the master listens."""
     database_url: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_DATABASE_URL")] = None
     """`postgresql://user:password@host/name`; without it, SQLite in the data folder."""
     blob_url: Annotated[str | None, Field(validation_alias="ROLECALL_BLOB_URL")] = None
     """An fsspec URL that every node reaches; without it, blobs go to the master's data folder."""
+    blob_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_BLOB_TIMEOUT_S", gt=0)] = 30.0
+    """How long one call to the blob store may take before it counts as hung."""
+    tls_cert: Annotated[Path | None, Field(validation_alias="ROLECALL_TLS_CERT")] = None
+    """The master's certificate and its chain, a PEM file: with it the master serves HTTPS, and nothing else."""
+    tls_key: Annotated[Path | None, Field(validation_alias="ROLECALL_TLS_KEY")] = None
+    """The certificate's private key, a PEM file without a password."""
     heartbeat_s: Annotated[float, Field(validation_alias="ROLECALL_HEARTBEAT_S", gt=0, le=30)] = 2.0
     """How long a heartbeat is held back when nothing changes."""
     node_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_NODE_TIMEOUT_S", gt=0)] = 10.0
     """Silence after which a node counts as lost."""
+    standby: Annotated[bool, Field(validation_alias="ROLECALL_STANDBY")] = False
+    """Whether to wait while another master leads and to take over when it ends; needs PostgreSQL."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
     """How long others may go ahead of a job that waits for slots."""
+    keep_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_DAYS", ge=0)] = 0.0
+    """Days after which an ended job is deleted with everything it left; 0 keeps jobs until somebody deletes them."""
+    keep_checkpoints: Annotated[int, Field(validation_alias="ROLECALL_KEEP_CHECKPOINTS", ge=1)] = 2
+    """How many of a job's newest checkpoints stay, beside one that the workload marks to be kept."""
+    keep_checkpoint_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_CHECKPOINT_DAYS", ge=0)] = 7.0
+    """Days after which the checkpoints of a job that succeeded are deleted; 0 keeps them as long as the job."""
+    max_job_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_MAX_JOB_BYTES")] = None
+    """How much one job may have in the blob store at a time, such as `100GiB`; no limit by default."""
+    reserve_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None
+    """Free space on the data volume below which logs and uploads are refused; by default 5 %, at most 2 GiB."""
+
+    @property
+    def tokens(self) -> dict[str, SecretStr]:
+        """The tokens that are set, by their variables."""
+        return {"ROLECALL_TOKEN": self.token} | super().tokens
 
 
 class NodeSettings(_Settings):
@@ -98,6 +161,10 @@ class NodeSettings(_Settings):
     """The master's name or address."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=1, le=65535)] = 8080
     """The master's control port."""
+    tls_ca: Annotated[str | None, Field(validation_alias="ROLECALL_TLS_CA")] = None
+    """A PEM file of the CA that signed the master's certificate, or `system`: with it the node calls by HTTPS."""
+    tls_name: Annotated[str | None, Field(validation_alias="ROLECALL_TLS_NAME")] = None
+    """The name that the master's certificate bears; `MASTER_ADDR` by default."""
     name: Annotated[str | None, Field(validation_alias="ROLECALL_NODE_NAME")] = None
     """The node's name; the host name by default."""
     slots: Annotated[int | None, Field(validation_alias="ROLECALL_SLOTS", ge=1)] = None
@@ -108,6 +175,8 @@ class NodeSettings(_Settings):
     """Where the node serves `/metrics` and `/healthz`; 0 takes a free port."""
     worker_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_WORKER_TIMEOUT_S", gt=0)] = 30.0
     """Silence after which a worker that is not stopped by a signal counts as hung."""
+    fence_s: Annotated[float, Field(validation_alias="ROLECALL_FENCE_S", gt=0)] = 60.0
+    """Seconds without a network path to the master after which a node ends its own workers."""
 
     @property
     def known_name(self) -> str:
@@ -125,7 +194,17 @@ class NodeSettings(_Settings):
     def master_url(self) -> str:
         """Where the control program listens."""
         host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
-        return f"http://{host}:{self.port}"
+        return f"{'http' if self.tls_ca is None else 'https'}://{host}:{self.port}"
+
+    @property
+    def trust(self) -> Trust | None:
+        """Whom it takes for the master; None where it calls by plain HTTP."""
+        return None if self.tls_ca is None else Trust(ca=self.tls_ca, name=self.tls_name)
+
+
+def read_node_token() -> str:
+    """The nodes' token as its file or variable has it now: a file may have been rotated since the start."""
+    return _secrets_from_files().get("ROLECALL_NODE_TOKEN") or os.environ.get("ROLECALL_NODE_TOKEN", "")
 
 
 def read_role() -> str:
@@ -139,22 +218,27 @@ def read_role() -> str:
 
 def read_master(**given: Any) -> MasterSettings:
     """The control program's settings; `given` values win over the environment."""
-    return _read(MasterSettings, given)
+    return _read(MasterSettings, {**_secrets_from_files(), **given})
 
 
 def read_node(**given: Any) -> NodeSettings:
     """A node's settings; `given` values win over the environment."""
-    return _read(NodeSettings, given)
+    return _read(NodeSettings, {**_secrets_from_files(), **given})
 
 
 def read_worker() -> WorkerSettings:
-    """Which code and which data the jobs of this node may name."""
+    """Which code and which data the jobs of this node may name, and whether workers are confined."""
     return _read(WorkerSettings, {})
+
+
+def read_library_paths() -> tuple[Path, ...]:
+    """Files and folders that the environment names to libraries of the workers: they have to read them."""
+    return tuple(Path(part) for name in _LIBRARY_PATHS for part in os.environ.get(name, "").split(":") if part)
 
 
 def _read(kind: type[_S], given: dict[str, Any]) -> _S:
     try:
-        return kind(**_secrets_from_files(), **given)
+        return kind(**given)
     except ValidationError as error:
         raise SettingsError("; ".join(_explain(problem) for problem in error.errors())) from None
 
@@ -173,7 +257,9 @@ def _secrets_from_files() -> dict[str, str]:
 
 
 def _explain(problem: Any) -> str:
-    name = str(problem["loc"][0]) if problem["loc"] else "settings"
+    if not problem["loc"]:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    name = str(problem["loc"][0])
     if problem["type"] == "missing":
         return f"{name} is not set; set it, or {name}_FILE" if name in SECRETS else f"{name} is not set"
     return f"{name}: {problem['msg']}"

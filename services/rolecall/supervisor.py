@@ -165,7 +165,10 @@ def _spawn(program: Program) -> subprocess.Popen[bytes]:
     supervisor = os.getpid()
 
     def prepare() -> None:  # runs in the child, before the program
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            os.write(2, f"{program.name} would outlive its supervisor: prctl failed: {reason}\n".encode())
+            os._exit(os.EX_OSERR)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getppid() != supervisor:
             os._exit(1)

@@ -150,6 +150,7 @@ WELL = {
     "GET /healthz": [(200, {"status": "ok"})],
     "GET /readyz": [(200, {"status": "ready"})],
     "GET /openapi.json": [(200, {"info": {"version": __version__}})],
+    "GET /findings": [(200, {"findings": []})],
     "GET /nodes": [(200, {"nodes": [alive(make_node("trainer-0", Role.TRAINER)).model_dump(mode="json")]})],
 }
 
@@ -169,6 +170,19 @@ def job_as(state: str, **values: Any) -> dict[str, Any]:
 
 def event(number: int, message: str) -> dict[str, Any]:
     return {"id": number, "at": "2026-01-01T00:00:00Z", "attempt": 1, "kind": "event", "message": message}
+
+
+@pytest.mark.parametrize(("free", "level"), [(9, "error"), (19, "warning"), (21, "ok")])
+def test_a_master_that_runs_out_of_space_is_told(free: int, level: str) -> None:
+    volume = {"free": free, "total": 100, "reserve": 10}
+    answers = WELL | {
+        "GET /readyz": [(200, {"status": "ready", "volume": volume})],
+        "POST /jobs": in_trouble(422, "there is no workload 'preflight'"),
+    }
+    with Scripted(answers).serving() as url:
+        _, findings = doctor(URL | {"ROLECALL_URL": url})
+    (found,) = [one for one in findings if one["check"] == "disk"]
+    assert (found["nodes"], found["level"]) == (["the master"], level)
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/nodes"])

@@ -142,6 +142,26 @@ def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Pa
     assert sorted(map(json.loads, each)) == sorted(whole)
 
 
+def test_followed_logs_go_on_after_a_restart_of_the_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(rows.read_text() + "too,few\n")
+    body = long_job(path)
+    body["params"]["data"]["max_bad_rows"] = 1
+    job = cluster.submit(body)
+    with running(cluster, "logs", job, "-f") as process:
+        first = line_with(process.stdout, "row 6002: 2 columns instead of 5")
+        cluster.until(job, past_step(10))
+        os.kill(cluster.pid("master"), signal.SIGKILL)
+        line_with(process.stderr, "the master is back")
+        run(cluster, "cancel", job)
+        rest, _ = ended(process, 0)
+    whole = run(cluster, "logs", job).splitlines()
+    shown = [first.rstrip("\n"), *rest.splitlines()]
+    assert len(shown) == len(set(shown))
+    assert [line for line in whole if "stopped: " in line]
+    assert {line for line in whole if "stopped: " in line} <= set(shown)
+
+
 def test_pause_resume_cancel_and_retry(cluster: Cluster, rows: Path) -> None:
     job = cluster.submit(long_job(rows))
     cluster.until(job, past_step(10))

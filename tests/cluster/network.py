@@ -25,6 +25,8 @@ ADDRESSES = {HUB: "198.18.77.1", LEFT: "198.18.77.2", RIGHT: "198.18.77.3"}
 OURS = "198.18.77.100"
 """From the range that RFC 2544 sets aside for tests of networks."""
 PORT = 8080
+FENCE_S = "11"
+"""A little more than the time after which the master counts a node as lost."""
 NODES = {"trainer-0": HUB, "observer-0": LEFT, "observer-1": RIGHT}
 
 
@@ -58,6 +60,12 @@ class Network:
         there, here = (f"ip {way} {from_address} " if from_address else "" for way in ("daddr", "saddr"))
         opening = "tcp flags & (syn | ack) == syn"
         with self._filtered(place, f"{there}{opening} tcp dport != {PORT} drop", f"{here}{opening} drop"):
+            yield
+
+    @contextmanager
+    def isolated(self, place: str) -> Iterator[None]:
+        """Nothing goes in or out, to nobody, as when a switch fails."""
+        with self._filtered(place, "drop", "drop"):
             yield
 
     @contextmanager
@@ -123,11 +131,12 @@ def apart_cluster(data: Path) -> Iterator[ApartCluster]:
         for name, place in NODES.items():
             environment = {"MASTER_ADDR": ADDRESSES[HUB], "ROLE": name.rpartition("-")[0], "ROLECALL_NODE_NAME": name}
             room = {"ROLECALL_METRICS_PORT": "0", "ROLECALL_SLOTS": "1", "ROLECALL_CPU_SLOTS": str(len(NODES))}
+            environment["ROLECALL_FENCE_S"] = FENCE_S
             network.start(place, "node", name, **environment, **room)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         url = f"http://{ADDRESSES[HUB]}:{PORT}"
         client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False))
-        _await_nodes(client, network)
+        await_nodes(client, network)
         yield ApartCluster(network, client)
 
 
@@ -163,7 +172,7 @@ def _ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
-def _await_nodes(client: httpx.Client, network: Network) -> None:
+def await_nodes(client: httpx.Client, network: Network) -> None:
     deadline = time.monotonic() + 90
     while _alive(client) != set(NODES):
         assert time.monotonic() < deadline, network.logs()

@@ -93,7 +93,7 @@ def changed(rows: Path, **data: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"train": "/nowhere/rows.csv"}, "/nowhere/rows.csv"),
+        ({"train": "nowhere/rows.csv"}, "nowhere/rows.csv"),
         ({"numeric": ["aeg"]}, "age"),
         ({"numeric": ["city"], "categorical": ["tags"]}, "max_bad_rows"),
     ],
@@ -118,7 +118,7 @@ def test_a_running_job_can_be_cancelled_and_leaves_its_slots(cluster: Cluster, r
     cluster.until(job, past_step(10), 30)
     assert cluster.client.post(f"/jobs/{job}/cancel").is_success
     document = cluster.wait_for(job, "cancelled", 10)
-    assert document["attempts"][0]["cause"] == "cancelled by its user"
+    assert document["attempts"][0]["cause"] == "cancelled by admin"
     assert cluster.client.post(f"/jobs/{job}/cancel").status_code == 409
     cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)
 

@@ -52,5 +52,5 @@ def test_its_parameters_are_checked_like_any_others(start_cluster: Callable[...,
     assert answer.status_code == 422
     fields = {problem["field"] for problem in answer.json()["errors"]}
     assert {"params.colums", "params.clusters", "params.columns"} <= fields
-    job = cluster.submit({"workload": "kmeans", "params": {"data": "/nowhere.csv", "columns": ["x"], "clusters": 2}})
-    assert "/nowhere.csv does not exist" in cluster.wait_for(job, "failed")["reason"]
+    job = cluster.submit({"workload": "kmeans", "params": {"data": "nowhere.csv", "columns": ["x"], "clusters": 2}})
+    assert "nowhere.csv does not exist" in cluster.wait_for(job, "failed")["reason"]

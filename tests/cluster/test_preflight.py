@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.jobs import long_job, past_step
-from tests.cluster.network import ADDRESSES, HUB, LEFT, RIGHT, ApartCluster, apart_cluster
+from tests.cluster.jobs import long_job, past_step, workers
+from tests.cluster.network import ADDRESSES, HUB, LEFT, RIGHT, ApartCluster, apart_cluster, await_nodes
 from tests.conftest import Cluster
+
+from rolecall.node.vitals import process_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 JOB = {
@@ -126,6 +128,22 @@ def test_a_wire_cut_between_two_nodes_is_a_line_with_both_their_names(apart: Apa
     assert all(one["remedy"] for one in findings if one["level"] != "ok")
     shown = apart.client.get("/nodes/observer-1/preflight").json()["network"]["findings"]
     assert bad(shown, "reach") == ways(("observer-0", "observer-1"))
+
+
+def test_a_node_that_is_cut_off_ends_its_own_workers(apart: ApartCluster) -> None:
+    """The gang goes on without this observer. Its process would hold its GPU for minutes, waiting for an agent."""
+    job = apart.submit(JOB | {"params": JOB["params"] | {"env_steps": 10**9}})
+    lonely = workers(apart.until(job, past_step(1)))["observer-0"]
+    with apart.network.isolated(LEFT):
+        deadline = time.monotonic() + 60
+        while process_state(lonely["pid"]) not in {None, "Z"}:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert apart.job(job)["state"] == "running"
+    assert "cut off from its master" in (apart.network.data / "observer-0.log").read_text()
+    apart.client.post(f"/jobs/{job}/cancel")
+    apart.wait_for(job, "cancelled", 40)
+    await_nodes(apart.client, apart.network)
 
 
 def test_a_firewall_that_lets_only_the_control_port_through(apart: ApartCluster) -> None:

@@ -44,7 +44,8 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def stages(plugins: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Two stages' nodes, where jobs may bring a model of their own."""
     options = ("--stages", "2", "--trainers", "0", "--parameter-servers", "0")
-    environment = {"ROLECALL_PLUGINS": str(plugins)}
+    roots = f"{os.environ['ROLECALL_DATA_ROOTS']}:{FASHION}"
+    environment = {"ROLECALL_PLUGINS": str(plugins), "ROLECALL_DATA_ROOTS": roots}
     with running_cluster(tmp_path_factory.mktemp("stages"), *options, environment=environment) as started:
         yield started
 
@@ -161,7 +162,7 @@ def test_a_paused_job_goes_on_where_it_was(stages: Cluster, folder: Path) -> Non
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"train": "/nowhere/pictures"}, "/nowhere/pictures does not exist on this node"),
+        ({"train": "nowhere/pictures"}, "nowhere/pictures does not exist on this node"),
         ({"train": {"images": "{own}", "labels": "{own}"}}, "is no IDX file"),
     ],
 )

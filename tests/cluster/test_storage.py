@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.cluster.jobs import long_job, past_step, workers
 from tests.conftest import Cluster
+from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SMALL = ("--trainers", "1")
@@ -66,6 +68,32 @@ def test_checkpoints_and_artifacts_below_a_url(
     cluster.until(job, lambda _: stored_steps(shared / job) == steps_of(recorded_blobs(cluster, job)), 20)
     assert 1 <= len(stored_steps(shared / job)) <= 3
     assert not files_below(cluster.data / "master" / "blobs")
+
+
+@pytest.mark.parametrize("whose", ["the master's", "the nodes'"])
+def test_a_full_volume_loses_nothing_and_all_goes_on_when_there_is_room(
+    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path, whose: str
+) -> None:
+    """Above the reserve's size: checkpoints and logs wait. A node without any room takes no more workers."""
+    small = tmp_path / ("master" if whose == "the master's" else "nodes")
+    with mounted(small, "64m"):
+        cluster = start_cluster(*SMALL, environment={"ROLECALL_RESERVE_BYTES": "8MiB"})
+        job = cluster.submit(job_of(rows))
+        cluster.until(job, past_step(200))
+        with filled(small, but=4 << 20 if whose == "the master's" else 0):
+            time.sleep(5)  # some checkpoints are due meanwhile
+            if whose == "the master's":
+                ready = cluster.client.get("/readyz").raise_for_status().json()["volume"]
+                assert ready["free"] < ready["reserve"]
+            assert cluster.client.get(f"/jobs/{job}").json()["state"] not in {"failed", "cancelled"}
+        document = cluster.wait_for(job, "succeeded", 120)
+        assert document["result"]["steps"] == 2500
+        log = cluster.client.get(f"/jobs/{job}/logs").raise_for_status().text
+        assert "[trainer-0]" in log
+        archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
+        assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
+        os.kill(cluster.process.pid, signal.SIGTERM)
+        cluster.process.wait(30)
 
 
 def stored_steps(folder: Path) -> set[str]:

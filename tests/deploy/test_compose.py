@@ -10,7 +10,7 @@ from tests.deploy.manifests import ROOT
 from tests.deploy.stack import FILE, configuration, engine
 
 from rolecall import __version__
-from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings
+from rolecall.settings import SECRETS, MasterSettings, NodeSettings, WorkerSettings
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
 from rolecall.workloads.catalogue import load
@@ -66,7 +66,7 @@ def test_every_setting_is_one_that_the_programs_read(composed: dict[str, Any]) -
         for kind in (MasterSettings, NodeSettings, WorkerSettings)
         for field in kind.model_fields.values()
     ]
-    known = {*fields, *(f"{name}_FILE" for name in ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_DATABASE_URL"))}
+    known = {*fields, *(f"{name}_FILE" for name in SECRETS)}
     for role in ROLES:
         assert set(composed[role]["environment"]) <= known
 
@@ -116,6 +116,14 @@ def test_what_stops_in_which_order_and_how_long_it_may_take(composed: dict[str, 
         assert composed[role]["depends_on"]["master"]["condition"] == "service_started"
 
 
+def test_master_and_nodes_allow_the_same_data() -> None:
+    allowed = {"ROLECALL_DATA_ROOTS": "/data:/more", "ROLECALL_DATA_SCHEMES": "s3,gs"}
+    for file, variables in ((FILE, {}), (HOSTS, MACHINE)):
+        services = configuration(file, **variables, **allowed)["services"]
+        for role in ROLES:
+            assert allowed.items() <= services[role]["environment"].items()
+
+
 def test_variables_scale(composed: dict[str, Any]) -> None:
     variables = {"PARAMETER_SERVERS": "3", "TRAINERS": "4", "STAGES": "5", "OBSERVERS": "6"}
     scaled = configuration(**variables)["services"]
@@ -149,6 +157,7 @@ def test_the_database_is_postgres_once_it_has_a_password(composed: dict[str, Any
 def test_monitoring_gets_what_its_files_name() -> None:
     services = configuration(profiles=("monitoring",))["services"]
     targets = {volume["target"] for volume in services["prometheus"]["volumes"]}
+    assert not targets & {"/run/secrets/user", "/run/secrets/node"}, "Prometheus needs its own token alone"
     scrapes = yaml.safe_load((ROOT / "monitoring/prometheus.yml").read_text())["scrape_configs"]
     for scrape in scrapes:
         assert scrape["authorization"]["credentials_file"].rpartition("/")[0] in targets

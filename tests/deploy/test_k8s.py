@@ -119,8 +119,28 @@ def test_the_programs_accept_their_environment(overlay: str, tmp_path: Path, mon
 
 def _secret(folder: Path, name: str) -> Path:
     path = folder / name
-    path.write_text("postgresql://a:b@c/d" if "DATABASE" in name else "a-token-of-the-tests")
+    path.write_text("postgresql://a:b@c/d" if "DATABASE" in name else f"the-{name}-of-the-tests")
     return path
+
+
+@OVERLAY
+def test_the_certificate_is_used_on_every_way_to_the_master(overlay: str) -> None:
+    objects = everything(overlay)
+    service = named(objects, "Service", "rolecall-master")["metadata"]["name"]
+    for one in roles(objects):
+        assert environment(one)["ROLECALL_TLS_NAME"] == service
+        assert environment(one)["ROLECALL_TLS_CA"].endswith("/ca.crt")
+        is_master = role_of(one) == Role.MASTER
+        assert ("ROLECALL_TLS_KEY" in environment(one)) == is_master
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            asked = container(one)[kind]["httpGet"]
+            assert asked.get("scheme", "HTTP") == ("HTTPS" if asked["port"] == "http" else "HTTP")
+    (endpoint,) = named(objects, "ServiceMonitor", "rolecall-master")["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]["serverName"]) == ("https", service)
+    (nodes,) = named(objects, "ServiceMonitor", "rolecall-nodes")["spec"]["endpoints"]
+    assert "scheme" not in nodes
+    annotations = named(objects, "Ingress", "rolecall")["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
 
 
 @OVERLAY
@@ -291,7 +311,8 @@ def test_secrets_are_referred_to_and_no_more_than_needed(overlay: str) -> None:
     created = _documented_secrets()
     for one in workloads(objects):
         mounted = _mounted_secrets(one, created)
-        files = {value for name, value in environment(one).items() if name.endswith("_FILE")}
+        read = {name: value for name, value in environment(one).items() if name.endswith("_FILE") or "_TLS_" in name}
+        files = {value for value in read.values() if value.startswith("/")}
         assert files == mounted, "exactly what is read is mounted"
 
 
@@ -310,7 +331,7 @@ def _mounted_secrets(workload: Object, created: dict[str, set[str]]) -> set[str]
 def _documented_secrets() -> dict[str, set[str]]:
     """The secrets that the document has its reader create, with their keys."""
     commands = re.findall(r"create secret generic (\S+) (.*)", (ROOT / "docs/kubernetes.md").read_text())
-    return {name: set(re.findall(r"--from-literal=([\w-]+)=", keys)) for name, keys in commands}
+    return {name: set(re.findall(r"--from-(?:literal|file)=([\w.-]+)=", keys)) for name, keys in commands}
 
 
 @OVERLAY

@@ -33,7 +33,7 @@ from tests.deploy.manifests import (
     workloads,
 )
 
-from rolecall.master.api import attempts, cluster, description, files, jobs, nodes
+from rolecall.master.api import attempts, audit, cluster, description, files, jobs, nodes, tokens
 from rolecall.settings import MasterSettings, NodeSettings
 from rolecall.spec.role import Role
 
@@ -149,8 +149,9 @@ def test_the_ingress_shows_what_users_call_and_nothing_else() -> None:
             path == one["path"] or (one["pathType"] == "Prefix" and path.startswith(one["path"] + "/")) for one in shown
         )
 
-    routers = [jobs.router, files.router, cluster.router, cluster.open_router, description.router]
-    public = {route.path for router in routers for route in cast(list[Any], router.routes)} - {"/metrics"}
+    routers = [jobs.router, files.router, cluster.router, cluster.open_router, cluster.admin_router]
+    routers += [description.router, tokens.router, audit.router]
+    public = {route.path for router in routers for route in cast(list[Any], router.routes)}
     internal = {route.path for router in (nodes.router, attempts.router) for route in cast(list[Any], router.routes)}
     assert [path for path in public if not is_shown(path)] == []
     assert [path for path in internal | {"/metrics"} if is_shown(path)] == []
@@ -166,8 +167,7 @@ def test_prometheus_finds_every_program(overlay: str) -> None:
     for monitor in of_kind(objects, "ServiceMonitor"):
         (endpoint,) = monitor["spec"]["endpoints"]
         assert (endpoint["path"], endpoint["honorLabels"]) == ("/metrics", True)
-        token = {"http": "token", "metrics": "node-token"}[endpoint["port"]]
-        assert endpoint["authorization"]["credentials"] == {"name": "rolecall-tokens", "key": token}
+        assert endpoint["authorization"]["credentials"] == {"name": "rolecall-tokens", "key": "metrics-token"}
         for service in of_kind(objects, "Service"):
             if selects(monitor["spec"]["selector"], service["metadata"].get("labels", {})):
                 assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
@@ -199,12 +199,13 @@ def test_the_documents_patches_do_what_it_says() -> None:
     for one in roles(objects):
         assert container(one)["envFrom"] == [{"secretRef": {"name": "object-store"}}]
         check_schema(one, newest_versions(1)[0])
+        assert {"name": "ROLECALL_DATA_SCHEMES", "value": "s3"} in container(one)["env"]
         store = {"name": "ROLECALL_BLOB_URL", "value": "s3://my-bucket/rolecall"}
         assert (store in container(one)["env"]) == (role_of(one) == Role.MASTER)
     labels = [one["metadata"]["labels"] for one in of_kind(objects, "ServiceMonitor")]
     assert [one["release"] for one in labels] == ["RELEASE", "RELEASE"]
     created = set(re.findall(r"create secret (?:generic|docker-registry) (\S+) ", DOCUMENT))
-    assert created == {"rolecall-tokens", "rolecall-database", "registry", "object-store"}
+    assert created == {"rolecall-tokens", "rolecall-database", "rolecall-master-tls", "registry", "object-store"}
 
 
 def test_the_namespace_is_there_before_its_secrets() -> None:

@@ -28,7 +28,7 @@ DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((MONITO
 DASHBOARD = pytest.mark.parametrize("name", DASHBOARDS)
 COLUMNS = 24
 PATIENCE_S = 60
-TOKENS = {"rolecall-master": "/run/secrets/user/token", "rolecall-nodes": "/run/secrets/node/token"}
+TOKENS = dict.fromkeys(["rolecall-master", "rolecall-nodes"], "/run/secrets/metrics/token")
 
 
 def _configuration() -> dict[str, Any]:
@@ -193,17 +193,16 @@ def _is_ready(client: httpx.Client) -> bool:
 
 def _moved(cluster: Cluster, folder: Path) -> dict[str, Any]:
     """The shipped configuration with other addresses, tokens and intervals; all else as it is."""
-    node_token = psutil.Process(cluster.pid("trainer-0")).environ()["ROLECALL_NODE_TOKEN"]
+    token = psutil.Process(cluster.pid("trainer-0")).environ()["ROLECALL_METRICS_TOKEN"]
     nodes = cluster.client.get("/nodes").raise_for_status().json()["nodes"]
     places = {
-        "rolecall-master": (cluster.token, [cluster.url.removeprefix("http://")]),
-        "rolecall-nodes": (node_token, [f"127.0.0.1:{node['spec']['metrics_port']}" for node in nodes]),
+        "rolecall-master": [cluster.url.removeprefix("http://")],
+        "rolecall-nodes": [f"127.0.0.1:{node['spec']['metrics_port']}" for node in nodes],
     }
     configuration = _configuration() | {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
     for name, scrape in _scrapes(configuration).items():
-        token, targets = places[name]
         (folder / name).write_text(token)
         scrape["authorization"] = {"credentials_file": str(folder / name)}
         scrape.pop("dns_sd_configs", None)
-        scrape["static_configs"] = [{"targets": targets}]
+        scrape["static_configs"] = [{"targets": places[name]}]
     return configuration

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,8 +14,10 @@ from pydantic import Field
 
 from rolecall.master.app import create_app
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.core import Master
 from rolecall.master.server import Server, listen
 from rolecall.settings import MasterSettings
+from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
 from rolecall.spec.node import Gpu, Machine, NodeSpec, NodeState
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
@@ -25,7 +27,7 @@ from rolecall.spec.token import attempt_token
 from rolecall.spec.wire import Desired, DesiredWorker
 from rolecall.spec.workload import Params, RoleCount, Workload
 
-TOKEN, NODE_TOKEN = "user-token-of-the-tests", "node-token-of-the-tests"
+TOKEN, NODE_TOKEN, METRICS_TOKEN = "user-token-of-the-tests", "node-token-of-the-tests", "metrics-token-of-the-tests"
 
 
 class ToyParams(Params):
@@ -101,12 +103,32 @@ async def serving(settings: MasterSettings) -> AsyncIterator["Client"]:
                 await task
 
 
+def on_master(data: Path, flow: Callable[["Client"], Awaitable[None]], **values: Any) -> None:
+    """Run `flow(client)` against a master whose settings are these `values`."""
+
+    async def run() -> None:
+        async with serving(make_settings(data, **values)) as client:
+            await flow(client)
+
+    asyncio.run(run())
+
+
 @dataclass
 class Client:
     """The users', nodes' and workers' calls."""
 
     http: httpx.AsyncClient
     server: Server
+
+    @property
+    def master(self) -> Master:
+        """The master itself, for what no call tells."""
+        return self.server.config.app.state.master  # type: ignore[union-attr]
+
+    async def call(self, token: str | None, method: str, path: str, **values: Any) -> httpx.Response:
+        """A call with any token, or with none."""
+        headers = (bearer(token) if token else {}) | values.pop("headers", {})
+        return await self.http.request(method, path, headers=headers, **values)
 
     async def user(self, method: str, path: str, **values: Any) -> httpx.Response:
         """A call with the user's token."""
@@ -118,7 +140,7 @@ class Client:
 
     async def worker(self, method: str, job: str, attempt: int, path: str, **values: Any) -> httpx.Response:
         """A call with the token of an attempt."""
-        headers = bearer(attempt_token(NODE_TOKEN, job, attempt)) | values.pop("headers", {})
+        headers = bearer(attempt_token(self.master.signing_key, job, attempt)) | values.pop("headers", {})
         return await self.http.request(method, f"/internal/jobs/{job}{path}", headers=headers, **values)
 
     async def submit(self, **values: Any) -> dict[str, Any]:
@@ -253,3 +275,21 @@ def failure(message: str = "ValueError: broken", **values: Any) -> Failure:
 def bearer(token: str) -> dict[str, str]:
     """The header with a token."""
     return {"Authorization": f"Bearer {token}"}
+
+
+async def make_token(client: Client, name: str, *scopes: Scope, **values: Any) -> str:
+    """A new token's secret."""
+    made = await client.user("POST", "/tokens", json={"name": name, "scopes": list(scopes)} | values)
+    assert made.status_code == 201, made.text
+    return made.json()["secret"]
+
+
+async def submit_as(client: Client, token: str, **values: Any) -> httpx.Response:
+    """Submit a job for one trainer."""
+    body = {"workload": "toy", "roles": ONE_TRAINER, **values}
+    return await client.call(token, "POST", "/jobs", json=body)
+
+
+def files(folder: Path, pattern: str) -> list[Path]:
+    """What of that name there is below the master's data folder."""
+    return list(folder.glob(pattern))

@@ -86,3 +86,11 @@ def test_roles_of_a_workload_that_runs_everywhere_are_not_asked_for() -> None:
 
 def test_a_workload_that_is_no_longer_installed_has_no_expendable_roles() -> None:
     assert CATALOGUE.expendable("gone") == frozenset()
+
+
+def test_lists_are_taken_where_a_name_could_stand_for_their_owner() -> None:
+    environment = {"id": "CartPole-v1", "wrappers": ["FlattenObservation"]}
+    params = {"environment": environment, "policy": {"name": "mlp", "hidden": [32, 16]}}
+    checked = load().check_request(JobRequest(workload="reinforce", params=params))["params"]
+    assert checked["policy"]["hidden"] == [32, 16]
+    assert checked["environment"]["wrappers"][0]["entry_point"] == "FlattenObservation"

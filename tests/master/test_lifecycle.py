@@ -174,19 +174,19 @@ def test_start_times_are_cut_where_responsibility_changes() -> None:
 
 @pytest.mark.parametrize("state", [state for state in J if not state.ended])
 def test_cancel_works_in_every_state_that_is_not_final(state: J) -> None:
-    step = lifecycle.cancel(make_job(state))
+    step = lifecycle.cancel(make_job(state), "alice")
     assert step.after is (J.STOPPING if state.holds_slots else J.CANCELLED)
 
 
 @pytest.mark.parametrize("state", [state for state in J if state.ended])
 def test_what_ended_can_not_be_cancelled_or_paused(state: J) -> None:
     with pytest.raises(IllegalTransition, match="already ended"):
-        lifecycle.cancel(make_job(state))
+        lifecycle.cancel(make_job(state), "alice")
     with pytest.raises(IllegalTransition, match="already ended"):
-        lifecycle.pause(make_job(state), None)
+        lifecycle.pause(make_job(state), None, "alice")
 
 
 def test_a_gang_that_aborts_can_not_be_paused() -> None:
     with pytest.raises(IllegalTransition, match="abort"):
-        lifecycle.pause(make_job(J.STOPPING), StopMode.ABORT)
-    assert lifecycle.pause(make_job(J.STOPPING), DRAIN).stop is PAUSE
+        lifecycle.pause(make_job(J.STOPPING), StopMode.ABORT, "alice")
+    assert lifecycle.pause(make_job(J.STOPPING), DRAIN, "alice").stop is PAUSE

@@ -1,12 +1,13 @@
 """The queue's order, backfill, and that nobody starves."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolecall.master.placement import Waiting
-from rolecall.master.scheduler import QueuedJob, schedule
+from rolecall.master.scheduler import Allowance, QueuedJob, schedule
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import Role
 
@@ -154,3 +155,13 @@ def test_nobody_starves(stream: list[int], wanted: int) -> None:
                 running.append((now + timedelta(minutes=1), list(outcome.workers)))
                 waiting = [one for one in waiting if one.id != name]
     assert "large" not in {one.id for one in waiting}
+
+
+def test_who_is_at_its_limit_waits_and_holds_nobody_back() -> None:
+    mine = [replace(job(name, 2, age_s=61), owner="alice") for name in ("a", "b", "c")]
+    queue = [*mine, replace(job("other", 2), owner="bob")]
+    outcomes = schedule(queue, NODES, [], NOW, WINDOW, {"alice": Allowance(most=3, used=1)})
+    assert [name for name, outcome in outcomes.items() if isinstance(outcome, GangPlan)] == ["a", "other"]
+    waits = outcomes["b"]
+    assert isinstance(waits, Waiting)
+    assert waits.reason.endswith("token alice uses 3 of its 3 slots, and this job needs 2")

@@ -1,27 +1,45 @@
 """The store on SQLite and on PostgreSQL: its guards, and that its migrations make its tables."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
+from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store import attempts, checkpoints, jobs, nodes, workers
+from rolecall.master.store import (
+    artifacts,
+    attempts,
+    checkpoints,
+    idempotency,
+    jobs,
+    nodes,
+    signing,
+    tokens,
+    workers,
+)
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.schema import metadata
+from rolecall.spec.access import Limits, Scope, TokenRequest
 from rolecall.spec.errors import Conflict, IllegalTransition, NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec
-from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerPlan
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
+from rolecall.spec.wire import ArtifactNotice
 
 from .harness import make_node
 
+MIGRATIONS = Path(jobs.__file__).parent / "migrations"
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 PLAN = GangPlan(workers=(WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node="trainer-0", threads=1),))
 Use = Callable[[Callable[[Database], Awaitable[None]]], None]
@@ -203,3 +221,128 @@ def test_writers_wait_for_one_another(use: Use) -> None:
             assert (await jobs.count_by_state(connection))[JobState.QUEUED] == 12
 
     use(flow)
+
+
+def test_tokens_have_two_secrets_at_most_and_names_are_taken_once(use: Use) -> None:
+    request = TokenRequest(name="alice", scopes=frozenset({Scope.SUBMIT, Scope.READ}), max_stored_bytes=1 << 40)
+    later = NOW + timedelta(hours=1)
+
+    async def flow(database: Database) -> None:
+        async with database.write() as connection:
+            await tokens.add(connection, request, "1", "admin", NOW)
+        with pytest.raises(Conflict, match="alice"):
+            async with database.write() as connection:
+                await tokens.add(connection, request, "2", "admin", NOW)
+        async with database.write() as connection:
+            await tokens.lock(connection, "alice")
+            await tokens.rotate(connection, "alice", "3", NOW + timedelta(seconds=1), later)
+            await tokens.rotate(connection, "alice", "4", NOW + timedelta(seconds=2), later)
+            await tokens.change(connection, "alice", {"max_slots": 3})
+            await tokens.set_used(connection, {"alice": later})
+        async with database.read() as connection:
+            secrets = {one.digest: one.expires_at for one in await tokens.secrets(connection)}
+            assert secrets == {"3": later, "4": None}
+            (token,) = await tokens.everything(connection)
+            assert token.limits == Limits(max_slots=3, max_stored_bytes=1 << 40)
+            assert (token.scopes, token.last_used_at, token.created_by) == (request.scopes, later, "admin")
+        async with database.write() as connection:
+            await tokens.remove(connection, "alice")
+            assert await tokens.secrets(connection) == []
+            with pytest.raises(NotFound, match="alice"):
+                await tokens.remove(connection, "alice")
+
+    use(flow)
+
+
+def test_jobs_keys_and_bytes_belong_to_owners(use: Use) -> None:
+    part = CheckpointPart(name="a", blob="1/a", size=3 << 40, sha256="0" * 64)
+    manifest = CheckpointManifest(attempt=1, step=1, parts=(part, part), position={})
+
+    async def flow(database: Database) -> None:
+        async with database.write() as connection:
+            for name, owner in (("toy-1", "alice"), ("toy-2", "bob"), ("toy-3", "alice")):
+                assert (await jobs.add(connection, spec(name), NOW, owner)).owner == owner
+                await idempotency.remember(connection, owner, f"key {name[-1] == '3'}", "digest", name, NOW)
+            await checkpoints.add(connection, "toy-1", manifest, NOW)
+            notice = ArtifactNotice(name="model", blob="1/model", size=5, sha256="0" * 64)
+            await artifacts.put(connection, "toy-3", 1, notice, NOW)
+        async with database.read() as connection:
+            assert [job.id for job in await jobs.page(connection, None, 9, None, "alice")] == ["toy-3", "toy-1"]
+            assert await jobs.count_waiting(connection, "alice") == 2
+            assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5
+            assert await jobs.stored_bytes(connection, "alice", besides=["toy-1"]) == 5
+            assert await jobs.stored_bytes(connection, "bob") == 0
+            assert await idempotency.job_of(connection, "alice", "key False", "digest") == "toy-1"
+            assert await idempotency.job_of(connection, "bob", "key False", "digest") == "toy-2"
+            assert await idempotency.job_of(connection, "bob", "key True", "digest") is None
+
+    use(flow)
+
+
+def test_the_signing_key_is_made_once(use: Use) -> None:
+    async def flow(database: Database) -> None:
+        keys = await asyncio.gather(*(signing.load_key(database) for _ in range(4)))
+        assert len(set(keys)) == 1
+
+    use(flow)
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgresql"])
+def test_what_was_stored_before_owners_is_the_admins(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of the first release's rows nothing is lost, and the second is left again the same way."""
+    if server == "sqlite":
+        _check_old_rows(f"sqlite:///{tmp_path / 'old.db'}")
+        return
+    url = request.getfixturevalue("postgres_url")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE old")
+        _check_old_rows(f"{url.rpartition('/')[0]}/old".replace("postgresql:", "postgresql+psycopg:"))
+        connection.execute("DROP DATABASE old")
+
+
+def _check_old_rows(url: str) -> None:
+    engine = create_engine(url)
+    try:
+        with engine.begin() as connection:
+            _migrate(connection, "r0001")
+            job = {"id": "toy-1", "name": "", "workload": "toy", "params": "{}", "roles": "{}", "state": "queued"}
+            zeros = dict.fromkeys(("priority", "max_restarts", "attempt", "restarts", "crashes"), 0)
+            _insert(connection, "jobs", job | zeros | {"progress": "{}", "created_at": NOW, "queued_at": NOW})
+            _insert(connection, "idempotency", {"key": "k", "digest": "d", "job": "toy-1", "created_at": NOW})
+            manifest = json.dumps({"attempt": 1, "step": 1, "parts": [{"size": 4}, {"size": 5}], "position": {}})
+            row = {"job": "toy-1", "attempt": 1, "step": 1, "keep": False, "manifest": manifest, "created_at": NOW}
+            _insert(connection, "checkpoints", row)
+        with engine.begin() as connection:
+            _migrate(connection, "r0002")
+            assert connection.execute(text("SELECT owner FROM jobs")).scalar_one() == "admin"
+            assert connection.execute(text("SELECT bytes FROM checkpoints")).scalar_one() == 9
+            for owner in ("alice", "bob"):
+                values = {"owner": owner, "key": "k", "digest": "d", "job": "toy-1", "created_at": NOW}
+                _insert(connection, "idempotency", values)
+            assert inspect(connection).get_pk_constraint("idempotency")["constrained_columns"] == ["owner", "key"]
+        with engine.begin() as connection:
+            command.downgrade(_alembic(connection), "r0001")
+            assert connection.execute(text("SELECT key FROM idempotency")).scalars().all() == ["k"]
+            assert "owner" not in {column["name"] for column in inspect(connection).get_columns("jobs")}
+    finally:
+        engine.dispose()
+
+
+def _insert(connection: Connection, table: str, values: dict[str, Any]) -> None:
+    names = ", ".join(f'"{name}"' for name in values)
+    marks = ", ".join(f":{name}" for name in values)
+    shown = {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+    connection.execute(text(f"INSERT INTO {table} ({names}) VALUES ({marks})"), shown)
+
+
+def _migrate(connection: Connection, revision: str) -> None:
+    command.upgrade(_alembic(connection), revision)
+
+
+def _alembic(connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    return config

@@ -2,8 +2,12 @@ import errno
 import logging
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from rolecall.master.api.problem import add_problem_handlers
 from rolecall.master.trouble import Complaints, storage_trouble
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -26,6 +30,27 @@ def test_a_database_that_is_away_says_why() -> None:
     assert trouble
     assert not trouble.full
     assert "connection refused" in trouble.detail
+
+
+def test_a_caller_of_a_database_in_trouble_is_told_when_to_try_again() -> None:
+    app = FastAPI()
+    add_problem_handlers(app)
+
+    @app.get("/{words}")
+    async def call(words: str) -> None:
+        raise PoolTimeout if words == "pool" else database_error(words)
+
+    client = TestClient(app)
+    for words, said in (
+        ("pool", "all connections to the database have been in use for too long"),
+        ("database is locked", "the database is locked by another transaction for too long: database is locked; try"),
+        ("canceling statement due to lock timeout", "the database is locked by another transaction"),
+        ("canceling statement due to statement timeout", "the database does not answer: canceling statement"),
+    ):
+        refused = client.get(f"/{words}")
+        assert refused.status_code == 503
+        assert refused.headers["Retry-After"]
+        assert said in refused.json()["detail"]
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.EACCES, "x"), IntegrityError("…", None, Exception())])

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import psutil
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -31,7 +33,7 @@ from rolecall.spec.state import StopMode
 from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered, Surroundings
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "a-token-for-nodes"
+TOKEN, METRICS_TOKEN = "a-token-for-nodes", "a-token-for-metrics"
 _T = TypeVar("_T")
 
 
@@ -62,7 +64,13 @@ class ScriptedMaster:
         self.ahead_s = 0.0
         self.looking_s = 0.0
         self.has_forgotten = False
+        self.refusal: int | None = None
+        self.refused = 0
+        self.slow_log_s = 0.0
+        self.full = False
+        self.refused_logs: list[float] = []
         self.version_told = __version__
+        self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
 
@@ -117,7 +125,16 @@ class ScriptedMaster:
             Route("/internal/nodes/{name}/heartbeat", self._heartbeat, methods=["POST"]),
             Route(stream, self._stream, methods=["PUT"]),
         ]
-        return Starlette(routes=routes)
+        return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=self._admit)])
+
+    async def _admit(self, request: Request, answer: RequestResponseEndpoint) -> Response:
+        """Like a proxy that refuses everybody, if the test says so."""
+        if self.refusal is None:
+            return await answer(request)
+        with self.changed:
+            self.refused += 1
+            self.changed.notify_all()
+        return JSONResponse({"detail": "not now"}, self.refusal)
 
     async def _register(self, request: Request) -> Response:
         if request.headers["authorization"] != f"Bearer {TOKEN}":
@@ -134,7 +151,9 @@ class ScriptedMaster:
     async def _surroundings(self, _: Request) -> Response:
         await asyncio.sleep(self.looking_s)
         return JSONResponse(
-            Surroundings(time_s=time.time() + self.ahead_s, version=self.version_told, strangers=0).model_dump()
+            Surroundings(
+                time_s=time.time() + self.ahead_s, version=self.version_told, boot_id=self.boot_id, strangers=0
+            ).model_dump()
         )
 
     async def _heartbeat(self, request: Request) -> Response:
@@ -169,6 +188,11 @@ class ScriptedMaster:
         path: dict[str, Any] = request.path_params
         name = (Key(path["job"], path["attempt"], path["rank"]), path["stream"])
         piece, offset = await request.body(), int(request.query_params["offset"])
+        await asyncio.sleep(self.slow_log_s if path["stream"] == "log" else 0.0)
+        if self.full and path["stream"] == "log":
+            with self.changed:
+                self.refused_logs.append(time.monotonic())
+            return JSONResponse({"detail": "no room"}, 507)
         with self.changed:
             have = self.streams.get(name, b"")
             self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have
@@ -195,6 +219,7 @@ def start_node(
         "ROLECALL_PORT": str(master.port),
         "ROLECALL_NODE_NAME": "n",
         "ROLECALL_NODE_TOKEN": TOKEN,
+        "ROLECALL_METRICS_TOKEN": METRICS_TOKEN,
         "ROLECALL_DATA": str(data),
         "ROLECALL_METRICS_PORT": "0",
         "ROLECALL_STOP_GRACE_S": "1",

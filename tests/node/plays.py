@@ -31,6 +31,13 @@ def fail(request: ForkRequest, workdir: Workdir) -> int:
     return 1
 
 
+def shout(request: ForkRequest, workdir: Workdir) -> int:
+    for _ in range(32):
+        print("x" * (1 << 18))
+    print("the end")
+    return fail(request, workdir)
+
+
 def die(request: ForkRequest, workdir: Workdir) -> int:
     os.kill(os.getpid(), signal.SIGSEGV)
     return 0

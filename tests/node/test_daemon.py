@@ -13,7 +13,7 @@ from socket import AF_INET
 import httpx
 import psutil
 import pytest
-from tests.node.harness import TOKEN, ScriptedMaster, descendants, end, gone, launch, start_node
+from tests.node.harness import METRICS_TOKEN, TOKEN, ScriptedMaster, descendants, end, gone, launch, start_node
 
 from rolecall import __version__
 from rolecall.node.examination import EXAMINE_EVERY_S
@@ -157,8 +157,76 @@ def test_a_piece_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> N
     assert master.text(key) == "hello from twice/1/0\n"
 
 
-def scrape(url: str) -> httpx.Response:
-    return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+def test_a_long_log_does_not_hold_back_the_report_of_the_end(master: ScriptedMaster, data: Path) -> None:
+    """32 pieces of 0.1 s each: the gang's slots must not wait for them, but nothing of the log is lost."""
+    master.slow_log_s = 0.1
+    key = master.want(launch("loud", "shout"))
+    report = master.ended(key, 20.0)
+    assert report.failure
+    assert report.failure.message == "ValueError: no"
+    assert not master.text(key).endswith("the end\n")
+    master.drop(key)
+    master.wait(lambda: key not in master.reports)
+    master.wait(lambda: master.text(key).endswith("the end\n"))
+    master.slow_log_s = 0.0
+    assert len(master.text(key)) == len("hello from loud/1/0\n") + 32 * ((1 << 18) + 1) + len("the end\n")
+    deadline = time.monotonic() + 5
+    while (data / "nodes/n/work/loud").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_worker_that_dies_while_its_fork_server_is_stopped_is_noticed(master: ScriptedMaster) -> None:
+    key = master.want(launch("unseen", "stay"))
+    worker = psutil.Process(master.joined(key).pid or 0)
+    server = worker.parent()
+    assert server
+    server.suspend()
+    try:
+        worker.kill()
+        report = master.ended(key, 5.0)
+    finally:
+        server.resume()
+    assert report.failure
+    assert "did not report how" in report.failure.message
+    assert master.ended(master.want(launch("seen-again", "succeed"))).state is WorkerState.SUCCEEDED
+
+
+@pytest.mark.parametrize("status", [401, 403, 429])
+def test_a_refusal_after_the_first_success_ends_nothing(master: ScriptedMaster, status: int) -> None:
+    """A proxy in between, or a token that is being rotated: training needs no master."""
+    key = master.want(launch(f"refused-{status}", "stay"))
+    pid = master.joined(key).pid or 0
+    before = master.refused
+    master.refusal = status
+    try:
+        master.wait(lambda: master.refused > before + 3)
+    finally:
+        master.refusal = None
+    beats = len(master.beats)
+    master.wait(lambda: len(master.beats) > beats)
+    assert master.reports[key].pid == pid
+    assert not gone({pid}, 0)
+    if status != 429:
+        told = master.wait(lambda: [one for one in master.beats[-1].findings if one.check == "master"])
+        assert "it was refused for" in told[0].message
+    master.drop(key)
+
+
+def scrape(url: str, token: str = METRICS_TOKEN) -> httpx.Response:
+    return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"})
+
+
+def test_a_log_that_the_master_has_no_room_for_holds_up_nothing_else(master: ScriptedMaster) -> None:
+    master.full = True
+    key = master.want(launch("full", "stay"))
+    master.joined(key)
+    master.wait(lambda: b'"step"' in master.streams.get((key, "progress"), b""))
+    master.wait(lambda: master.refused_logs)
+    master.full = False
+    master.wait(lambda: master.text(key) == "hello from full/1/0\n")
+    assert len(master.refused_logs) <= 2, "it is not sent again and again meanwhile"
+    master.drop(key)
 
 
 def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) -> None:
@@ -172,6 +240,7 @@ def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) ->
     assert f"rolecall_worker_resident_memory_bytes{labels}" in shown
     assert "rolecall_node_worker_starts_total" in shown
     assert httpx.get(f"{url}/metrics").status_code == 401
+    assert [scrape(url, token).status_code for token in (TOKEN, "another-token")] == [200, 401]
     assert httpx.get(f"{url}/healthz").json()["status"] == "ok"
     master.drop(key)
     master.wait(lambda: key not in master.reports)

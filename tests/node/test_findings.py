@@ -1,6 +1,7 @@
 """What a node makes of what it measured."""
 
 import asyncio
+import errno
 import time
 
 import pytest
@@ -19,6 +20,7 @@ from rolecall.node.findings import (
     memory,
     network,
     no_way,
+    sandbox,
     shm,
     size,
     unwritable,
@@ -63,6 +65,12 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
         (gpus(Cards(0, 8, declined=True)), OK, "0 of 8"),
         (gpus(Cards(0, 8, failure="nvidia-smi ended with exit code 9")), WARNING, "exit code 9"),
         (gpus(Cards(3, 3, apart=[(0, 2), (1, 2)])), WARNING, "(0-2, 1-2)"),
+        (sandbox("auto", 7, None), OK, "Landlock (version 7) confines its workers"),
+        (sandbox("off", 0, None), WARNING, "not confined (ROLECALL_SANDBOX=off)"),
+        (sandbox("auto", 0, OSError(errno.ENOSYS, "")), WARNING, "its kernel has no Landlock, so its workers are not"),
+        (sandbox("auto", 0, OSError(errno.EOPNOTSUPP, "")), WARNING, "its kernel's Landlock is not enabled"),
+        (sandbox("auto", 0, OSError(errno.EPERM, "")), WARNING, "its container may not use Landlock"),
+        (sandbox("required", 0, OSError(errno.ENOSYS, "")), ERROR, "may not run (ROLECALL_SANDBOX=required)"),
         (memory(GIB, 4 * GIB), OK, "1 GiB of 4 GiB"),
         (memory(100 * MIB, 4 * GIB), WARNING, "100 MiB of 4 GiB"),
     ],
@@ -85,7 +93,7 @@ def test_sizes(count: int, text: str) -> None:
 @pytest.mark.parametrize("ahead_s", [-41.0, 0.0, 2.0])
 def test_the_clock_is_measured_on_an_answer_of_the_master(ahead_s: float) -> None:
     async def look(master: ScriptedMaster) -> float:
-        client = MasterClient(f"http://127.0.0.1:{master.port}", TOKEN)
+        client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: TOKEN)
         try:
             seen = await look_around(client, "n", lambda: time.time() + ahead_s)
         finally:

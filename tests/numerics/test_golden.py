@@ -5,6 +5,7 @@ first weights. After a change that is meant, `python -m tests.numerics.test_gold
 """
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -96,5 +97,6 @@ def test_the_first_losses_are_the_golden_ones(workload: str, tmp_path: Path) -> 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
+        os.environ["ROLECALL_DATA_ROOTS"] = f"{made}:{DATA}"
         series = {workload: losses(workload, Path(made, workload)) for workload in CASES}
     GOLDEN.write_text(json.dumps(series, indent=1) + "\n")

@@ -1,3 +1,4 @@
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rolecall.runtime.checkpoint import (
     restore_optimizer,
     restore_random_state,
 )
-from rolecall.spec.errors import CheckpointError, DamagedCheckpoint
+from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint
 from rolecall.spec.plan import CheckpointManifest
 
 
@@ -52,6 +53,33 @@ def test_a_damaged_part_is_refused(tmp_path: Path) -> None:
     blob.write_bytes(content)
     with pytest.raises(CheckpointError, match="is damaged"):
         store.load_part(store.commit(1, [part], {}), "trainer-0")
+
+
+class Unavailable:
+    def put(self, name: str, path: Path, sha256: str) -> None:
+        raise BlobsUnavailable("the master is away")
+
+    def record_checkpoint(self, manifest: CheckpointManifest) -> None:
+        raise BlobsUnavailable("the master is away")
+
+
+def test_a_checkpoint_is_skipped_while_the_blob_store_is_unavailable(tmp_path: Path) -> None:
+    """Any rank may be the one that does not reach it, and its part crosses processes before the checkpoint closes."""
+    skipped: list[str] = []
+    record: Any = Recorded()
+    whole = checkpoints(tmp_path, record)
+    cut_off = Checkpoints(Unavailable(), record, 1, None, tmp_path / "scratch", on_skip=skipped.append)  # type: ignore[arg-type]
+    parts = [whole.save_part(3, "trainer-0", {}), cut_off.save_part(3, "trainer-1", {"a": torch.zeros(1)})]
+    assert cut_off.commit(3, pickle.loads(pickle.dumps(parts)), {}) is None
+    assert record.manifests == []
+    blobs, away = SharedBlobs(str(tmp_path / "blobs"), "job", 1), Unavailable()
+    late = Checkpoints(blobs, away, 1, None, tmp_path / "scratch", on_skip=skipped.append)  # type: ignore[arg-type]
+    assert late.commit(4, [late.save_part(4, "trainer-0", {})], {}) is None
+    assert skipped == [
+        "the checkpoint at step 3 was skipped: part 'trainer-1' was not stored: the master is away",
+        "the checkpoint at step 4 was skipped: the master is away",
+    ]
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_a_part_that_is_gone_condemns_the_checkpoint_like_a_damaged_one(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rolecall.runtime import master_client
 from rolecall.runtime.master_client import MasterClient
-from rolecall.spec.errors import CheckpointError, NoSuchBlob
+from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
 
 
 @contextmanager
@@ -47,5 +47,21 @@ def test_a_call_that_fails_after_long_is_tried_again(tmp_path: Path, monkeypatch
     monkeypatch.setattr(master_client, "_GIVE_UP_S", 0.3)
     with answering([503, 200], after_s=0.5) as client:
         client.get_blob("1/part", tmp_path / "fetched")
-    with answering([503]) as client, pytest.raises(CheckpointError, match="did not take or give a blob"):
+    with answering([503]) as client, pytest.raises(BlobsUnavailable, match="took and gave no blob for"):
+        client.get_blob("1/part", tmp_path / "fetched")
+
+
+def test_a_master_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose every checkpoint waited for minutes would hardly train."""
+    monkeypatch.setattr(master_client, "_GIVE_UP_S", 0.3)
+    answers = [503] * 1000
+    with answering(answers) as client:
+        with pytest.raises(BlobsUnavailable):
+            client.get_blob("1/part", tmp_path / "fetched")
+        left = len(answers)
+        with pytest.raises(BlobsUnavailable):
+            client.get_blob("1/part", tmp_path / "fetched")
+        assert left - len(answers) == 1
+        answers[:] = [200, 503, 200]
+        client.get_blob("1/part", tmp_path / "fetched")
         client.get_blob("1/part", tmp_path / "fetched")

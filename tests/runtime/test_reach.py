@@ -111,6 +111,14 @@ def test_silence_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "timed out after" in next(way.error or "" for way in found if way.origin == "a")
 
 
+def test_who_does_not_know_the_secret_gets_no_answer() -> None:
+    board = SharedBoard(("a", "b"), {})
+    explorers = [Explorer("a", "127.0.0.1", "hello"), Explorer("b", "127.0.0.2", "good day")]
+    with ThreadPoolExecutor(2) as pool:
+        found, _ = pool.map(lambda me: explore(me, board.of(me.node)), explorers)
+    assert all("it hangs up without a word" in (way.error or "") for way in found)
+
+
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
 def test_a_stranger_on_the_port_is_noticed(said: bytes) -> None:
     def be_strange() -> None:

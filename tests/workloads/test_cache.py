@@ -1,10 +1,15 @@
 """What a node makes once is whole or not there."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rolecall.workloads.cache import build_once
+from rolecall.workloads.cache import build_once, evict
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:
@@ -31,3 +36,61 @@ def test_a_build_that_fails_leaves_nothing_to_be_taken_for_whole(tmp_path: Path)
     assert not (tmp_path / "key").exists()
     whole = build_once(tmp_path, "key", lambda draft: None)
     assert list(whole.iterdir()) == []
+
+
+USE = """
+import sys, time
+from pathlib import Path
+from rolecall.workloads.cache import build_once
+build_once(Path(sys.argv[1]), sys.argv[2], lambda draft: (draft / "numbers").write_bytes(bytes(1 << 16)))
+print("built", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def user(folder: Path, key: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that uses an entry until the block ends."""
+    command = [sys.executable, "-c", USE, str(folder), key]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "built\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_least_recently_used_go_and_what_a_worker_uses_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    with user(folder, "used") as worker:
+        for key, at in (("old", 1), ("newer", 2)):
+            with user(folder, key):
+                pass
+            os.utime(folder / f"{key}.lock", (at, at))
+        os.utime(folder / "used.lock", (0, 0))
+        assert evict(tmp_path, 3 << 16) == 0
+        assert evict(tmp_path, 2 << 16) == 1 << 16
+        assert {path.name for path in folder.iterdir()} == {"used", "used.lock", "newer", "newer.lock"}
+        assert evict(tmp_path, 1) == 1 << 16
+        assert {path.name for path in folder.iterdir()} == {"used", "used.lock"}
+        worker.kill()
+        worker.wait()
+    assert evict(tmp_path, 0) == 0, "no limit"
+    assert evict(tmp_path, 1) == 1 << 16
+    assert not list(folder.iterdir())
+
+
+def test_what_was_evicted_is_built_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with user(tmp_path / "mine", "key"):
+            pass
+        assert evict(tmp_path, 1) == 1 << 16
+
+
+def test_a_draft_of_a_killed_builder_goes_too(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "key.draft").mkdir(parents=True)
+    (tmp_path / "mine" / "key.draft" / "half").write_bytes(bytes(1 << 16))
+    (tmp_path / "mine" / "key.lock").touch()
+    assert evict(tmp_path, 1) == 1 << 16
+    assert not list((tmp_path / "mine").iterdir())

@@ -12,7 +12,7 @@ from tests.gang import FolderRecords
 
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.blobs import SharedBlobs
-from rolecall.runtime.checkpoint import Checkpoints
+from rolecall.runtime.checkpoint import Checkpoints, MissingPart
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerLaunch, WorkerPlan
@@ -40,6 +40,7 @@ class Adder(TrainingLoop[tuple[int, int]]):
         self.losses = losses
         self.trained = trained
         self.stop_after: int | None = None
+        self.unavailable_at: set[int] = set()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -67,7 +68,8 @@ class Adder(TrainingLoop[tuple[int, int]]):
 
     def save_parts(self, step: int) -> list[CheckpointPart]:
         self.trained.saved.append(step)
-        return [self.context.checkpoints.save_part(step, "adder", {"number": self.number})]
+        part = self.context.checkpoints.save_part(step, "adder", {"number": self.number})
+        return [MissingPart(**part.model_dump(), reason="the master is away") if step in self.unavailable_at else part]
 
     def load(self, manifest: CheckpointManifest) -> None:
         self.number = self.context.checkpoints.load_part(manifest, "adder")["number"]
@@ -171,6 +173,14 @@ def test_early_stopping_keeps_the_best_epoch(adder: Make) -> None:
     loop.run()
     assert loop.position.epoch == 4
     assert loop.trained.exported == 8
+
+
+def test_an_epoch_whose_weights_were_not_stored_is_not_the_best(adder: Make) -> None:
+    loop = adder(epochs=9, losses=[1.0, 0.5, 2.0, 2.0, 2.0], early_stopping=EarlyStopping(patience=2))
+    loop.unavailable_at = {8}
+    loop.run()
+    assert loop.position.epoch == 4
+    assert loop.trained.exported == 4
 
 
 def test_patience_is_not_lost_with_an_attempt(adder: Make, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from rich.markup import escape
 from rolecall import __version__
 from rolecall.cli.actions import cancel, pause, resume, retry
 from rolecall.cli.artifacts import artifacts
+from rolecall.cli.audit import audit
+from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
 from rolecall.cli.exits import CommandError
 from rolecall.cli.jobs import jobs
@@ -17,6 +19,7 @@ from rolecall.cli.nodes import nodes
 from rolecall.cli.output import err
 from rolecall.cli.show import show
 from rolecall.cli.submit import submit
+from rolecall.cli.tokens import tokens
 from rolecall.cli.workloads import workloads
 
 _EPILOG = (
@@ -32,8 +35,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (local, submit, jobs, show, logs, cancel, pause, resume, retry, nodes, doctor, workloads, artifacts):
+_JOBS = (submit, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
+for command in (local, *_JOBS, nodes, doctor, workloads, artifacts, audit):
     app.command()(command)
+app.add_typer(tokens)
 
 
 @app.callback(invoke_without_command=True)

@@ -9,15 +9,22 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel, ValidationError
 
 from rolecall import __version__
 from rolecall.cli.connection import Connection
 from rolecall.cli.exits import CommandError, Exit
+from rolecall.edge.tls import client_options, explain, request_options
+from rolecall.spec.access import AuditEntry, TokenDocument, TokenSecret
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.finding import Finding
 from rolecall.spec.job import JobDocument
-from rolecall.spec.node import NodeState
+from rolecall.spec.node import NodeDocument
 
 _M = TypeVar("_M", bound=BaseModel)
+_SILENCE_S = 60.0
+"""A master that streams says something several times in this time, if only that there is nothing new."""
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 
@@ -39,10 +46,36 @@ class Artifact(BaseModel):
     sha256: str
 
 
+class Volume(BaseModel):
+    """The volume of the master's data folder, in bytes."""
+
+    free: int
+    total: int
+    reserve: int
+
+
 class Health(BaseModel):
     """Whether the master, or the database below it, answers."""
 
     status: str
+    volume: Volume | None = None
+
+
+class PrunedJob(BaseModel):
+    """A job that is deleted, or would be."""
+
+    id: str
+    name: str
+    state: str
+    ended_at: datetime
+    size: int
+
+
+class PruneSummary(BaseModel):
+    """The jobs that a `prune` deletes, and how many bytes they have."""
+
+    jobs: list[PrunedJob]
+    size: int
 
 
 class RoleLimits(BaseModel):
@@ -76,8 +109,13 @@ class Client:
     def __init__(self, connection: Connection) -> None:
         self.url = connection.url
         self.raw: Any = None
+        self._trust = connection.trust
         headers = {"Authorization": f"Bearer {connection.token}"}
-        self._http = httpx.Client(base_url=connection.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+        try:
+            options = client_options(connection.trust)
+        except SettingsError as error:
+            raise CommandError(Exit.USAGE, str(error)) from None
+        self._http = httpx.Client(base_url=connection.url, headers=headers, timeout=_TIMEOUT, **options)
 
     def __enter__(self) -> "Client":
         return self
@@ -97,18 +135,29 @@ class Client:
         """`cancel`, `pause`, `resume` or `retry` a job."""
         return self._call(JobDocument, "POST", f"/jobs/{_segment(job)}/{action}")
 
-    def jobs(self, state: str | None, limit: int) -> list[JobDocument]:
+    def delete(self, job: str, *, force: bool) -> None:
+        """Delete a job with everything it left; with `force`, cancel it first."""
+        with self._explained():
+            answer = self._http.request("DELETE", f"/jobs/{_segment(job)}", params={"force": force})
+        _check(answer, self.url)
+
+    def prune(self, ended_before: datetime, state: str | None, *, dry_run: bool) -> PruneSummary:
+        """Delete the jobs that ended before a moment, or only list them."""
+        body = {"ended_before": ended_before.isoformat(), "state": state, "dry_run": dry_run}
+        return self._call(PruneSummary, "POST", "/jobs/prune", json=body)
+
+    def jobs(self, state: str | None, limit: int, owner: str | None = None) -> list[JobDocument]:
         """The newest jobs first."""
-        query = {"limit": limit} | ({"state": state} if state else {})
+        query = {"limit": limit} | ({"state": state} if state else {}) | ({"owner": owner} if owner else {})
         return self._list(JobDocument, "/jobs", "jobs", params=query)
 
     def events(self, job: str, after: int = 0) -> list[Event]:
         """What happened to the job since the event with the id `after`."""
         return self._list(Event, f"/jobs/{_segment(job)}/events", "events", params={"after": after})
 
-    def nodes(self) -> list[NodeState]:
+    def nodes(self) -> list[NodeDocument]:
         """Every node that the master knows."""
-        return self._list(NodeState, "/nodes", "nodes")
+        return self._list(NodeDocument, "/nodes", "nodes")
 
     def version(self) -> str:
         """The master's version."""
@@ -122,6 +171,35 @@ class Client:
         """Whether the master can work."""
         return self._call(Health, "GET", "/readyz")
 
+    def findings(self) -> list[Finding]:
+        """What is weak in the master's settings."""
+        return self._list(Finding, "/findings", "findings")
+
+    def tokens(self) -> list[TokenDocument]:
+        """Every token, without its secret."""
+        return self._list(TokenDocument, "/tokens", "tokens")
+
+    def create_token(self, request: dict[str, Any]) -> TokenSecret:
+        """A new token with its secret."""
+        return self._call(TokenSecret, "POST", "/tokens", json=request)
+
+    def change_token(self, name: str, changes: dict[str, Any]) -> TokenDocument:
+        """Other scopes, limits or expiry."""
+        return self._call(TokenDocument, "PATCH", f"/tokens/{_segment(name)}", json=changes)
+
+    def rotate_token(self, name: str, overlap_s: float) -> TokenSecret:
+        """A new secret; the present one stays valid for `overlap_s` seconds."""
+        return self._call(TokenSecret, "POST", f"/tokens/{_segment(name)}/rotate", json={"overlap_s": overlap_s})
+
+    def revoke_token(self, name: str) -> None:
+        """End all secrets of a token."""
+        self._send("DELETE", f"/tokens/{_segment(name)}")
+
+    def audit(self, limit: int, after: int | None) -> list[AuditEntry]:
+        """The audit log: the newest entries, or those with ids above `after`."""
+        query = {"limit": limit} | ({} if after is None else {"after": after})
+        return self._list(AuditEntry, "/audit", "entries", params=query)
+
     def workloads(self) -> list[WorkloadDocument]:
         """Every installed workload."""
         return self._list(WorkloadDocument, "/workloads", "workloads")
@@ -134,17 +212,21 @@ class Client:
         """The files that the job leaves behind."""
         return self._list(Artifact, f"/jobs/{_segment(job)}/artifacts", "artifacts")
 
-    def log_lines(self, job: str, query: dict[str, Any]) -> Iterator[str]:
-        """The job's log, line by line; with `follow` in the query, until the job ends."""
-        with self._stream(f"/jobs/{_segment(job)}/logs", query, None if query.get("follow") else 30.0) as answer:
-            if not query.get("follow"):
-                yield from answer.iter_lines()
-                return
-            ending = False
-            for line in answer.iter_lines():
-                ending = ending or line == "event: end"
-                if line.startswith("data: ") and not ending:
-                    yield line.removeprefix("data: ")
+    def log(self, job: str, query: dict[str, Any]) -> Iterator[bytes]:
+        """The job's log as it is, in pieces."""
+        with self._stream(f"/jobs/{_segment(job)}/logs", query, 30.0) as answer:
+            yield from answer.iter_bytes()
+
+    @contextmanager
+    def log_events(self, job: str, query: dict[str, Any], last_id: str) -> Generator[Iterator[ServerSentEvent]]:
+        """The lines of the job's log as they come, from behind the event `last_id` on if there is one.
+
+        The last event is named `end`; without it the stream broke off.
+        """
+        path, query = f"/jobs/{_segment(job)}/logs", query | {"follow": "true"}
+        headers = {"Last-Event-ID": last_id} if last_id else {}
+        with self._stream(path, query, _SILENCE_S, headers) as answer:
+            yield EventSource(answer).iter_sse()
 
     def download(self, job: str, name: str, to: Path) -> None:
         """Write an artifact to `to`, which appears only once it is whole."""
@@ -185,18 +267,22 @@ class Client:
 
     def _send(self, method: str, path: str, **given: Any) -> Any:
         with self._explained():
-            answer = self._http.request(method, path, **given)
+            answer = self._http.request(method, path, **given, **request_options(self._trust))
         _check(answer, self.url)
         try:
-            self.raw = answer.json()
+            self.raw = answer.json() if answer.content else None
         except ValueError:
             raise CommandError(Exit.UNREACHABLE, f"{self.url} answers, but is no Rolecall master") from None
         return self.raw
 
     @contextmanager
-    def _stream(self, path: str, query: dict[str, Any], read_s: float | None) -> Generator[httpx.Response]:
+    def _stream(
+        self, path: str, query: dict[str, Any], read_s: float, headers: dict[str, str] | None = None
+    ) -> Generator[httpx.Response]:
         timeout = httpx.Timeout(30.0, connect=5.0, read=read_s)
-        with self._explained(), self._http.stream("GET", path, params=query, timeout=timeout) as answer:
+        options = request_options(self._trust)
+        call = self._http.stream("GET", path, params=query, headers=headers, timeout=timeout, **options)
+        with self._explained(), call as answer:
             if answer.is_error:
                 answer.read()
             _check(answer, self.url)
@@ -211,6 +297,8 @@ class Client:
         except httpx.UnsupportedProtocol:
             raise CommandError(Exit.USAGE, f"{self.url} is not an HTTP URL; write http://HOST:PORT") from None
         except httpx.TransportError as error:
+            if why := explain(error, self.url, self._trust):
+                raise CommandError(Exit.UNREACHABLE, f"no master answers at {self.url}: {why}") from None
             raise CommandError(
                 Exit.UNREACHABLE,
                 f"no master answers at {self.url} ({error or type(error).__name__}); "
@@ -226,6 +314,7 @@ _EXITS = {
     409: Exit.REFUSED,
     413: Exit.REFUSED,
     422: Exit.REFUSED,
+    429: Exit.REFUSED,
 }
 
 
@@ -234,7 +323,8 @@ def _check(answer: httpx.Response, url: str) -> None:
         return
     code = _EXITS.get(answer.status_code, Exit.UNREACHABLE)
     if code is Exit.UNAUTHORIZED:
-        raise CommandError(code, f"{url} does not accept the token: set ROLECALL_TOKEN or pass --token")
+        refusal = f"{url} does not accept the token: set ROLECALL_TOKEN or pass --token"
+        raise CommandError(code, refusal if answer.status_code == 401 else _explain(answer))
     raise CommandError(code, _explain(answer))
 
 

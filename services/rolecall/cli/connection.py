@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolecall.cli.exits import CommandError, Exit
+from rolecall.spec.trust import Trust
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+_DEFAULT = "127.0.0.1:8080"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,8 @@ class Connection:
 
     url: str
     token: str
+    trust: Trust | None = None
+    """Whom to take for the master, where the environment says so."""
 
 
 def stored_at() -> Path:
@@ -59,17 +62,23 @@ def stored() -> Connection | None:
 
 def find(url: str | None, token: str | None) -> Connection:
     """Complete what was given with what is stored."""
-    token = token or _token_from_file()
+    token, trust = token or _token_from_file(), _trust()
     local = None if url and token else stored()
-    address = (url or (local.url if local else DEFAULT_URL)).rstrip("/")
+    address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
     if token:
-        return Connection(address, token)
+        return Connection(address, token, trust)
     if local and local.url == address:
         return local
     raise CommandError(
         Exit.UNAUTHORIZED,
         f"no token for {address}: set ROLECALL_TOKEN or pass --token (for a cluster on this machine: `rolecall local`)",
     )
+
+
+def _trust() -> Trust | None:
+    """As nodes take it."""
+    ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
+    return Trust(ca=ca, name=name or None) if ca else None
 
 
 def _token_from_file() -> str | None:

@@ -13,14 +13,14 @@ from pydantic import TypeAdapter
 from rich.markup import escape
 
 from rolecall import __version__
-from rolecall.cli.client import Client
+from rolecall.cli.client import Client, Volume
 from rolecall.cli.connection import Connection, find
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Token, Url
-from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.cli.output import err, out, print_json, print_table, size
 from rolecall.spec.finding import Level
 from rolecall.spec.job import JobDocument
-from rolecall.spec.node import NodeState
+from rolecall.spec.node import NodeDocument
 from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.state import JobState
 
@@ -80,9 +80,12 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
 
 
 def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
-    client.readyz()
+    ready = client.readyz()
     yield _ok(_MASTER, "token", "it accepts the token, and its database answers")
+    if ready.volume is not None:
+        yield _disk(ready.volume)
     yield _version(client.version())
+    yield from _weaknesses(client)
     nodes = client.nodes()
     yield from _look_at(nodes, names)
     able = [node.spec.name for node in nodes if node.alive and not node.draining]
@@ -116,7 +119,30 @@ def _version(theirs: str) -> NodeFinding:
     return _finding(_HERE, "version", Level.WARNING, told, f"install Rolecall {theirs} here")
 
 
-def _look_at(nodes: Sequence[NodeState], names: Sequence[str]) -> Iterator[NodeFinding]:
+def _disk(volume: Volume) -> NodeFinding:
+    """How much room the master's data folder has above what it keeps free."""
+    told = f"its data folder has {size(volume.free)} of {size(volume.total)} free, {size(volume.reserve)} are reserved"
+    remedy = "delete old jobs (rolecall prune, ROLECALL_KEEP_DAYS), or give ROLECALL_DATA a larger volume"
+    if volume.free < volume.reserve:
+        return _finding(_MASTER, "disk", Level.ERROR, f"{told}: it refuses logs and uploads", remedy)
+    if volume.free < 2 * volume.reserve:
+        return _finding(_MASTER, "disk", Level.WARNING, told, remedy)
+    return _ok(_MASTER, "disk", told)
+
+
+def _weaknesses(client: Client) -> Iterator[NodeFinding]:
+    """What the master finds weak in its settings: for admins only, and not known to an older master."""
+    try:
+        found = client.findings()
+    except CommandError as error:
+        if error.code not in {Exit.UNAUTHORIZED, Exit.NOT_FOUND}:
+            raise
+        return
+    for finding in found:
+        yield NodeFinding(nodes=(_MASTER,), **finding.model_dump())
+
+
+def _look_at(nodes: Sequence[NodeDocument], names: Sequence[str]) -> Iterator[NodeFinding]:
     """What is plain from the list of nodes."""
     known = {node.spec.name: node for node in nodes}
     if not known:
@@ -132,7 +158,7 @@ def _look_at(nodes: Sequence[NodeState], names: Sequence[str]) -> Iterator[NodeF
             yield from (NodeFinding(nodes=(name,), **finding.model_dump()) for finding in node.findings)
 
 
-def _life(node: NodeState) -> NodeFinding:
+def _life(node: NodeDocument) -> NodeFinding:
     name, age = node.spec.name, f"heard {node.heartbeat_age_s:.1f} s ago"
     if not node.alive:
         remedy = "look whether its container or machine runs, and into its log; it comes back by itself"

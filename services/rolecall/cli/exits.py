@@ -17,11 +17,11 @@ class Exit(IntEnum):
     NOT_FOUND = 4
     """There is no such job, workload or artifact."""
     REFUSED = 5
-    """The master refused the request: the job is not legal, or its state does not allow it."""
+    """The master refused the request: the job is not legal, or its state or a limit of the token does not allow it."""
     UNREACHABLE = 6
     """The master does not answer."""
     UNAUTHORIZED = 7
-    """The master does not accept the token, or there is none."""
+    """The master does not accept the token, there is none, or it lacks the scope that the call needs."""
     INTERRUPTED = 130
     """Ctrl-C; a followed job goes on without us."""
 

@@ -1,7 +1,7 @@
 """Watches one job until it ends: a bar on a terminal, plain lines elsewhere; it survives a restart of the master."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -45,8 +45,8 @@ def _watch(client: Client, job: str) -> tuple[JobDocument, Any]:
         seen, waited = 0, None
         while True:
             # In this order: of a job that has ended all events are there.
-            document, raw = _patiently(lambda: client.job(job)), client.raw
-            for event in _patiently(lambda after=seen: client.events(job, after)):
+            document, raw = patiently(lambda: client.job(job)), client.raw
+            for event in patiently(lambda after=seen: client.events(job, after)):
                 err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
                 seen = event.id
             if document.waiting_for and document.waiting_for != waited:
@@ -58,24 +58,58 @@ def _watch(client: Client, job: str) -> tuple[JobDocument, Any]:
             time.sleep(POLL_S)
 
 
-def _patiently(ask: Callable[[], _T]) -> _T:
+def patiently(ask: Callable[[], _T]) -> _T:
     """What `ask` returns; while the master is away, ask again for a bounded time."""
-    deadline = time.monotonic() + PATIENCE_S
-    told = False
+    patience = _Patience()
     while True:
         try:
             answer = ask()
         except CommandError as error:
-            if error.code is not Exit.UNREACHABLE or time.monotonic() > deadline:
-                raise
-            if not told:
-                err.print(f"[yellow]the master does not answer; trying for {PATIENCE_S:.0f} s[/]")
-            told = True
-            time.sleep(POLL_S)
+            patience.wait(error)
         else:
-            if told:
-                err.print("the master is back")
+            patience.answered()
             return answer
+
+
+def log_lines(client: Client, job: str, query: dict[str, Any]) -> Iterator[str]:
+    """The lines of a job's log until it ends. While the master is away, this waits and then goes on behind the last."""
+    patience, last_id = _Patience(), ""
+    while True:
+        try:
+            with client.log_events(job, query, last_id) as events:
+                patience.answered()
+                for event in events:
+                    if event.event == "end":
+                        return
+                    last_id = event.id
+                    yield event.data
+            raise CommandError(Exit.UNREACHABLE, f"{client.url} ended the log before the job ended")
+        except CommandError as error:
+            patience.wait(error)
+
+
+class _Patience:
+    """Waits for a master that is away, a bounded time from its last answer on."""
+
+    def __init__(self) -> None:
+        self._away_since: float | None = None
+
+    def wait(self, error: CommandError) -> None:
+        """Wait before the next try; raises `error` when no try can help, or none has for too long."""
+        if error.code is not Exit.UNREACHABLE:
+            raise error
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            err.print(f"[yellow]the master does not answer; trying for {PATIENCE_S:.0f} s[/]")
+        if time.monotonic() - self._away_since > PATIENCE_S:
+            raise error
+        time.sleep(POLL_S)
+
+    def answered(self) -> None:
+        """Note that the master answers."""
+        if self._away_since is not None:
+            err.print("the master is back")
+        self._away_since = None
 
 
 @contextmanager

@@ -10,22 +10,31 @@ from rolecall.cli.output import age, print_json, print_table, progress, state
 from rolecall.spec.state import JobState
 
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
+Owner = Annotated[str | None, typer.Option("--owner", help="Only jobs of the token of this name.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="How many at most, the newest first.")]
 
 
-def jobs(only: State = None, limit: Limit = 50, json: Json = False, url: Url = None, token: Token = None) -> None:
+def jobs(  # noqa: PLR0917 - the command line is the signature
+    only: State = None,
+    owner: Owner = None,
+    limit: Limit = 50,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
     """List jobs, the newest first."""
     with connect(url, token) as client:
-        found = client.jobs(only, limit)
+        found = client.jobs(only, limit, owner)
         if json:
             print_json(client.raw)
             return
     print_table(
-        ("ID", "NAME", "WORKLOAD", "STATE", "AGE", "PROGRESS"),
+        ("ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"),
         [
             (
                 job.id,
                 escape(job.name),
+                escape(job.owner),
                 job.workload,
                 state(job),
                 age(job.created_at),

@@ -19,6 +19,8 @@ from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
+from rolecall.process import forbid_inspection
+from rolecall.settings import read_worker
 from rolecall.spec.role import Role
 from rolecall.supervisor import Ended, Program, Supervisor, describe
 
@@ -63,10 +65,13 @@ def local(  # noqa: PLR0917 - the command line is the signature
         Role.STAGE: stages,
         Role.OBSERVER: observers,
     }
+    forbid_inspection()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     connection = Connection(f"http://{_HOST}:{_free_port(port)}", _checked(token) or _kept_token(data))
-    programs = cluster(connection, data.resolve(), counts, os.environ)
+    programs = cluster(
+        connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
+    )
     err.print(f"starting a master and {len(programs) - 1} nodes, which takes some seconds")
     with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _await_ready(supervisor, connection, programs)
@@ -88,8 +93,10 @@ def cluster(
     logs = data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     slots = sum(count for role, count in counts.items() if role.computes)
+    metrics = environment.get("ROLECALL_METRICS_TOKEN") or secrets.token_urlsafe(32)
     shared = {name: value for name, value in environment.items() if name not in _OVERRIDDEN} | {
         "ROLECALL_NODE_TOKEN": secrets.token_urlsafe(32),
+        "ROLECALL_METRICS_TOKEN": metrics,
         "ROLECALL_HOST": _HOST,
         "ROLECALL_PORT": connection.url.rpartition(":")[2],
         "ROLECALL_METRICS_PORT": "0",
@@ -101,8 +108,29 @@ def cluster(
     return [Program("master", _command("master"), control, logs / "master.log"), *nodes]
 
 
+def _data_roots(started_in: Path) -> str:
+    """Those of the environment, or the default ones, and the folder that the command was started in."""
+    if ":" in str(started_in):
+        raise CommandError(
+            Exit.USAGE,
+            f"{started_in} has a colon, which separates folders in ROLECALL_DATA_ROOTS; start in another folder",
+        )
+    return ":".join(map(str, dict.fromkeys([*read_worker().data_roots, started_in])))
+
+
 # Ours to set; a secret's `_FILE` would win over the value.
-_OVERRIDDEN = {"ROLE", "ROLECALL_TOKEN", "ROLECALL_TOKEN_FILE", "ROLECALL_NODE_TOKEN_FILE", "ROLECALL_SLOTS"}
+_OVERRIDDEN = {
+    "ROLE",
+    "ROLECALL_TOKEN",
+    "ROLECALL_TOKEN_FILE",
+    "ROLECALL_NODE_TOKEN_FILE",
+    "ROLECALL_SLOTS",
+    # Its programs meet on the loopback interface.
+    "ROLECALL_TLS_CERT",
+    "ROLECALL_TLS_KEY",
+    "ROLECALL_TLS_CA",
+    "ROLECALL_TLS_NAME",
+}
 
 
 def _node(role: Role, name: str, shared: Mapping[str, str], data: Path) -> Program:

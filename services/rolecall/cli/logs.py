@@ -1,11 +1,13 @@
 """`rolecall logs`: what a job's workers print."""
 
+import sys
 from json import dumps
 from typing import Annotated
 
 import typer
 
 from rolecall.cli.exits import Exit
+from rolecall.cli.follow import log_lines
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import print_json
 from rolecall.spec.role import Role
@@ -27,14 +29,20 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Print the logs of a job's workers; with --json, a list of lines, or with --follow one JSON text per line."""
-    chosen = {"role": role, "rank": rank, "attempt": attempt, "follow": "true" if follow else None}
+    chosen = {"role": role, "rank": rank, "attempt": attempt}
+    query = {name: value for name, value in chosen.items() if value is not None}
     with connect(url, token) as client:
-        lines = client.log_lines(job, {name: value for name, value in chosen.items() if value is not None})
         try:
-            if json and not follow:
-                print_json(list(lines))
-                return
-            for line in lines:
-                print(dumps(line, ensure_ascii=False) if json else line, flush=follow)
+            if follow:
+                for line in log_lines(client, job, query):
+                    print(dumps(line, ensure_ascii=False) if json else line, flush=True)
+            elif json:
+                # Only a line feed ends a line here: str.splitlines would also split at form feeds and others.
+                text = b"".join(client.log(job, query)).decode(errors="replace")
+                print_json(text.removesuffix("\n").split("\n") if text else [])
+            else:
+                for piece in client.log(job, query):
+                    sys.stdout.buffer.write(piece)
+                sys.stdout.flush()
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None

@@ -5,7 +5,7 @@ from rich.markup import escape
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
 from rolecall.spec.finding import Finding, Level
-from rolecall.spec.node import NodeState
+from rolecall.spec.node import NodeDocument
 
 
 def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
@@ -23,14 +23,14 @@ def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
                 out.print(_complaint(node.spec.name, finding))
 
 
-def _row(node: NodeState) -> tuple[str, ...]:
+def _row(node: NodeDocument) -> tuple[str, ...]:
     spec, machine = node.spec, node.spec.machine
     beat = f"{node.heartbeat_age_s:.1f} s ago"
     sizes = str(machine.cores), str(len(machine.gpus))
     return spec.name, spec.role, str(spec.slots), _state(node), beat, spec.address, *sizes, spec.version
 
 
-def _state(node: NodeState) -> str:
+def _state(node: NodeDocument) -> str:
     if not node.alive:
         return "[red]lost[/]"
     if node.draining:

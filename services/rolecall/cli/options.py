@@ -17,7 +17,7 @@ Url = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="ROLECALL_TOKEN", show_envvar=True, help="The users' token of the cluster."),
+    typer.Option("--token", envvar="ROLECALL_TOKEN", show_envvar=True, help="A token of the cluster."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the master's answer as JSON.")]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `rolecall jobs` shows it.")]

@@ -49,6 +49,16 @@ def number(value: Any) -> str:
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
 
 
+def size(count: int) -> str:
+    """Bytes as `12.3 GiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
 def duration(seconds: float) -> str:
     """Seconds as `42s`, `3m07s` or `2h05m`."""
     whole = round(seconds)

@@ -34,6 +34,7 @@ def _print_facts(job: JobDocument) -> None:
     facts = {
         "job": f"{job.id} {escape(job.name)}".strip(),
         "workload": f"{job.workload} ({roles(job)})",
+        "owner": escape(job.owner),
         "state": state(job),
         "reason": escape(job.reason or ""),
         "waiting for": escape(job.waiting_for or ""),

@@ -1,29 +1,28 @@
 """Checkpoint parts and artifacts: whole files, checked and durable, or none at all."""
 
-import asyncio
 import hashlib
+import logging
 import os
 import re
-from collections.abc import AsyncIterator, Iterator
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
-from rolecall.spec.errors import NotFound, RolecallError, SettingsError
+from rolecall.master.store_threads import StoreFile, StoreThreads
+from rolecall.master.trouble import StoreUnavailable
+from rolecall.spec.errors import NotFound, RolecallError, SettingsError, StaleAttempt
+from rolecall.spec.redaction import redact_text
 
 _PIECE = 1 << 20
+_log = logging.getLogger(__name__)
+_UPLOAD = ".upload-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-
-
-class Digest(Protocol):
-    """A hash that grows, as `hashlib` makes them."""
-
-    def update(self, data: bytes, /) -> None:
-        """Take in more bytes."""
-        ...
 
 
 class BlobError(RolecallError):
@@ -33,66 +32,122 @@ class BlobError(RolecallError):
 def check_url(url: str) -> None:
     """Raise `SettingsError` unless there is a library for what the URL begins with; calls nobody."""
     scheme, separator, _ = url.partition("://")
+    # Even what is no URL may hold a password.
+    shown = redact_text(url) if separator else url.rpartition("@")[2]
     try:
         fsspec.get_filesystem_class(scheme if separator else "no scheme")  # pyright: ignore[reportUnknownMemberType]
     except ImportError as error:
         remedy = "install it in master and nodes; the images take EXTRA_PACKAGES when they are built"
-        raise SettingsError(f"ROLECALL_BLOB_URL={url}: {error}: {remedy}") from None
+        raise SettingsError(f"ROLECALL_BLOB_URL={shown}: {error}: {remedy}") from None
     except ValueError:
         raise SettingsError(
-            f"ROLECALL_BLOB_URL={url} is no URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
+            f"ROLECALL_BLOB_URL={shown} is no URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
         ) from None
 
 
 class Blobs:
     """The blobs of all jobs: files `<root>/<job>/<attempt>/<name>`, or the same below an fsspec URL.
 
-    Below a URL workers write for themselves; the master only looks, reads and deletes.
+    Below a URL workers write for themselves; the master only looks, reads and deletes. Nothing here blocks the event
+    loop, and every call to the store ends in time: if it does not, or if the store fails, with `StoreUnavailable`.
     """
 
-    def __init__(self, root: Path, url: str | None) -> None:
+    def __init__(self, root: Path, url: str | None, timeout_s: float) -> None:
         self._root = root
         self._url = url.rstrip("/") if url else None
+        place = "ROLECALL_BLOB_URL" if url else "in ROLECALL_DATA"
+        self._threads = StoreThreads(f"the blob store ({place})", timeout_s)
 
     async def put(self, job: str, blob: str, sha256: str | None, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
-        """Store an upload; return its size and SHA-256. Raises `BlobError` when it is not the announced one."""
+        """Store an upload; return its size and SHA-256.
+
+        Raises `BlobError` when it is not the announced one, and `StaleAttempt` when the sweep behind its attempt
+        deleted it meanwhile.
+        """
         path = self._file(job, blob)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=path.parent, prefix=".upload-", delete=False) as file:
-            try:
-                digest = await _write(file, pieces)
-                if sha256 is not None and digest != sha256.lower():
-                    raise BlobError(
-                        f"blob {blob}: X-Content-SHA256 says {sha256}, the body has {digest}; send it again"
-                    )
-                size = file.tell()
-                await asyncio.to_thread(_settle, file, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-        return size, digest
+        file = StoreFile(self._threads, lambda: _Upload(path))
+        try:
+            upload = await file.opened()
+            await _write(file, pieces)
+            if sha256 is not None and upload.sha256 != sha256.lower():
+                raise BlobError(
+                    f"blob {blob}: X-Content-SHA256 says {sha256}, the body has {upload.sha256}; send it again"
+                )
+            await file.run(_Upload.settle)
+        except FileNotFoundError:
+            raise StaleAttempt(f"blob {blob} of job {job} is deleted: its attempt ended during the upload") from None
+        finally:
+            file.close(_Upload.close)
+        return upload.size, upload.sha256
 
     async def size(self, job: str, blob: str) -> int | None:
         """The blob's size in bytes, or None when there is no such blob."""
-        return await asyncio.to_thread(self._size, job, blob)
+        return await self._threads.run(lambda: self._size(job, blob))
 
     async def delete(self, job: str, blob: str) -> None:
         """Delete a blob; nothing happens if it is gone already."""
-        await asyncio.to_thread(self._delete, job, blob)
+        await self._threads.run(lambda: self._delete(job, blob))
 
     async def sweep(self, job: str, attempt: int, wanted: set[str]) -> int:
         """Delete what attempts up to `attempt` left and nobody knows of (uploads cut off, parts of checkpoints that
         were never closed, artifacts that a later one replaced); return how many files that were.
         """
-        return await asyncio.to_thread(self._sweep, job, attempt, wanted)
+        leftovers = await self._threads.run(lambda: self._leftovers(job, attempt, wanted))
+        for leftover in leftovers:
+            await self._threads.run(leftover)
+        return len(leftovers)
 
-    def read(self, job: str, blob: str) -> Iterator[bytes]:
-        """The blob's bytes in pieces. Raises `NotFound` at once when there is no such blob."""
+    async def digest(self, job: str, blob: str) -> tuple[int, str] | None:
+        """The size and SHA-256 of the blob's bytes as the store has them now; None when there is no such blob."""
+        digest, size = hashlib.sha256(), 0
         try:
-            file = self._open(job, blob)
+            await self._threads.run(lambda: _resolve_fresh(self._url or str(self._root)))
+            pieces = await self.read(job, blob)
+        except NotFound:
+            return None
+        async for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+        return size, digest.hexdigest()
+
+    async def is_populated(self) -> bool:
+        """Whether the store has anything at all: one that is not mounted has nothing."""
+        return await self._threads.run(self._is_populated)
+
+    async def used(self, job: str, besides: Collection[str] = ()) -> int:
+        """Bytes on the master's volume of the job's whole blobs, those of `besides` not counted."""
+        return await self._threads.run(lambda: self._used(job, besides))
+
+    async def remove_job(self, job: str) -> None:
+        """Delete all blobs of a job; nothing happens if there are none."""
+        await self._threads.run(lambda: self._remove_job(job))
+
+    async def clear_uploads(self, before: float) -> int:
+        """Delete what a master that was killed left of uploads, last written before the time `before` (seconds since
+        1970); return how many files that were.
+        """
+        return await self._threads.run(lambda: self._clear_uploads(before))
+
+    async def read(self, job: str, blob: str) -> AsyncIterator[bytes]:
+        """Open the blob; return its bytes in pieces. Raises `NotFound` at once when there is no such blob."""
+        file = StoreFile(self._threads, lambda: self._open(job, blob))
+        try:
+            await file.opened()
         except FileNotFoundError:
             raise NotFound(f"job {job} has no blob {blob!r}") from None
-        return _pieces(file)
+        except BaseException:
+            file.close(_close)
+            raise
+        return _pieces(file, f"{job}/{blob}")
+
+    @property
+    def hung(self) -> int:
+        """How many calls to the store exceed their time limit, and still keep a thread."""
+        return self._threads.hung
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.close()
 
     def _size(self, job: str, blob: str) -> int | None:
         with suppress(FileNotFoundError):
@@ -110,16 +165,49 @@ class Blobs:
                 system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
                 system.rm(path)
 
-    def _sweep(self, job: str, attempt: int, wanted: set[str]) -> int:
-        system, root = _resolve(self._url or str(self._root))
-        swept = 0
+    def _leftovers(self, job: str, attempt: int, wanted: set[str]) -> list[Callable[[], None]]:
+        """The deletion of each file that a sweep is to delete."""
+        system, root = _resolve_fresh(self._url or str(self._root))
+        found: list[Callable[[], None]] = []
         for path in system.find(f"{root}/{job}"):
             blob = path.removeprefix(f"{root}/{job}/")
             number = blob.partition("/")[0]
             if blob not in wanted and number.isdecimal() and int(number) <= attempt:
-                system.rm(path)
-                swept += 1
-        return swept
+                found.append(partial(_remove, system, path))
+        return found
+
+    def _is_populated(self) -> bool:
+        system, root = _resolve_fresh(self._url or str(self._root))
+        try:
+            return bool(system.ls(root, detail=False))
+        except FileNotFoundError:
+            return False
+
+    def _used(self, job: str, besides: Collection[str]) -> int:
+        folder, used = self._root / job, 0
+        for path in folder.rglob("*"):
+            whole = not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
+            with suppress(FileNotFoundError):
+                used += path.stat().st_size if whole and path.is_file() else 0
+        return used
+
+    def _remove_job(self, job: str) -> None:
+        _checked(job)  # Never the root, nor a folder beside it.
+        with suppress(FileNotFoundError):
+            if self._url is None:
+                shutil.rmtree(self._root / job)
+            else:
+                system, root = _resolve_fresh(self._url)
+                system.rm(f"{root}/{job}", recursive=True)
+
+    def _clear_uploads(self, before: float) -> int:
+        cleared = 0
+        for path in self._root.rglob(f"{_UPLOAD}*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    cleared += 1
+        return cleared
 
     def _open(self, job: str, blob: str) -> IO[bytes]:
         if self._url is None:
@@ -131,46 +219,87 @@ class Blobs:
         return self._root / job / _checked(blob)
 
 
+class _Upload:
+    """A file without its name yet. All of it blocks."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file = NamedTemporaryFile(dir=path.parent, prefix=_UPLOAD, delete=False)  # noqa: SIM115 - see `close`
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, piece: bytes) -> None:
+        self._digest.update(piece)
+        self._file.write(piece)
+        self.size += len(piece)
+
+    def settle(self) -> None:
+        """Make the bytes durable first and the name after them."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        os.replace(self._file.name, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        """Close the file; delete it unless it has its name."""
+        with suppress(OSError):  # of a full volume: what is not written yet can't be
+            self._file.close()
+        Path(self._file.name).unlink(missing_ok=True)
+
+
 def _checked(blob: str) -> str:
     if not _NAME.fullmatch(blob) or len(blob) > 255:
         raise BlobError(f"{blob!r} is no blob name; legal are letters, digits, '.', '_', '-', in parts parted by '/'")
     return blob
 
 
+def _resolve_fresh(url: str) -> tuple[Any, str]:
+    """The same without what fsspec remembers of earlier listings: others write and delete there, too."""
+    system, path = _resolve(url)
+    system.invalidate_cache()
+    return system, path
+
+
 def _resolve(url: str) -> tuple[Any, str]:
     return cast(tuple[Any, str], fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
 
 
-async def _write(file: IO[bytes], pieces: AsyncIterator[bytes]) -> str:
-    digest = hashlib.sha256()
+def _remove(system: Any, path: str) -> None:
+    with suppress(FileNotFoundError):  # an upload that ended meanwhile
+        system.rm(path)
+
+
+def _close(file: IO[bytes]) -> None:
+    file.close()
+
+
+async def _write(file: StoreFile[_Upload], pieces: AsyncIterator[bytes]) -> None:
     waiting = bytearray()
     async for piece in pieces:
         waiting += piece
         if len(waiting) >= _PIECE:
-            await asyncio.to_thread(_write_piece, file, digest, bytes(waiting))
+            whole = bytes(waiting)
+            await file.run(lambda upload, whole=whole: upload.write(whole))
             waiting.clear()
-    await asyncio.to_thread(_write_piece, file, digest, bytes(waiting))
-    return digest.hexdigest()
+    await file.run(lambda upload: upload.write(bytes(waiting)))
 
 
-def _write_piece(file: IO[bytes], digest: "Digest", piece: bytes) -> None:
-    digest.update(piece)
-    file.write(piece)
-
-
-def _settle(file: IO[bytes], path: Path) -> None:
-    """Make the bytes durable first and the name after them."""
-    file.flush()
-    os.fsync(file.fileno())
-    os.replace(file.name, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+async def _pieces(file: StoreFile[IO[bytes]], name: str) -> AsyncIterator[bytes]:
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        while piece := file.read(_PIECE):
+        while piece := await file.run(lambda opened: opened.read(_PIECE)):
             yield piece
+    except StoreUnavailable as error:
+        # The answer has begun: all that its reader sees is a connection that breaks off.
+        _log.error("the download of blob %s breaks off: %s", name, error)
+        raise
+    finally:
+        file.close(_close)

@@ -3,21 +3,28 @@
 import importlib.util
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from rolecall.master.extent import check_extent
 from rolecall.master.problems import Problem, explain, problem, unknown
-from rolecall.spec.errors import InvalidJob, NotFound
+from rolecall.spec.errors import InputError, InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
 from rolecall.spec.workload import EverywhereParams, Params, Workload
 from rolecall.workloads.catalogue import installed
+from rolecall.workloads.data_access import DataAccess, DataPath, read_access
 
+_MOST_EXPLAINED = 1000
+"""Problems of one document that are worth a look at each; pydantic makes all its errors or none."""
 _log = logging.getLogger(__name__)
+_MOST_DATA_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,8 @@ class Catalogue:
 
     workloads: Mapping[str, Workload]
     broken: Mapping[str, str] = field(default_factory=dict[str, str])
+    data: DataAccess = field(default_factory=read_access)
+    """Which data jobs may name, as the master's settings have it."""
 
     def get(self, name: str) -> Workload:
         """The workload of that name, or `NotFound` that lists those there are."""
@@ -49,9 +58,10 @@ class Catalogue:
             raise InvalidJob([finding | {"message": finding["message"] + self._hint(request.workload)}])
         roles, problems = check_roles(workload, request.roles)
         params, more = check_params(workload, request.params)
+        more += check_data(params, self.data)
         if not request.name.isprintable():
             problems.append(problem("name", "it has characters that can't be printed", request.name, "printable text"))
-        if params is None or problems:
+        if params is None or problems or more:
             raise InvalidJob([*problems, *more])
         _check_together(workload, params, roles)
         return request.model_dump() | {"params": params.model_dump(mode="json"), "roles": roles}
@@ -67,7 +77,9 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
     for point in installed().values() if points is None else points:
         try:
             workload = _loaded(point)
-        except Exception as error:  # noqa: BLE001 - foreign code may raise anything; it is logged and shown
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - foreign code may raise anything; it is logged and shown
             broken[point.name] = f"{type(error).__name__}: {error}"
             _log.error("workload %s from %s is broken: %s", point.name, point.value, broken[point.name])
         else:
@@ -95,12 +107,53 @@ def check_roles(workload: Workload, asked: Mapping[Role, int]) -> tuple[dict[Rol
 
 def check_params(workload: Workload, given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
     """The parameters as the workload's own type, or what is wrong with them; a number in quotes is no number."""
+    if problems := check_extent(given):
+        return None, problems
     try:
         # As JSON, because there strict types take a list for a tuple and a text for an enumeration's value.
         return workload.params.model_validate_json(json.dumps(given), strict=True), []
     except ValidationError as error:
-        schema = workload.params.model_json_schema()
-        return None, explain([dict(e) for e in error.errors(include_url=False)], schema, ("params",))
+        if (count := error.error_count()) > _MOST_EXPLAINED:
+            message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
+            return None, [problem("params", message, given, f"what GET /workloads/{workload.name} describes")]
+        errors = [dict(one) for one in error.errors(include_url=False)]
+        return None, explain(errors, schema_of(workload.params), ("params",))
+
+
+@cache
+def schema_of(params: type[Params]) -> dict[str, Any]:
+    """The JSON schema of a workload's parameters."""
+    return params.model_json_schema()
+
+
+def check_data(params: Params | None, access: DataAccess) -> list[Problem]:
+    """What is wrong with the paths and URLs in the parameters, as far as it can be told without the nodes' disks.
+
+    The first few problems are enough: a list may have thousands of paths.
+    """
+    return list(islice(_data_problems(params, access), _MOST_DATA_PROBLEMS))
+
+
+def _data_problems(params: Params | None, access: DataAccess) -> Iterator[Problem]:
+    for at, path in _data_paths(params, "params"):
+        try:
+            access.check_written(path)
+        except InputError as error:
+            yield problem(at, str(error), path, access.legal)
+
+
+def _data_paths(value: object, at: str) -> Iterator[tuple[str, DataPath]]:
+    match value:
+        case DataPath():
+            yield at, value
+        case BaseModel():
+            for name in type(value).model_fields:
+                yield from _data_paths(getattr(value, name), f"{at}.{name}")
+        case list() | tuple():
+            for place, item in enumerate(cast(Iterable[object], value)):
+                yield from _data_paths(item, f"{at}.{place}")
+        case _:
+            pass
 
 
 def _check_together(workload: Workload, params: Params, roles: dict[Role, int]) -> None:

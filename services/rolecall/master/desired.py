@@ -6,21 +6,31 @@ from typing import Any
 
 from rolecall.master.store.records import Gang, WorkerRecord
 from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.token import attempt_token, gang_secret
 from rolecall.spec.wire import Desired, DesiredWorker
 
 Params = Mapping[str, dict[str, Any]]
 
 
 def desired(
-    node: str, gangs: Iterable[Gang], params: Params, addresses: Mapping[str, str], blob_url: str | None
+    node: str,
+    gangs: Iterable[Gang],
+    params: Params,
+    addresses: Mapping[str, str],
+    *,
+    blob_url: str | None,
+    signing_key: str,
 ) -> Desired:
     """The workers of `node` that have not ended, with all that they need.
 
-    `params` has each job's. `addresses` has those of nodes whose gangs' plans don't tell them. The version is drawn
-    from the content, so that it means the same after a restart of the master.
+    `params` has each job's. `addresses` has those of nodes whose gangs' plans don't tell them. Tokens and secrets
+    of attempts are derived from `signing_key`. The version is drawn from the content, so that it means the same after a
+    restart of the master.
     """
     workers = tuple(
-        DesiredWorker(launch=_launch(gang, worker, params, addresses, blob_url), stop=gang.attempt.stop)
+        DesiredWorker(
+            launch=_launch(gang, worker, params[gang.job.id], addresses, blob_url, signing_key), stop=gang.attempt.stop
+        )
         for gang in gangs
         for worker in gang.workers
         if worker.node == node and not worker.state.ended
@@ -36,8 +46,13 @@ def unaddressed(gangs: Iterable[Gang]) -> set[str]:
     return {node for node, addresses in firsts.items() if node not in addresses}
 
 
-def _launch(
-    gang: Gang, worker: WorkerRecord, params: Params, addresses: Mapping[str, str], blob_url: str | None
+def _launch(  # noqa: PLR0917 - all that a worker needs
+    gang: Gang,
+    worker: WorkerRecord,
+    params: dict[str, Any],
+    addresses: Mapping[str, str],
+    blob_url: str | None,
+    signing_key: str,
 ) -> WorkerLaunch:
     plan = gang.attempt.plan
     first = plan.workers[0].node
@@ -45,11 +60,13 @@ def _launch(
         job=gang.job.id,
         attempt=gang.attempt.number,
         workload=gang.job.workload,
-        params=params[gang.job.id],
+        params=params,
         worker=plan.workers[worker.rank],
         gang=plan,
         master_addr=plan.addresses.get(first) or addresses.get(first, first),
         rendezvous_port=gang.attempt.rendezvous_port,
         resume_from=gang.attempt.resume_from,
+        secret=gang_secret(signing_key, gang.job.id, gang.attempt.number),
+        token=attempt_token(signing_key, gang.job.id, gang.attempt.number),
         blob_url=blob_url,
     )

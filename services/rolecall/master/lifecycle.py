@@ -41,6 +41,17 @@ class Step:
     costs_restart: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Accusation:
+    """A checkpoint that workers could not read as it was written. It may be their nodes' fault."""
+
+    manifest: CheckpointManifest
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"the checkpoint at step {self.manifest.step}, which {', '.join(self.nodes)} could not read"
+
+
 def observe(worker: WorkerRecord, report: WorkerReport) -> WorkerRecord:
     """The record brought forward by a report. States only go forward; who has ended does not change any more."""
     if worker.state.ended:
@@ -115,10 +126,12 @@ def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def condemned(gang: Gang) -> CheckpointManifest | None:
-    """The checkpoint that the attempt resumed from, if a worker found it damaged."""
-    failures = [worker.failure for worker in gang.workers if worker.failure]
-    return gang.attempt.resume_from if any(failure.condemns_checkpoint for failure in failures) else None
+def accused(gang: Gang) -> Accusation | None:
+    """The checkpoint that the attempt resumed from, if a worker reported it as damaged."""
+    told = [w for w in gang.workers if w.failure is not None and w.failure.condemns_checkpoint]
+    if gang.attempt.resume_from is None or not told:
+        return None
+    return Accusation(gang.attempt.resume_from, tuple(sorted({worker.node for worker in told})))
 
 
 def start_times(attempt: AttemptSummary, workers: Iterable[WorkerRecord]) -> StartTimes | None:
@@ -137,22 +150,22 @@ def start_times(attempt: AttemptSummary, workers: Iterable[WorkerRecord]) -> Sta
     return StartTimes(**{n: round(p, 3) for n, p in zip(names, parts, strict=True)}, total=round(sum(parts), 3))
 
 
-def cancel(job: JobSummary) -> Step:
-    """The step that cancels `job` from where it stands."""
+def cancel(job: JobSummary, by: str) -> Step:
+    """The step by which the token `by` cancels `job` from where it stands."""
     _refuse_ended(job, "cancelled")
     if job.state.holds_slots:
-        return Step(JobState.STOPPING, "cancelled by its user", stop=StopMode.CANCEL)
-    return Step(JobState.CANCELLED, "cancelled by its user")
+        return Step(JobState.STOPPING, f"cancelled by {by}", stop=StopMode.CANCEL)
+    return Step(JobState.CANCELLED, f"cancelled by {by}")
 
 
-def pause(job: JobSummary, stop: StopMode | None) -> Step:
-    """The step that pauses `job`; `stop` is how its gang is being stopped already."""
+def pause(job: JobSummary, stop: StopMode | None, by: str) -> Step:
+    """The step by which the token `by` pauses `job`; `stop` is how its gang is being stopped already."""
     _refuse_ended(job, "paused")
     if job.state is JobState.STOPPING and stop not in {StopMode.PAUSE, StopMode.DRAIN}:
         raise IllegalTransition(f"job {job.id} is being stopped ({stop}) and can't be paused; look again in a moment")
     if job.state.holds_slots:
-        return Step(JobState.STOPPING, "paused by its user", stop=StopMode.PAUSE)
-    return Step(JobState.PAUSED, "paused by its user")
+        return Step(JobState.STOPPING, f"paused by {by}", stop=StopMode.PAUSE)
+    return Step(JobState.PAUSED, f"paused by {by}")
 
 
 def check_resume(job: JobSummary) -> None:

@@ -14,7 +14,7 @@ changes.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,10 +70,10 @@ Outcome = GangPlan | Waiting
 class Cluster:
     """Nodes as placement sees them, at one moment. What it computes it keeps."""
 
-    def __init__(self, nodes: Iterable[NodeState]) -> None:
+    def __init__(self, nodes: Iterable[NodeState], avoid: Collection[str] = ()) -> None:
         self.nodes = tuple(nodes)
         self.living = [node for node in self.nodes if node.alive]
-        self.offers = _offers(self.nodes)
+        self.offers = [spec for spec in _offers(self.nodes) if spec.name not in avoid]
         self.circles = _circles(self.offers)
         self.addresses = {node.spec.name: node.spec.address for node in self.nodes}
         self._known = [node.spec for node in self.living]
@@ -81,6 +81,13 @@ class Cluster:
         self._rooms: dict[Role, int] = {}
         self._feasible: dict[Shape, bool] = {}
         self._seating: tuple[tuple[WorkerPlan, ...], Seating] | None = None
+        self._without: dict[frozenset[str], Cluster] = {}
+
+    def without(self, avoid: frozenset[str]) -> "Cluster":
+        """The same nodes, of which those of `avoid` offer nothing: what runs there takes its share all the same."""
+        if avoid not in self._without:
+            self._without[avoid] = Cluster(self.nodes, avoid)
+        return self._without[avoid]
 
     def seating(self, taken: Sequence[WorkerPlan]) -> "Seating":
         """What is free beside `taken`; the last one is kept."""
@@ -114,12 +121,19 @@ class Seating:
 
     def __init__(self, cluster: Cluster, taken: Sequence[WorkerPlan]) -> None:
         self._cluster = cluster
+        self._taken = taken
         self._occupied = _occupied(cluster.nodes, taken)
         self._rooms: dict[Role, int] = {}
         self._outcomes: dict[Shape, Outcome] = {}
+        self._elsewhere: dict[frozenset[str], Seating] = {}
 
-    def place(self, roles: Counts) -> Outcome:
-        """A place for every worker of a gang with these role counts, or the reason why there is none."""
+    def place(self, roles: Counts, avoid: Collection[str] = ()) -> Outcome:
+        """A place for every worker of a gang with these role counts, or the reason why there is none.
+
+        It is on none of the nodes of `avoid` if there is such a place.
+        """
+        if avoid and isinstance(elsewhere := self._without(frozenset(avoid)).place(roles), GangPlan):
+            return elsewhere
         shape = shape_of(roles)
         if shape not in self._outcomes:
             self._outcomes[shape] = self._search(roles)
@@ -130,6 +144,11 @@ class Seating:
         if role not in self._rooms:
             self._rooms[role] = _room(role, self._cluster.offers, self._occupied)
         return self._rooms[role]
+
+    def _without(self, avoid: frozenset[str]) -> "Seating":
+        if avoid not in self._elsewhere:
+            self._elsewhere[avoid] = Seating(self._cluster.without(avoid), self._taken)
+        return self._elsewhere[avoid]
 
     def _search(self, roles: Counts) -> Outcome:
         # A role for which there is no room alone needs no search.

@@ -15,10 +15,11 @@ from datetime import UTC, datetime, timedelta
 from prometheus_client import Histogram
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.master.access import Access
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.master.presence import Presence
-from rolecall.master.scheduler import QueuedJob, schedule
+from rolecall.master.scheduler import Allowance, QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
 from rolecall.master.store import attempts, checkpoints, jobs, nodes
 from rolecall.master.store.database import Database
@@ -26,6 +27,7 @@ from rolecall.master.store.records import JobSummary, NodeRecord
 from rolecall.master.trouble import Complaints, Pulse
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
+from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import GangPlan, WorkerPlan
 
@@ -42,6 +44,8 @@ class _Look:
 
     version: int
     offers: tuple[Offer, ...]
+    limits: Mapping[str, Limits]
+    """Of each owner."""
 
 
 class Placer:
@@ -51,6 +55,7 @@ class Placer:
         self,
         *,
         database: Database,
+        access: Access,
         catalogue: Catalogue,
         presence: Presence,
         view: View,
@@ -60,6 +65,7 @@ class Placer:
     ) -> None:
         self.pulse = Pulse()
         self._database = database
+        self._access = access
         self._catalogue = catalogue
         self._presence = presence
         self._view = view
@@ -74,7 +80,7 @@ class Placer:
         self._again_at: datetime | None = None
 
     def wake(self) -> None:
-        """Ask for a look: a job was queued, a node came, a place may be free."""
+        """Ask for a look: a job was queued, a node came, a place may be free, a token's limits changed."""
         self._woken.notify()
 
     def waiting_for(self, job: JobSummary) -> str | None:
@@ -89,7 +95,7 @@ class Placer:
                 ticket = self._woken.ticket()
                 pause_s = TICK_S
                 try:
-                    pause_s = await self._place(pool)
+                    pause_s = await self.place(pool)
                     self._complaints.went_well("placing")
                     self.pulse.went_well()
                 except Exception as error:  # noqa: BLE001 - a loop's tick: one bad look must not end all of them
@@ -97,11 +103,11 @@ class Placer:
                     self.pulse.failed(error)
                 await wait(ticket, pause_s)
 
-    async def _place(self, pool: ThreadPoolExecutor) -> float:
-        """One look. Returns after how many seconds the next one is due."""
+    async def place(self, pool: ThreadPoolExecutor | None = None) -> float:
+        """One look, computed in a thread of `pool`. Returns after how many seconds the next one is due."""
         await self._view.refresh()
         now = _now()
-        look = _Look(self._view.version, self._offers())
+        look = _Look(self._view.version, self._offers(), self._access.limits)
         if look == self._settled and (self._again_at is None or now < self._again_at):
             return self._due_s(now)
         self._settled = None
@@ -111,7 +117,8 @@ class Placer:
             self._waiting, self._settled = {}, look
             return self._due_s(now)
         cluster = self._cluster_of(look.offers)
-        asked = (ready, dict(self._view.chosen), cluster, self._view.taken(), now)
+        allowed = self._view.allowances(look.limits)
+        asked = (ready, dict(self._view.chosen), cluster, self._view.taken(), allowed, now)
         outcomes = await asyncio.get_running_loop().run_in_executor(pool, self._schedule, *asked)
         if not await self._settle(ready, outcomes):
             self._settled = look
@@ -129,17 +136,18 @@ class Placer:
             self._cluster = offers, Cluster(self._presence.states(self._view.nodes.values()))
         return self._cluster[1]
 
-    def _schedule(
+    def _schedule(  # noqa: PLR0917 - all that a placement depends on
         self,
         ready: list[JobSummary],
         chosen: Mapping[str, tuple[str, ...]],
         cluster: Cluster,
         taken: tuple[WorkerPlan, ...],
+        allowed: Mapping[str, Allowance],
         now: datetime,
     ) -> dict[str, Outcome]:
         """In the placement's own thread."""
         queue = [_queued(job, chosen, everywhere=self._catalogue.is_everywhere(job.workload)) for job in ready]
-        return schedule(queue, cluster, taken, now, self._backfill_window)
+        return schedule(queue, cluster, taken, now, self._backfill_window, allowed)
 
     async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> bool:
         """Commit what was decided; return whether there was any plan, after which it has to be decided anew."""
@@ -165,11 +173,15 @@ class Placer:
         now = _now()
         try:
             async with self._database.write() as connection:
-                if (unreadable := (await jobs.get(connection, job.id)).unreadable) is not None:
-                    self._view.set_aside(job.id, unreadable)
-                    raise Conflict(f"{unreadable}; the job is set aside")
+                record = await jobs.find(connection, job.id)
+                if record is None:
+                    raise Conflict("it is deleted")
+                if record.unreadable is not None:
+                    self._view.set_aside(job.id, record.unreadable)
+                    raise Conflict(f"{record.unreadable}; the job is set aside")
                 await self._check_lives(connection, plan)
-                resume_from = await checkpoints.newest(connection, job.id)
+                avoided = not set(record.avoid or ()).isdisjoint(worker.node for worker in plan.workers)
+                resume_from = await checkpoints.newest(connection, job.id, undoubted=avoided)
                 await attempts.begin(connection, job, plan, resume_from, now)
         except Conflict:
             # What is stored is not what was looked at.
@@ -212,6 +224,8 @@ def _queued(job: JobSummary, chosen: Mapping[str, tuple[str, ...]], *, everywher
         queued_at=job.queued_at,
         everywhere=everywhere,
         only=chosen.get(job.id, ()),
+        owner=job.owner,
+        avoid=job.avoid or (),
     )
 
 

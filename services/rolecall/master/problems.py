@@ -5,33 +5,73 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, cast
 
+from rolecall.spec.redaction import redact_text
+
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
+MOST_PROBLEMS = 20
+"""How many problems one answer lists."""
 _GIVEN_CHARS = 200
+_FIELD_CHARS = 300
+_MESSAGE_CHARS = 2000
+# The search for near names takes time with the product of both.
+_NEAR_CHARS, _NEAR_NAMES = 80, 256
+_LISTED_NAMES = 256
 
 
 def problem(field: str, message: str, given: Any, legal: str) -> Problem:
-    """One finding."""
-    return {"field": field, "message": message, "given": shown(given), "legal": legal}
+    """One finding; texts are cut where they get long."""
+    return {
+        "field": redact_text(_cut(field, _FIELD_CHARS)),
+        "message": redact_text(_cut(message, _MESSAGE_CHARS)),
+        "given": shown(given),
+        "legal": legal,
+    }
 
 
 def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
     """A name that there is not, with the nearest one that there is."""
     legal = sorted(map(str, names))
-    near = get_close_matches(str(given), legal, n=1)
+    near = get_close_matches(given, legal, n=1) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else []
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    return problem(field, f"there is no {kind} '{given}'{hint}", given, ", ".join(legal) or "none")
+    said = _cut(given, _GIVEN_CHARS)
+    return problem(field, f"there is no {kind} '{said}'{hint}", given, _listed(legal))
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
-    """Pydantic's `errors` about a value that `schema` (JSON schema) describes; `prefix` leads the fields' names."""
-    return [_explain_one(error, schema, prefix) for error in errors]
+    """Pydantic's `errors` about a value that `schema` (JSON schema) describes; `prefix` leads the fields' names.
+
+    The first `MOST_PROBLEMS` are explained; a last entry counts the others.
+    """
+    return shortened([_explain_one(error, schema, prefix) for error in errors[:MOST_PROBLEMS]], len(errors))
+
+
+def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
+    """The first `MOST_PROBLEMS` of `count` problems, and an entry that counts those that are not among them."""
+    listed = list(problems[:MOST_PROBLEMS])
+    if count > len(listed):
+        more = f"{count - len(listed)} more problems are not listed; mend these first"
+        listed.append({"field": "…", "message": more, "given": "", "legal": ""})
+    return listed
 
 
 def shown(given: Any) -> str:
-    """What was given, as short JSON."""
-    text = json.dumps(given, default=str)
-    return text if len(text) <= _GIVEN_CHARS else f"{text[:_GIVEN_CHARS]}…"
+    """What was given, as short JSON. Only as much of it is read as is shown, however large and deep it is."""
+    text = ""
+    for piece in json.JSONEncoder(default=str).iterencode(given):
+        text += piece
+        if len(text) > _GIVEN_CHARS:
+            break
+    return _cut(text, _GIVEN_CHARS)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
+    return (", ".join(names[:_LISTED_NAMES]) or "none") + more
 
 
 def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> Problem:
@@ -102,6 +142,8 @@ def _bounds(schema: Schema) -> list[str]:
         "exclusiveMaximum": "<",
         "minLength": "of length ≥",
         "maxLength": "of length ≤",
+        "minItems": "of length ≥",
+        "maxItems": "of length ≤",
         "pattern": "like",
     }
     return [f"{word} {schema[key]}" for key, word in words.items() if key in schema]

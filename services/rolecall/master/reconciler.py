@@ -11,32 +11,31 @@ from datetime import UTC, datetime
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
-from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.lifecycle import Step
+from rolecall.master.lifecycle import Accusation, Step
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.signals import Signal, wait
-from rolecall.master.store import artifacts, attempts, checkpoints, jobs, nodes, workers
+from rolecall.master.store import attempts, checkpoints, events, jobs, nodes, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
 from rolecall.master.trouble import Complaints, Pulse
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
 from rolecall.spec.errors import Conflict
-from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.report import Failure
 from rolecall.spec.state import JobState, WorkerState
 
 TICK_S = 0.5
-KEPT_CHECKPOINTS = 2
+VERIFY_S = 60.0
+"""How long a job waits at most for the master's look at a checkpoint that a worker reported as damaged."""
 FORGET_NODE_S = 3600.0
 """Silence after which a lost node is no longer listed."""
 _log = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Stops, retries and cleans up; `Placer` places."""
+    """Stops and retries; `Placer` places. Notifies `garbage` when an attempt has ended: it may have left something."""
 
     def __init__(
         self,
@@ -45,21 +44,20 @@ class Reconciler:
         catalogue: Catalogue,
         presence: Presence,
         progress: ProgressBook,
-        blobs: Blobs,
         view: View,
         waking: Waking,
+        garbage: Signal,
     ) -> None:
         self.pulse = Pulse()
         self._database = database
         self._catalogue = catalogue
         self._presence = presence
         self._progress = progress
-        self._blobs = blobs
         self._view = view
         self._waking = waking
+        self._garbage = garbage
         self._woken = Signal()
         self._complaints = Complaints()
-        self._unswept: dict[str, int] = {}
         self._look_at_all = 0.0
 
     def wake(self) -> None:
@@ -92,8 +90,6 @@ class Reconciler:
         await self._lose_silent_nodes()
         while await self._advance_jobs():
             pass
-        await self._sweep_all()
-        await self._collect_checkpoints()
 
     async def _flush_progress(self) -> None:
         if self._progress.has_news:
@@ -118,6 +114,7 @@ class Reconciler:
             busy = await workers.end_unreadable(connection, job)
         self._progress.forget(job)
         self._waking.gang(job, busy)
+        self._garbage.notify()
         _log.error("job %s is set aside: %s", job, reason)
         return ended
 
@@ -190,25 +187,7 @@ class Reconciler:
         _log.info("job %s attempt %d: %s%s", gang.job.id, gang.attempt.number, step.after, _because(step.reason))
         if not step.after.holds_slots:
             self._progress.forget(gang.job.id)
-            self._unswept[gang.job.id] = gang.attempt.number
-
-    async def _sweep_all(self) -> None:
-        """Clean up behind attempts that ended. What a failing blob store keeps, a later pass deletes."""
-        for job, attempt in list(self._unswept.items()):
-            if await self._complaints.apart(f"deleting what {job} left over", self._sweep(job, attempt)):
-                del self._unswept[job]
-
-    async def _sweep(self, job: str, attempt: int) -> bool:
-        """Delete what the attempts so far left in the blob store and nobody can ask for."""
-        async with self._database.read() as connection:
-            if await checkpoints.has_unreadable(connection, job):
-                return True  # Nobody knows which blobs it names, so that none is left over for certain.
-            known = [manifest for manifest, _ in await checkpoints.of_job(connection, job)]
-            shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
-        swept = await self._blobs.sweep(job, attempt, shared | _blobs(known))
-        if swept:
-            _log.info("job %s: %d files that were left over are deleted", job, swept)
-        return True
+            self._garbage.notify()
 
     async def _expire(self, job: JobSummary) -> bool:
         step = lifecycle.overdue_step(job, _now())
@@ -221,30 +200,14 @@ class Reconciler:
             self._waking.jobs(job.id)
         return True
 
-    async def _collect_checkpoints(self) -> None:
-        async with self._database.read() as connection:
-            crowded = await checkpoints.crowded_jobs(connection, KEPT_CHECKPOINTS)
-        for job in crowded:
-            async with self._database.read() as connection:
-                if await checkpoints.has_unreadable(connection, job):
-                    continue
-                known = [manifest for manifest, _ in await checkpoints.of_job(connection, job)]
-                shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
-            for manifest in superfluous(known):
-                await self._delete_checkpoint(job, manifest, shared | _blobs([m for m in known if m != manifest]))
-
-    async def _delete_checkpoint(self, job: str, manifest: CheckpointManifest, shared: set[str]) -> None:
-        # Blobs first: cut off in between, the next pass finds the manifest and deletes the rest.
-        for blob in _blobs([manifest]) - shared:
-            await self._blobs.delete(job, blob)
-        async with self._database.write() as connection:
-            await checkpoints.remove(connection, job, manifest)
-
 
 async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
     """Commit one step of a job that holds slots, and the same for its attempt."""
+    accused = None if step.after.holds_slots else lifecycle.accused(gang)
+    if accused is not None and not await _doubt(connection, gang, accused, now):
+        accused = None
     if step.after is JobState.QUEUED:
-        await _queue_again(connection, gang, step, now)
+        await _queue_again(connection, gang, step, now, accused)
     else:
         started = {"started_at": gang.job.started_at or now} if step.after is JobState.RUNNING else {}
         message = step.reason or str(step.stop or step.after)
@@ -268,27 +231,30 @@ async def lose_workers(connection: AsyncConnection, node: str, why: str, now: da
     return {worker.job for worker in gone}
 
 
-def superfluous(manifests: list[CheckpointManifest]) -> list[CheckpointManifest]:
-    """Of checkpoints, newest first, those that need not stay; of those to keep, a newer one replaces the older."""
-    kept = next((manifest for manifest in manifests if manifest.keep), None)
-    return [manifest for manifest in manifests[KEPT_CHECKPOINTS:] if manifest != kept]
+async def _doubt(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
+    """Let the master look at a checkpoint that workers could not read; return whether there is still such a one."""
+    if not await checkpoints.doubt(connection, gang.job.id, accused.manifest, now):
+        return False
+    await jobs.avoid(connection, gang.job, accused.nodes)
+    message = f"the master verifies {accused}"
+    await events.add(connection, gang.job.id, now, "checkpoint", message, attempt=gang.attempt.number)
+    return True
 
 
-async def _queue_again(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
+async def _queue_again(
+    connection: AsyncConnection, gang: Gang, step: Step, now: datetime, accused: Accusation | None
+) -> None:
     if not step.costs_restart:
         await jobs.requeue(connection, gang.job, now, step.reason, 0.0)
         return
-    if (damaged := lifecycle.condemned(gang)) is not None:
-        await checkpoints.remove(connection, gang.job.id, damaged)
     newest = await checkpoints.newest(connection, gang.job.id)
     got_on = newest is not None and newest.attempt == gang.attempt.number
     crashes = 1 if got_on else gang.job.crashes + 1
     counts = {"crashes": crashes, "restarts": gang.job.restarts + 1}
-    await jobs.requeue(connection, gang.job, now, step.reason, lifecycle.backoff_s(crashes), **counts)
-
-
-def _blobs(manifests: list[CheckpointManifest]) -> set[str]:
-    return {part.blob for manifest in manifests for part in manifest.parts}
+    wait_s, waits_for = lifecycle.backoff_s(crashes), None
+    if accused is not None:
+        wait_s, waits_for = VERIFY_S, f"the master verifies {accused}, for {VERIFY_S:.0f} s at most"
+    await jobs.requeue(connection, gang.job, now, step.reason, wait_s, waits_for=waits_for, **counts)
 
 
 def _because(reason: str | None) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 from contextlib import AbstractContextManager, nullcontext
@@ -13,14 +14,36 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from rolecall.edge.connections import Limits, allow_files, limited
+from rolecall.edge.logs import log_to_stderr
+from rolecall.edge.tls import Certificate
 from rolecall.master.app import create_app, release
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.core import Master
 from rolecall.master.departure import see_off
-from rolecall.master.store.database import Database
+from rolecall.master.store.database import Database, is_sqlite
+from rolecall.master.trouble import LeadershipLost
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
+LIMITS = Limits()
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "connect-src": "'self'",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+HEADERS = [
+    ("Content-Security-Policy", "; ".join(f"{what} {whence}" for what, whence in _POLICY.items())),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+]
+"""On every answer: pages load what this server serves and nothing else, and nobody frames them."""
 _BACKLOG = 2048
 _LONGEST_PAUSE_S = 5.0
 _PROBE = 1 << 16
@@ -31,12 +54,30 @@ _log = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """uvicorn, but the calls that are held back are released before it waits for them."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, certificate: Certificate | None = None) -> None:
         # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app,
+            http=limited(LIMITS),
+            ws="none",
+            headers=HEADERS,
+            server_header=False,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+        )
+        config.load()
+        config.ssl = certificate.context if certificate else None
         super().__init__(config)
         self._app = app
+        app.state.stop = self._stop
         self._leaving: asyncio.Task[None] | None = None
+
+    @property
+    def fault(self) -> BaseException | None:
+        """Why the master ended by itself, if it did."""
+        return self._app.state.fault
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave the signals to `run`, which ends with a clean exit code."""
@@ -47,7 +88,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
-            _log.info("master listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+            scheme = "http" if self.config.ssl is None else "https"
+            _log.info("master listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Release who waits, then close."""
@@ -56,29 +98,52 @@ class Server(uvicorn.Server):
 
     def told(self) -> None:
         """Asked to end: see the nodes off that end too; asked again, end at once."""
-        if self._leaving is not None or not self.started:
-            self.should_exit = True
+        master = self._app.state.master
+        if self._leaving is not None or not self.started or master is None:
+            self._stop()
         else:
-            self._leaving = asyncio.create_task(self._see_off(), name="departure")
+            self._leaving = asyncio.create_task(self._see_off(master), name="departure")
 
-    async def _see_off(self) -> None:
-        state = self._app.state
+    async def _see_off(self, master: Master) -> None:
         try:
-            await see_off(state.master, state.settings.stop_grace_s)
+            await see_off(master, master.settings.stop_grace_s)
         finally:
-            self.should_exit = True
+            self._stop()
+
+    def _stop(self) -> None:
+        self.should_exit = True
 
 
-def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `SettingsError` when the port is taken or the data folder of no use."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code, 75 when another master has taken over.
+
+    Raises `SettingsError` when the port is taken, the data folder is of no use, or another master leads.
+    """
+    log_to_stderr(settings.log_level)
+    allow_files(LIMITS)
+    certificate = read_certificate(settings)
     check_folder(settings.data)
+    check_standby(settings)
     if settings.blob_url is not None:
         check_url(settings.blob_url)
     if settings.database_url is not None:
         asyncio.run(await_database(settings.database_url.get_secret_value()))
     with listen(settings.host, settings.port) as listener:
-        asyncio.run(_serve(settings, catalogue, listener))
+        try:
+            asyncio.run(_serve(settings, catalogue, listener, certificate))
+        except LeadershipLost as lost:
+            _log.error("ended, so as not to be a second master: %s", lost)
+            return os.EX_TEMPFAIL
+    return os.EX_OK
+
+
+def read_certificate(settings: MasterSettings) -> Certificate | None:
+    """What the master shows to its clients; None for plain HTTP. Raises `SettingsError` for files of no use."""
+    if settings.tls_cert is None and settings.tls_key is None:
+        return None
+    if settings.tls_cert is None or settings.tls_key is None:
+        raise SettingsError("ROLECALL_TLS_CERT and ROLECALL_TLS_KEY belong together; set both, or neither")
+    return Certificate(settings.tls_cert, settings.tls_key)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -104,6 +169,21 @@ def check_folder(data: Path) -> None:
         raise SettingsError(f"ROLECALL_DATA={data}: {error.strerror}; {remedy}") from None
 
 
+def check_standby(settings: MasterSettings) -> None:
+    """Raise `SettingsError` for a standby that could never take over; warn of one that would lack checkpoints."""
+    if not settings.standby:
+        return
+    if settings.database_url is None or is_sqlite(settings.database_url.get_secret_value()):
+        raise SettingsError(
+            "ROLECALL_STANDBY needs PostgreSQL (ROLECALL_DATABASE_URL): SQLite can't be shared by two machines"
+        )
+    if settings.blob_url is None:
+        _log.warning(
+            "ROLECALL_STANDBY without ROLECALL_BLOB_URL: checkpoints and artifacts lie in ROLECALL_DATA; unless all "
+            "masters share that folder, jobs start from the beginning after a takeover"
+        )
+
+
 async def await_database(url: str) -> None:
     """Return when the database answers; until then try again, with a line in the log for each new reason."""
     database, pause_s, said = _open(url), 0.2, ""
@@ -119,7 +199,7 @@ async def await_database(url: str) -> None:
 def _open(url: str) -> Database:
     try:
         return Database(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # A password with a special character leaves no number for the port.
         raise SettingsError("ROLECALL_DATABASE_URL is no URL like postgresql://user:password@host/name") from None
 
 
@@ -132,11 +212,15 @@ async def _trouble(database: Database) -> str:
     return ""
 
 
-async def _serve(settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket) -> None:
-    server = Server(create_app(settings, catalogue))
+async def _serve(
+    settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket, certificate: Certificate | None
+) -> None:
+    server = Server(create_app(settings, catalogue), certificate)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.told)
     await server.serve(sockets=[listener])
+    if server.fault is not None:
+        raise server.fault
     if not server.started:
         raise SystemExit("the master could not start; its log says why")

@@ -1,15 +1,25 @@
-"""Logs and progress on the master's volume: files that only grow, a piece at a time, each piece at its offset."""
+"""Logs and progress on the master's volume: what workers write, a piece at a time, each piece at its offset."""
 
 import asyncio
+import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from weakref import WeakValueDictionary
 
+from rolecall.master import segments
+from rolecall.master.segments import Piece
+from rolecall.spec.errors import NotFound
+
 Kind = Literal["log", "progress"]
-_FILES: dict[Kind, str] = {"log": "log.txt", "progress": "progress.jsonl"}
 _PIECE = 1 << 20
+_REST_S = 60.0
+"""How long the rest of the log of a worker that has ended is waited for."""
+_REMEMBERED = 1000
+"""How many removed jobs are remembered: as many as calls may still be on their way for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,51 +33,100 @@ class StreamKey:
 
 
 class Streams:
-    """The files below `root`. A piece that is there already changes nothing; one behind a gap is not written."""
+    """The files below `root`. A piece that is there already changes nothing; one behind a gap is not written.
 
-    def __init__(self, root: Path) -> None:
+    Of each log `log_bytes` are kept, see `segments`.
+    """
+
+    def __init__(self, root: Path, log_bytes: int) -> None:
         self._root = root
+        self._log_bytes = log_bytes
         self._locks: WeakValueDictionary[StreamKey, asyncio.Lock] = WeakValueDictionary()
+        self._expected: dict[StreamKey, tuple[int, float]] = {}
+        self._removed: dict[str, None] = {}
 
-    async def append(self, key: StreamKey, offset: int, pieces: AsyncIterator[bytes]) -> int:
-        """Append what is missing of the bytes that start at `offset`; return the stream's size."""
+    async def append(self, key: StreamKey, offset: int, pieces: AsyncIterator[bytes], *, cut: bool = False) -> int:
+        """Append what is missing of the bytes that start at `offset`; return the stream's size.
+
+        `cut` says that what lies before `offset` is lost, so that the log may have a gap there.
+        """
         async with self._locks.setdefault(key, asyncio.Lock()):
             async for piece in pieces:
-                await asyncio.to_thread(_append, self._path(key), offset, piece)
+                if key.job in self._removed:
+                    raise NotFound(f"job {key.job} is deleted")
+                await asyncio.to_thread(self._append, key, offset, piece, cut)
                 offset += len(piece)
             return self.size(key)
 
+    async def remove_job(self, job: str) -> None:
+        """Delete all streams of a job; a piece that is on its way is refused from now on."""
+        self._removed[job] = None
+        while len(self._removed) > _REMEMBERED:
+            self._removed.pop(next(iter(self._removed)))
+        for key, lock in list(self._locks.items()):
+            if key.job == job:
+                async with lock:
+                    pass  # Whoever is in the middle of a piece finishes it.
+        with suppress(FileNotFoundError):
+            await asyncio.to_thread(shutil.rmtree, self._root / job)
+
+    def used(self, job: str) -> int:
+        """Bytes of all streams of a job."""
+        return sum(path.stat().st_size for path in (self._root / job).rglob("*") if path.is_file())
+
     def size(self, key: StreamKey) -> int:
-        """The stream's size in bytes; 0 before its first piece."""
-        path = self._path(key)
+        """The stream's size in bytes, cut parts included; 0 before its first piece."""
+        if key.kind == "log":
+            return segments.size(self._folder(key))
+        path = self._progress(key)
         return path.stat().st_size if path.exists() else 0
 
-    def read(self, key: StreamKey, start: int = 0, *, partial: bool = False) -> bytes:
-        """The lines from byte `start` on, at most about a MiB; one that is still being written only if `partial`."""
-        path = self._path(key)
+    def expect(self, key: StreamKey, size: int) -> None:
+        """Note that a stream is complete when it has `size` bytes: its worker has ended."""
+        now = time.monotonic()
+        self._expected = {one: (size, until) for one, (size, until) in self._expected.items() if until > now}
+        self._expected[key] = (size, now + _REST_S)
+
+    def is_complete(self, key: StreamKey) -> bool:
+        """Whether no more is expected of a stream, or no longer."""
+        size, until = self._expected.get(key, (0, 0.0))
+        return time.monotonic() > until or self.size(key) >= size
+
+    def read(self, key: StreamKey, start: int = 0) -> bytes:
+        """The lines of a progress stream from byte `start` on that are complete, at most about a MiB."""
+        path = self._progress(key)
         if not path.exists():
             return b""
         with path.open("rb") as file:
             file.seek(start)
             piece = file.read(_PIECE)
-            while b"\n" not in piece and (more := file.read(_PIECE)):
-                piece += more
-        return piece if partial else piece[: piece.rfind(b"\n") + 1]
+        # No line of progress is that long: what fills a piece without an end is skipped as one that can't be read.
+        return piece if b"\n" not in piece and len(piece) == _PIECE else piece[: piece.rfind(b"\n") + 1]
 
     def lines(self, key: StreamKey) -> Iterator[bytes]:
-        """All lines, also a last one without an end, without reading the whole file into memory."""
-        path = self._path(key)
+        """All lines of a progress stream, also a last one without an end, without reading it all into memory."""
+        path = self._progress(key)
         if path.exists():
             with path.open("rb") as file:
                 yield from (line.rstrip(b"\n") for line in file)
 
-    def _path(self, key: StreamKey) -> Path:
-        return self._root / key.job / str(key.attempt) / str(key.rank) / _FILES[key.kind]
+    def read_log(self, key: StreamKey, start: int, most: int) -> Piece:
+        """Up to `most` bytes of a log from `start` on, or from where it goes on behind a cut; empty at its end."""
+        return segments.read(self._folder(key), start, most)
 
+    def _append(self, key: StreamKey, offset: int, piece: bytes, cut: bool) -> None:
+        if key.kind == "log":
+            segments.append(self._folder(key), offset, piece, self._log_bytes, cut=cut)
+            return
+        path = self._progress(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            have = file.tell()
+            if offset <= have:
+                file.write(piece[have - offset :])
 
-def _append(path: Path, offset: int, piece: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        have = file.tell()
-        if offset <= have:
-            file.write(piece[have - offset :])
+    def _folder(self, key: StreamKey) -> Path:
+        return self._root / key.job / str(key.attempt) / str(key.rank)
+
+    def _progress(self, key: StreamKey) -> Path:
+        return self._folder(key) / "progress.jsonl"

@@ -7,14 +7,24 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rolecall.spec.errors import Conflict
+from rolecall.spec.errors import Conflict, RolecallError
 
 _FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
 # As SQLite and PostgreSQL say it.
 _FULL_DATABASE = re.compile("disk is full|No space left on device|disk I/O error")
+_LOCKED = re.compile("database is locked|lock timeout")
 _log = logging.getLogger(__name__)
+
+
+class StoreUnavailable(RolecallError):
+    """The blob store fails or does not answer in time; the same call may succeed later."""
+
+
+class LeadershipLost(RolecallError):
+    """Another master leads the cluster: what this one decides no longer counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +33,40 @@ class StorageTrouble:
 
     detail: str
     full: bool
-    """Whether space is wanting; else the database does not answer."""
+    """Whether space is wanting; else the database or the blob store does not answer."""
 
 
 def storage_trouble(error: BaseException) -> StorageTrouble | None:
     """What `error` says of the storage; None if it tells of something else."""
-    if isinstance(error, DBAPIError) and _FULL_DATABASE.search(str(error.orig)):
+    if is_full(error):
         return StorageTrouble(_FULL, full=True)
-    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StorageTrouble(_FULL, full=True)
-    if isinstance(error, OperationalError):
-        return StorageTrouble(f"the database does not answer: {error.orig}; try again", full=False)
+    if isinstance(error, StoreUnavailable | LeadershipLost):
+        return StorageTrouble(str(error), full=False)
+    if isinstance(error, PoolTimeout):
+        waits = "all connections to the database have been in use for too long; it is slow, locked or overloaded"
+        return StorageTrouble(f"{waits}; try again", full=False)
+    if isinstance(error, DBAPIError) and _is_away(error):
+        return StorageTrouble(f"the database {_complaint(error)}; try again", full=False)
     return None
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether the error says that a volume has no space left."""
+    if isinstance(error, DBAPIError):
+        return _FULL_DATABASE.search(str(error.orig)) is not None
+    return isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
+def _is_away(error: DBAPIError) -> bool:
+    # PostgreSQL's words when it ends a session, e.g. an idle one, are neither of the two kinds.
+    return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
+
+
+def _complaint(error: DBAPIError) -> str:
+    words = " ".join(str(error.orig).split())
+    if _LOCKED.search(words):
+        return f"is locked by another transaction for too long: {words}"
+    return f"does not answer: {words}"
 
 
 class Complaints:

@@ -7,15 +7,18 @@ from another thread while the view goes on.
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.scheduler import Allowance
 from rolecall.master.store import attempts, jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.jobs import Summaries
 from rolecall.master.store.records import Gang, JobSummary, NodeRecord
+from rolecall.spec.access import Limits
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.state import JobState
 
@@ -85,6 +88,10 @@ class View:
         """The places of workers that may still have a process."""
         return tuple(taken_places(self.gangs.values(), self._catalogue))
 
+    def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
+        """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
+        return allowances(self.gangs.values(), self._catalogue, limits)
+
     async def _read_jobs(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
             return
@@ -133,6 +140,16 @@ def taken_places(gangs: Iterable[Gang], catalogue: Catalogue) -> list[WorkerPlan
         for worker in gang.workers
         if not worker.state.ended
     ]
+
+
+def allowances(gangs: Iterable[Gang], catalogue: Catalogue, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
+    """What the owners whose slots are limited use of them."""
+    limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
+    used: Counter[str] = Counter()
+    for gang in gangs:
+        if gang.job.owner in limited:
+            used[gang.job.owner] += len(taken_places([gang], catalogue))
+    return {owner: Allowance(most, used[owner]) for owner, most in limited.items()}
 
 
 async def _all_live(connection: AsyncConnection) -> Summaries:

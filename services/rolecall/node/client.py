@@ -1,22 +1,47 @@
 """The node's calls to the master."""
 
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from rolecall import __version__
+from rolecall.edge.tls import certificate_end, client_options, explain, request_options
 from rolecall.node.reconcile import Key
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError
 from rolecall.spec.node import NodeSpec
+from rolecall.spec.trust import Trust
 from rolecall.spec.wire import Desired, Heartbeat, Registered, StreamOffset, Surroundings
 
 _TIMEOUT_S = 10.0
 _M = TypeVar("_M", bound=BaseModel)
 
 
+_NOT_NOW = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
+_REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+_CUT_OFF = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT})
+
+
 class MasterUnreachable(RolecallError):
-    """The master does not answer, or can't at the moment; the same call may succeed later."""
+    """The master does not answer, or can't at the moment; the same call may succeed later.
+
+    `cut_off` says that the network does not deliver: not even the refusal of a machine without a master comes back.
+    """
+
+    def __init__(self, text: str, *, cut_off: bool = False) -> None:
+        super().__init__(text)
+        self.cut_off = cut_off
+
+
+class MasterRefuses(MasterUnreachable):
+    """Whoever answers at the master's address refuses this node: the master itself, or a proxy in front of it."""
+
+
+class MasterFull(MasterUnreachable):
+    """The master has no room for this at the moment."""
 
 
 class NameTaken(RolecallError):
@@ -28,25 +53,32 @@ class StreamRefused(RolecallError):
 
 
 class MasterClient:
-    """One HTTP client for the daemon's life. A wrong token ends the daemon (`SettingsError`) wherever it is noticed."""
+    """One HTTP client for the daemon's life.
 
-    def __init__(self, url: str, token: str) -> None:
+    Every call raises `MasterUnreachable`, or `MasterRefuses` when the token is refused. Before that `read_token` is
+    asked again, because a token in a file may have been rotated.
+    """
+
+    def __init__(self, url: str, read_token: Callable[[], str], trust: Trust | None = None) -> None:
         self.url = url
+        self.trust = trust
+        self.certificate_end: float | None = None
+        """When the master's certificate ends, in seconds since 1970, as of the last look at it; None without TLS."""
+        self._read_token = read_token
+        self._token = read_token()
         # Proxies of the environment are for the outside world and not for the cluster's own network.
-        self._http = httpx.AsyncClient(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=_TIMEOUT_S, trust_env=False
-        )
+        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, **client_options(trust))
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
 
     async def register(self, spec: NodeSpec) -> Registered:
-        """Enter the cluster. Raises `NameTaken`, or `SettingsError` when the master refuses for good."""
+        """Enter the cluster. Raises `NameTaken`, or `MasterRefuses` when the master does not take this node."""
         answer = await self._send("POST", "/internal/nodes", json=spec.model_dump(mode="json"))
         if answer.is_client_error:
             refusal = f"the master at {self.url} refuses node {spec.name} (version {__version__}): {_detail(answer)}"
-            raise NameTaken(refusal) if answer.status_code in {httpx.codes.CONFLICT} else SettingsError(refusal)
+            raise NameTaken(refusal) if answer.status_code in {httpx.codes.CONFLICT} else MasterRefuses(refusal)
         return _parse(Registered, answer)
 
     async def heartbeat(self, name: str, beat: Heartbeat) -> Desired:
@@ -69,26 +101,50 @@ class MasterClient:
         """Take the node out of the cluster."""
         await self._send("DELETE", f"/internal/nodes/{name}", timeout=1.0)
 
-    async def ship(self, key: Key, stream: str, offset: int, piece: bytes) -> int:
-        """Send a piece of a worker's stream; return where the next one starts. Raises `StreamRefused`."""
+    async def ship(self, key: Key, stream: str, offset: int, piece: bytes, *, cut: bool = False) -> int:
+        """Send a piece of a worker's stream; return where the next one starts. Raises `StreamRefused`.
+
+        `cut` says that this node no longer has what lies before `offset`.
+        """
         path = f"/internal/jobs/{key.job}/attempts/{key.attempt}/ranks/{key.rank}/streams/{stream}"
-        answer = await self._send("PUT", path, params={"offset": offset}, content=piece)
+        answer = await self._send(
+            "PUT", path, params={"offset": offset} | ({"cut": "true"} if cut else {}), content=piece
+        )
         if answer.is_client_error:
             raise StreamRefused(_detail(answer))
         return _parse(StreamOffset, answer).size
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
-            answer = await self._http.request(method, path, **options)
-        except httpx.TransportError as error:
-            raise MasterUnreachable(f"{self.url}: {_trouble(error)}") from error
-        if answer.is_server_error:
-            raise MasterUnreachable(f"{self.url}: {_detail(answer)}")
-        if answer.status_code in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
-            raise SettingsError(
-                f"the master at {self.url} does not accept ROLECALL_NODE_TOKEN; give this node the master's own"
+        answer = await self._request(method, path, **options)
+        if answer.status_code in _REFUSALS and self._has_new_token():
+            answer = await self._request(method, path, **options)
+        if answer.status_code in _REFUSALS:
+            raise MasterRefuses(
+                f"the master at {self.url} does not accept ROLECALL_NODE_TOKEN ({_detail(answer)}); "
+                "give this node a token that the master accepts"
             )
+        if answer.status_code in {httpx.codes.INSUFFICIENT_STORAGE}:
+            raise MasterFull(f"{self.url}: {_detail(answer)}")
+        if answer.is_server_error or answer.status_code in _NOT_NOW:
+            raise MasterUnreachable(f"{self.url}: {_detail(answer)}")
         return answer
+
+    async def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self._token}"}
+        try:
+            answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
+        except httpx.TransportError as error:
+            why = explain(error, self.url, self.trust) or _trouble(error)
+            raise MasterUnreachable(f"{self.url}: {why}", cut_off=_is_cut_off(error)) from error
+        self.certificate_end = certificate_end(answer) or self.certificate_end
+        return answer
+
+    def _has_new_token(self) -> bool:
+        before = self._token
+        # A file that is being replaced may be gone for a moment.
+        with contextlib.suppress(SettingsError):
+            self._token = self._read_token()
+        return self._token != before
 
 
 def _parse(kind: type[_M], answer: httpx.Response) -> _M:
@@ -99,6 +155,18 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
             f"{answer.request.url} gave an answer that node version {__version__} can't read "
             f"(is something else listening there, or a master of another version?): {_detail(answer)}"
         ) from error
+
+
+def _is_cut_off(error: httpx.TransportError) -> bool:
+    return isinstance(error, httpx.ConnectTimeout) or any(
+        isinstance(cause, OSError) and cause.errno in _CUT_OFF for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _trouble(error: httpx.TransportError) -> str:

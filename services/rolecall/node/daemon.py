@@ -11,21 +11,23 @@ from collections import Counter
 from pathlib import Path
 
 from rolecall.node.backoff import delays_s
-from rolecall.node.client import MasterClient, MasterUnreachable, NameTaken
+from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken
+from rolecall.node.contact import Contact
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
-from rolecall.node.fork_client import ForkClient, ForkedWorker, ForkRefused, ForkServerDied
-from rolecall.node.network import Route, Way, find_way
+from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
+from rolecall.node.housekeeping import keep_cache
+from rolecall.node.logs import Stream
+from rolecall.node.network import Route, Way, find_way, has_address
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
 from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
-from rolecall.settings import NodeSettings
+from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.errors import NotFound, SettingsError
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import WorkerState
-from rolecall.spec.token import attempt_token
 from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered
 
 _LOG = logging.getLogger(__name__)
@@ -35,10 +37,15 @@ _LOOK_S = 3.0
 """How long a node that enters again may be silent for its look at itself; a master's patience is longer."""
 _TICK_S = 0.05
 _SHIP_S = 0.25
+_LOG_FIRST_S = 0.5
+"""How long the report of a worker's end may wait for the rest of its log."""
 
 
 class Daemon:
-    """One life of a node. `workers` is what it runs; `counts` is what it has done."""
+    """One life of a node. `workers` is what it runs; `counts` is what it has done.
+
+    `work` is a short name of the folder that has the workers' folders.
+    """
 
     def __init__(
         self,
@@ -47,6 +54,7 @@ class Daemon:
         route: Route,
         client: MasterClient,
         *,
+        work: Path,
         forks: ForkClient,
         examiner: Examiner,
         standing: Standing,
@@ -58,6 +66,7 @@ class Daemon:
         self.exits: Counter[str] = Counter()
         self.forks = forks
         self._settings = settings
+        self._work = work
         self._route: Route = route
         self._client = client
         self._examiner = examiner
@@ -66,7 +75,8 @@ class Daemon:
         self._spared: frozenset[Key] = frozenset()
         self._seen = -1
         self._heartbeat_s: float | None = None
-        self._cut_off = False
+        self._contact = Contact(settings.fence_s)
+        self._lost_contact = False
         self._news = asyncio.Event()
         self._told = asyncio.Event()
         self._hurried = asyncio.Event()
@@ -83,7 +93,9 @@ class Daemon:
         """Serve until told to stop. Raises `SettingsError` when the master refuses this node for good."""
         async with self._tasks as tasks:
             forking = tasks.create_task(self.forks.run())
-            loops = [tasks.create_task(loop) for loop in (self._talk(), self._reconcile(), self._keep_examining())]
+            cache = keep_cache(self._settings.data / "cache", read_worker().cache_bytes)
+            talk = (self._talk(), self._reconcile(), self._keep_examining(), cache)
+            loops = [tasks.create_task(loop) for loop in talk]
             await self._told.wait()
             await self._drain()
             for loop in loops:
@@ -94,7 +106,7 @@ class Daemon:
 
     async def _drain(self) -> None:
         """Give the workers the grace time to leave, then kill what is left; the master hears of each end."""
-        if not self.workers:
+        if not self.workers and not self._attendants:
             return
         _LOG.info("draining: %d workers may take %g s", len(self.workers), self._settings.stop_grace_s)
         self._idle.clear()
@@ -125,21 +137,33 @@ class Daemon:
                 await self._exchange()
                 if said:
                     _LOG.info("the master is back")
-                delays, said, self._cut_off = delays_s(), "", False
+                delays, said, self._lost_contact = delays_s(), "", False
                 self._standing.wait_for("")
             except MasterUnreachable as error:
+                if isinstance(error, MasterRefuses) and not self._contact.was_made:
+                    raise SettingsError(str(error)) from None
                 self.counts["heartbeat_failures"] += 1
-                self._cut_off = True
+                self._lost_contact = True
+                self._contact.failed(error, time.monotonic())
+                self._fence(cut_off=error.cut_off or not has_address(self.spec.address))
                 if (reason := f"the master is away: {error}") != said:
                     _LOG.warning("%s; trying again", reason)
                     self._standing.wait_for(reason)
                 said = reason
                 await asyncio.sleep(next(delays))
 
+    def _fence(self, *, cut_off: bool) -> None:
+        """End the workers of a node that its master must have given up."""
+        if (reason := self._contact.fence_reason(cut_off=cut_off, now=time.monotonic())) is None:
+            return
+        for worker in self.workers.values():
+            if not (worker.actual.ended or worker.actual.killed):
+                worker.kill(reason)
+
     async def _exchange(self) -> None:
         """One heartbeat, after a registration where the master does not know this life."""
         try:
-            if self._cut_off:
+            if self._lost_contact:
                 await self._find_way_again()
             if self._heartbeat_s is None:
                 await self._register()
@@ -158,6 +182,7 @@ class Daemon:
     async def _register(self) -> None:
         registered = await self._enter()
         self._heartbeat_s, self._seen = registered.heartbeat_s, -1
+        self._contact.node_timeout_s = registered.node_timeout_s
         _LOG.info("registered as %s with %s (%s)", self.spec.name, self._client.url, registered.master_version)
 
     async def _enter(self) -> Registered:
@@ -233,7 +258,7 @@ class Daemon:
             wait_s=0.0 if urgent else wait_s,
             workers=tuple(worker.report for worker in self.workers.values()),
             draining=self._told.is_set(),
-            findings=self.findings,
+            findings=(*self.findings, *self._contact.findings(time.monotonic())),
         )
         call = asyncio.ensure_future(self._client.heartbeat(self.spec.name, beat))
         news = asyncio.ensure_future(self._news.wait())
@@ -241,6 +266,7 @@ class Daemon:
             await asyncio.wait({call} if urgent else {call, news}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
                 self._learn(call.result())
+                self._contact.answered(time.monotonic())
         except BaseException:
             self._news.set()  # What this call should have told is still untold.
             raise
@@ -264,7 +290,7 @@ class Daemon:
                     self._do(action)
                 except Exception:  # noqa: BLE001 - a loop's tick: the next comparison tries again
                     _LOG.exception("%s failed", action)
-            if not self.workers:
+            if not self.workers and not self._attendants:
                 self._idle.set()
             await asyncio.sleep(_TICK_S)
 
@@ -292,12 +318,22 @@ class Daemon:
             worker.kill(f"its gang's port could not be written to {error.filename}: {error.strerror}")
 
     def _adopt(self, launch: WorkerLaunch) -> WorkerProcess:
-        worker = WorkerProcess(launch, self._settings.home, self._settings.worker_timeout_s, self._news.set)
+        worker = WorkerProcess(
+            launch,
+            self._settings.home,
+            self._settings.worker_timeout_s,
+            self._settings.log_bytes,
+            self._news.set,
+        )
         self.workers[worker.key] = worker
         return worker
 
     async def _attend(self, worker: WorkerProcess) -> None:
-        """One worker's life: fork it, watch it, send what it writes, report how it ended."""
+        """One worker's life: fork it, watch it, send what it writes, report how it ended.
+
+        The report follows the worker's progress, which holds its result, but it does not wait for a long log: the gang
+        and its slots depend on it.
+        """
         self.counts["starts"] += 1
         self.counts["restarts"] += worker.launch.attempt > 1
         exit_code: int | None = None
@@ -307,12 +343,16 @@ class Daemon:
             worker.forked(process.pid)
             exit_code = await self._watch(worker, process)
             state, failure = worker.ended(exit_code)
-        except (ForkRefused, ForkServerDied, OSError) as error:
+        except (EndNotReported, ForkRefused, ForkServerDied, OSError) as error:
             state, failure = worker.lost(str(error))
         self.exits[state if failure is None else "failed"] += 1
-        while await self._ship(worker):
-            pass
+        await self._ship_all(worker.progress)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOG_FIRST_S):
+                await self._ship_all(worker.log)
         worker.finish(state, failure, exit_code)
+        await self._ship_all(worker.log)
+        worker.shipped()
 
     async def _watch(self, worker: WorkerProcess, process: ForkedWorker) -> int:
         """Observe the worker until it ends. What it writes is sent beside, because the master may be away."""
@@ -329,20 +369,25 @@ class Daemon:
 
     async def _keep_shipping(self, worker: WorkerProcess) -> None:
         while True:
-            if not await self._ship(worker):
+            if not any([await self._ship(stream) for stream in (worker.progress, worker.log)]):
                 await asyncio.sleep(_SHIP_S)
 
-    async def _ship(self, worker: WorkerProcess) -> bool:
-        """Send one piece of each stream, trying until it arrives; return whether there may be more."""
+    async def _ship_all(self, stream: Stream) -> None:
+        while await self._ship(stream) or stream.waits:
+            if stream.waits:
+                await asyncio.sleep(_SHIP_S)
+
+    async def _ship(self, stream: Stream) -> bool:
+        """Send one piece of a stream, trying until it arrives; return whether there may be more."""
         for delay in delays_s():
             try:
-                return any([await stream.ship(self._client) for stream in worker.streams])
+                return await stream.ship(self._client)
             except MasterUnreachable:
                 await asyncio.sleep(delay)
         raise AssertionError("delays never end")
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
-        launch, token = worker.launch, self._settings.node_token.get_secret_value()
+        launch = worker.launch
         cache = self._settings.data / "cache"
         cache.mkdir(exist_ok=True)
         return ForkRequest(
@@ -351,8 +396,14 @@ class Daemon:
             workdir=worker.workdir.path,
             cache=cache,
             master_url=self._client.url,
-            token=attempt_token(token, launch.job, launch.attempt),
-            env=self._route.environment | {"ROLE": launch.worker.role, "CUDA_VISIBLE_DEVICES": launch.worker.gpu or ""},
+            trust=self._client.trust,
+            token=launch.token,
+            env=self._route.environment
+            | {
+                "ROLE": launch.worker.role,
+                "CUDA_VISIBLE_DEVICES": launch.worker.gpu or "",
+                "TMPDIR": str(self._work.joinpath(*map(str, worker.key), worker.workdir.scratch.name)),
+            },
         )
 
 

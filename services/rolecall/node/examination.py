@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rolecall import __version__
+from rolecall import __version__, landlock
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
 from rolecall.node.findings import Cards, Space
 from rolecall.node.network import Way, find_way
-from rolecall.settings import NodeSettings
+from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.finding import Finding
-from rolecall.spec.node import NodeSpec
+from rolecall.spec.node import NodeSpec, is_loopback
 from rolecall.spec.wire import Surroundings
 
 EXAMINE_EVERY_S = 10.0
@@ -30,6 +30,8 @@ class Sight(NamedTuple):
     surroundings: Surroundings
     offset_s: float
     uncertainty_s: float
+    certificate_end: float | None = None
+    """When its certificate ends, in seconds since 1970; None without TLS."""
 
 
 class Examiner:
@@ -53,16 +55,23 @@ class Examiner:
         # In a thread, because a network file system that hangs must not stop the daemon's loops. Who can't wait for it
         # gives up, and the thread is left to itself.
         machine = await asyncio.to_thread(self._look_at_machine, spec)
-        return (*self._against_master(), network, *machine), way
+        return (*self._against_master(spec), network, *machine), way
 
-    def _against_master(self) -> list[Finding]:
+    def _against_master(self, spec: NodeSpec) -> list[Finding]:
         if self._sight is None:
             return []
         seen = self._sight
         return [
             findings.clock(seen.offset_s, seen.uncertainty_s),
             findings.version(__version__, seen.surroundings.version),
+            self._judge_tls(spec, seen),
         ]
+
+    def _judge_tls(self, spec: NodeSpec, seen: Sight) -> Finding:
+        if seen.certificate_end is not None:
+            return findings.certificate(seen.certificate_end - self._clock())
+        leaves = not is_loopback(self._settings.master_addr) and seen.surroundings.boot_id != spec.machine.boot_id
+        return findings.plain_http(self._client.url, leaves_machine=leaves)
 
     async def _look_at_network(self, spec: NodeSpec) -> tuple[Finding, Way | None]:
         host = self._settings.master_addr
@@ -76,7 +85,7 @@ class Examiner:
     def _look_at_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes
         shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
-        own = [_look_at_disk(self._settings.data), shared, findings.memory(free, total)]
+        own = [_look_at_disk(self._settings.data), shared, findings.memory(free, total), _look_at_sandbox()]
         return [*own, findings.gpus(self._cards)] if spec.role.computes else own
 
 
@@ -85,7 +94,15 @@ async def look_around(client: MasterClient, name: str, clock: Callable[[], float
     begin, started = time.monotonic(), clock()
     surroundings = await client.surroundings(name)
     half_s = (time.monotonic() - begin) / 2
-    return Sight(surroundings, started + half_s - surroundings.time_s, half_s)
+    return Sight(surroundings, started + half_s - surroundings.time_s, half_s, client.certificate_end)
+
+
+def _look_at_sandbox() -> Finding:
+    mode = read_worker().sandbox
+    try:
+        return findings.sandbox(mode, landlock.version(), None)
+    except OSError as error:
+        return findings.sandbox(mode, 0, error)
 
 
 def _look_at_disk(data: Path) -> Finding:

@@ -3,6 +3,7 @@
 Each message is a sentence about the node ("its clock is …"), so that it reads well behind the node's name.
 """
 
+import errno
 from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -15,6 +16,8 @@ CLOCK_WARNING_S, CLOCK_ERROR_S = 1.0, 30.0
 DISK_ERROR_BYTES = 16 * MIB
 """Less can't hold a worker's folder and the first lines of its log."""
 SHM_BYTES = 256 * MIB
+DAY_S = 86_400
+CERTIFICATE_WARNING_S = 14 * DAY_S
 MEMORY_BYTES = 512 * MIB
 """A worker needs about this much before its model and its batches."""
 
@@ -127,11 +130,42 @@ def network(host: str, resolved: Sequence[str], interface: str, address: str, st
     return Finding(check="network", level=Level.OK, message=said)
 
 
+def plain_http(url: str, *, leaves_machine: bool) -> Finding:
+    """A node that calls its master without TLS."""
+    if not leaves_machine:
+        return Finding(check="tls", level=Level.OK, message=f"its calls to {url} stay on this machine")
+    return Finding(
+        check="tls",
+        level=Level.WARNING,
+        message=f"its calls to {url} leave this machine in clear text: tokens, parameters, logs and checkpoints",
+        remedy="give the master ROLECALL_TLS_CERT and ROLECALL_TLS_KEY, and the nodes ROLECALL_TLS_CA",
+    )
+
+
+def certificate(left_s: float) -> Finding:
+    """How much longer the master's certificate is valid."""
+    said = f"the master's certificate ends in {max(0.0, left_s) / DAY_S:.0f} days"
+    if left_s > CERTIFICATE_WARNING_S:
+        return Finding(check="tls", level=Level.OK, message=said)
+    remedy = "renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY; the master reads them again by itself"
+    return Finding(check="tls", level=Level.WARNING, message=said, remedy=remedy)
+
+
 def no_way(host: str, reason: str) -> Finding:
     """A node that had a way to the master has none any more."""
     remedy = "look whether the name is still known to the DNS and the network is still attached"
     message = f"it no longer finds MASTER_ADDR={host}: {reason}"
     return Finding(check="network", level=Level.WARNING, message=message, remedy=remedy)
+
+
+def refused(seconds: float, reason: str) -> Finding:
+    """The master refused this node for a while after it had accepted it; workers went on meanwhile."""
+    return Finding(
+        check="master",
+        level=Level.WARNING,
+        message=f"it was refused for {seconds:.0f} s: {reason}",
+        remedy="if no token was being rotated then, look at the proxies between this node and its master",
+    )
 
 
 def gpus(cards: Cards) -> Finding:
@@ -151,6 +185,31 @@ def gpus(cards: Cards) -> Finding:
         said = f"its GPUs can't reach each other's memory directly ({pairs}), so that NCCL goes through the host's"
         remedy = "look at `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
     return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)
+
+
+def sandbox(mode: str, version: int, error: OSError | None) -> Finding:
+    """Whether Landlock can confine this node's workers; `version` is its interface's, unless asking for it failed."""
+    if mode == "off":
+        said = "its workers are not confined (ROLECALL_SANDBOX=off): they read and write whatever the node's user can"
+        remedy = "set ROLECALL_SANDBOX to auto or required"
+        return Finding(check="sandbox", level=Level.WARNING, message=said, remedy=remedy)
+    if error is None:
+        return Finding(check="sandbox", level=Level.OK, message=f"Landlock (version {version}) confines its workers")
+    reasons = {
+        errno.ENOSYS: (
+            "its kernel has no Landlock",
+            "run a kernel of 5.13 or newer, built with CONFIG_SECURITY_LANDLOCK",
+        ),
+        errno.EOPNOTSUPP: (
+            "its kernel's Landlock is not enabled",
+            "add landlock to the list of lsm= on the kernel's command line",
+        ),
+        errno.EPERM: ("its container may not use Landlock", "allow the system calls landlock_* in the seccomp profile"),
+    }
+    why, remedy = reasons.get(error.errno or 0, (f"Landlock fails ({error})", "look into the kernel's log"))
+    required = mode == "required"
+    said = f"{why}, so its workers {'may not run (ROLECALL_SANDBOX=required)' if required else 'are not confined'}"
+    return Finding(check="sandbox", level=Level.ERROR if required else Level.WARNING, message=said, remedy=remedy)
 
 
 def memory(available: int, total: int) -> Finding:

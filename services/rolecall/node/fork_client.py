@@ -21,6 +21,8 @@ from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkReques
 _LOG = logging.getLogger(__name__)
 _COMMAND = (sys.executable, "-m", "rolecall.worker.fork_server")
 _PATIENCE_S = 60.0
+_REAP_S = 2.0
+"""How soon the fork server reports the end of a process that has ended."""
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -33,12 +35,16 @@ class ForkServerDied(RolecallError):
     """The fork server died, and its workers with it."""
 
 
+class EndNotReported(RolecallError):
+    """The worker's process has ended, but its fork server, which alone learns the exit code, does not say so."""
+
+
 class ForkedWorker(NamedTuple):
     """A worker's process, which leads a process group of its own."""
 
     pid: int
     ended: asyncio.Future[int]
-    """Its exit code, negative for a signal; or `ForkServerDied`."""
+    """Its exit code, negative for a signal; or `ForkServerDied`, or `EndNotReported`."""
 
 
 class ForkClient:
@@ -121,6 +127,7 @@ class ForkClient:
                 self._ready.set()
             case Forked(key=key, pid=pid):
                 worker = self._workers[key] = ForkedWorker(pid, asyncio.get_running_loop().create_future())
+                _expect_end(worker)
                 _settle(self._pending.pop(key), worker)
             case Refused(key=key, message=message):
                 _settle(self._pending.pop(key), ForkRefused(f"the fork server could not start the worker: {message}"))
@@ -139,6 +146,23 @@ class ForkClient:
             _settle(worker.ended, error)
         self._pending.clear()
         self._workers.clear()
+
+
+def _expect_end(worker: ForkedWorker) -> None:
+    """Notice the end of the worker's process even when its fork server is stopped or stuck."""
+    try:
+        descriptor = os.pidfd_open(worker.pid)
+    except ProcessLookupError:
+        return  # It has ended and is reaped: the server's word is on its way.
+    loop = asyncio.get_running_loop()
+
+    def on_end() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        why = f"process {worker.pid} ended, and its fork server (stopped or stuck?) did not report how"
+        loop.call_later(_REAP_S, _settle, worker.ended, EndNotReported(why))
+
+    loop.add_reader(descriptor, on_end)
 
 
 def kill_group(pid: int) -> None:

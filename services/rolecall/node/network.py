@@ -76,6 +76,15 @@ async def find_way(host: str, port: int) -> Way:
     return Way(Route(_interface_of(address), address), tuple(resolved))
 
 
+def has_address(address: str) -> bool:
+    """Whether an interface of this network namespace still has `address`."""
+    return any(
+        known.address.partition("%")[0] == address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for known in addresses
+    )
+
+
 def network_namespace() -> str:
     """The kernel's id of this process's network namespace; empty where it doesn't say."""
     try:

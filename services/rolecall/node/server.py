@@ -10,11 +10,14 @@ import socket
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from rolecall import __version__
+from rolecall.edge.connections import Limits, limited
+from rolecall.edge.logs import log_to_stderr
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
@@ -22,13 +25,16 @@ from rolecall.node.examination import Examiner
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.name import node_name
 from rolecall.node.network import Route, network_namespace, route_to
+from rolecall.node.short_name import short_name
 from rolecall.node.standing import Standing
 from rolecall.node.telemetry import NodeCollector, Server, app
-from rolecall.settings import NodeSettings
+from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
 
 _LOG = logging.getLogger(__name__)
+# Only Prometheus and health checks call.
+_LIMITS = Limits(connections=128, strangers=128, strangers_per_peer=64)
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
@@ -36,13 +42,13 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 
     `fork_arguments` go to the fork server (see `rolecall.worker.fork_server`).
     """
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(settings.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
-    with _own_home(settings):
+    with _own_home(settings), short_name(settings.home / "work") as work:
         clear_work(settings.home)
         try:
-            asyncio.run(_run(settings, fork_arguments))
+            asyncio.run(_run(settings, work, fork_arguments))
         except BaseExceptionGroup as group:
             # Not `except*`: before Python 3.11.4 it wraps what is raised there in a group again.
             errors = group.subgroup(RolecallError)
@@ -52,11 +58,13 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     return os.EX_OK
 
 
-async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
+async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
     standing = Standing(settings.known_name, settings.role)
-    served = app(standing, settings.node_token)
-    server = Server(uvicorn.Config(served, log_config=None, access_log=False, lifespan="off"))
+    served = app(standing, settings.node_token, settings.metrics_token)
+    server = Server(
+        uvicorn.Config(served, http=limited(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off")
+    )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
         route = await _find_route(settings, standing)
@@ -65,6 +73,7 @@ async def _run(settings: NodeSettings, fork_arguments: Sequence[str]) -> None:
                 settings,
                 route,
                 standing,
+                work=work,
                 metrics_port=listener.getsockname()[1],
                 registry=served.state.registry,
                 fork_arguments=fork_arguments,
@@ -85,11 +94,12 @@ async def _serve(
     route: Route,
     standing: Standing,
     *,
+    work: Path,
     metrics_port: int,
     registry: CollectorRegistry,
     fork_arguments: Sequence[str],
 ) -> None:
-    client = MasterClient(settings.master_url, settings.node_token.get_secret_value())
+    client = MasterClient(settings.master_url, read_node_token, settings.trust)
     gpus, cards = find_gpus(os.environ)
     spec = describe_node(settings, standing.name, route, metrics_port, gpus)
     daemon = Daemon(
@@ -97,6 +107,7 @@ async def _serve(
         spec,
         route,
         client,
+        work=work,
         forks=ForkClient(fork_arguments),
         examiner=Examiner(settings, client, cards),
         standing=standing,
@@ -149,7 +160,7 @@ def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
     """Hold the node's folder: a second node in it would delete the first one's work."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
-        lock = (settings.home / "node.lock").open("w")
+        lock = (settings.home / "node.lock").open("a")
     except OSError as error:
         remedy = "free some space there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "give a folder to write to"
         raise SettingsError(f"ROLECALL_DATA={settings.data}: {error.strerror}; {remedy}") from None
@@ -161,6 +172,9 @@ def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
                 f"another node {settings.known_name} uses ROLECALL_DATA={settings.data}; "
                 "give one of them another ROLECALL_NODE_NAME, or each a folder of its own"
             ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
         yield
 
 

@@ -93,18 +93,19 @@ def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
     return launch.job, str(launch.attempt), launch.worker.role.value, str(launch.worker.rank)
 
 
-def app(standing: Standing, token: SecretStr) -> Starlette:
-    """The application; `/metrics` wants the nodes' token, `/healthz` is open.
+def app(standing: Standing, *tokens: SecretStr | None) -> Starlette:
+    """The application; `/metrics` takes each of `tokens` that is set, `/healthz` is open.
 
     It serves before the node has found its master: who probes it then sees a node that lives and says what it waits
     for. What is to be scraped may join `app.state.registry` later.
     """
-    expected = f"Bearer {token.get_secret_value()}".encode()
+    expected = [f"Bearer {token.get_secret_value()}".encode() for token in tokens if token is not None]
     registry = CollectorRegistry()
 
     async def metrics(request: Request) -> Response:
-        if not hmac.compare_digest(request.headers.get("Authorization", "").encode(), expected):
-            hint = "send the nodes' token: Authorization: Bearer $ROLECALL_NODE_TOKEN\n"
+        given = request.headers.get("Authorization", "").encode()
+        if not any([hmac.compare_digest(given, one) for one in expected]):
+            hint = "send the metrics token: Authorization: Bearer $ROLECALL_METRICS_TOKEN (or the node's own)\n"
             return Response(hint, 401, {"WWW-Authenticate": "Bearer"})
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -26,25 +26,27 @@ _LOG = logging.getLogger(__name__)
 class WorkerProcess:
     """The state of one worker; `changed` is called when there is news for the master."""
 
-    def __init__(self, launch: WorkerLaunch, data: Path, timeout_s: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, launch: WorkerLaunch, data: Path, timeout_s: float, log_bytes: int, changed: Callable[[], None]
+    ) -> None:
         self.launch = launch
         self.key = Key.of(launch)
         self.workdir = Workdir.of(data, *self.key)
-        self.streams = tuple(
-            Stream(self.key, name, path)
-            for name, path in (("log", self.workdir.log), ("progress", self.workdir.progress))
-        )
+        self.log = Stream(self.key, "log", self.workdir.log, keep_bytes=log_bytes)
+        self.progress = Stream(self.key, "progress", self.workdir.progress)
         self.newest: dict[str, float] = {}
         """The newest step, loss and samples per second."""
         self._changed = changed
         self._report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
-        self._progress = ProgressReader(self.workdir.progress)
+        self._reader = ProgressReader(self.workdir.progress)
         self._vitals = Vitals(timeout_s)
         self._asked_at: float | None = None
         self._killed: str | None = None
         self._has_port = launch.worker.rank == 0
         self._oom_kills = oom_kills()
         self._pid: int | None = None
+        self._ships = False
+        self._forgotten = False
 
     @property
     def report(self) -> WorkerReport:
@@ -71,6 +73,7 @@ class WorkerProcess:
         """Make an empty work folder that no other user can read."""
         shutil.rmtree(self.workdir.path, ignore_errors=True)
         self.workdir.path.mkdir(parents=True, mode=0o700)
+        self._ships = True
         if self.launch.rendezvous_port is not None and not self._has_port:
             self.tell_port(self.launch.rendezvous_port)
 
@@ -102,7 +105,7 @@ class WorkerProcess:
 
     def observe(self) -> None:
         """Take in what the process wrote since the last time, and kill it when it hangs."""
-        for line in self._progress.read():
+        for line in self._reader.read():
             self._hear(line)
         if self._pid is None or self._killed is not None:
             return
@@ -126,11 +129,23 @@ class WorkerProcess:
         return WorkerState.FAILED, Failure(message=reason, at=datetime.now(UTC))
 
     def finish(self, state: WorkerState, failure: Failure | None = None, exit_code: int | None = None) -> None:
-        """Report the end; everything the worker wrote must be with the master by now."""
+        """Report the end; the worker's progress must be with the master by now."""
         _LOG.info("worker %s %s%s", self.key, state, f": {failure.message}" if failure else "")
-        self._tell(state=state, failure=failure, exit_code=exit_code)
+        self._tell(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
+
+    def shipped(self) -> None:
+        """Everything the worker wrote is with the master, which may have no more use for the worker."""
+        self._ships = False
+        if self._forgotten:
+            self._delete_folder()
 
     def forget(self) -> None:
+        """The master has no more use for the worker. Its folder stays until its log is shipped."""
+        self._forgotten = True
+        if not self._ships:
+            self._delete_folder()
+
+    def _delete_folder(self) -> None:
         """Delete the folder, and its attempt's and job's where they are empty now."""
         shutil.rmtree(self.workdir.path, ignore_errors=True)
         for parent in self.workdir.path.parents[:2]:

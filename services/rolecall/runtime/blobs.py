@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from rolecall.runtime.master_client import MasterClient
 from rolecall.spec.errors import NoSuchBlob
@@ -46,16 +47,29 @@ class SharedBlobs:
 
     def __init__(self, url: str, job: str, attempt: int) -> None:
         self._files, root = fsspec.url_to_fs(url)
-        self._job = f"{root.rstrip('/')}/{job}"
+        self._root = root.rstrip("/")
+        self._job = f"{self._root}/{job}"
         self._attempt = attempt
 
     def put(self, name: str, path: Path, sha256: str) -> None:
-        """Write beside the name and move into place. (The manifest's checksum is checked by whoever reads it back.)"""
+        """Write beside the name and move into place. (The manifest's checksum is checked by whoever reads it back.)
+
+        On a file system the bytes are durable before the name and the name before the return, so that no manifest names
+        a file that a power failure emptied. Object stores are durable by themselves.
+        """
         final = f"{self._job}/{self._attempt}/{name}"
         partial = f"{final}.{uuid.uuid4().hex}.partial"
         self._files.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
         self._files.put_file(str(path), partial)
+        if not isinstance(self._files, LocalFileSystem):
+            self._files.mv(partial, final)
+            return
+        sync(Path(partial))
         self._files.mv(partial, final)
+        for folder in Path(final).parents:  # also those that were just made
+            sync(folder)
+            if folder == Path(self._root):
+                break
 
     def get(self, blob: str, path: Path) -> None:
         """Copy to a local file."""
@@ -75,7 +89,7 @@ def sha256_of(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Make a written file outlive a power failure."""
+    """Make a written file, or the names in a folder, outlive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

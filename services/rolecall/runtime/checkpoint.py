@@ -2,10 +2,11 @@
 
 A part is one safetensors file (never pickle). `save_part` may run in all workers at once; one of them, who has
 gathered the parts, calls `commit`. The master records the manifest guarded by job and attempt, so that a worker of a
-stale attempt can't.
+stale attempt can't. While the blob store is unavailable, checkpoints are skipped and training goes on.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +16,44 @@ from safetensors.torch import save_file
 
 from rolecall.runtime.blobs import Blobs, sha256_of, sync
 from rolecall.runtime.master_client import MasterClient
-from rolecall.spec.errors import CheckpointError, DamagedCheckpoint, NoSuchBlob
+from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 Tensors = Mapping[str, torch.Tensor]
+_LOG = logging.getLogger(__name__)
+
+
+class MissingPart(CheckpointPart):
+    """Stands in for a part that could not be stored. A checkpoint with such a part is skipped."""
+
+    reason: str
 
 
 class Checkpoints:
     """One worker's way to write and read checkpoints."""
 
     def __init__(
-        self, blobs: Blobs, client: MasterClient, attempt: int, resume_from: CheckpointManifest | None, scratch: Path
+        self,
+        blobs: Blobs,
+        client: MasterClient,
+        attempt: int,
+        resume_from: CheckpointManifest | None,
+        scratch: Path,
+        *,
+        on_skip: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self.resume_from = resume_from
         self._blobs = blobs
         self._client = client
         self._attempt = attempt
         self._scratch = scratch
+        self._on_skip = on_skip
 
     def save_part(self, step: int, name: str, tensors: Tensors) -> CheckpointPart:
-        """Write and store this worker's part of the checkpoint after `step`; `name` is unique in the gang."""
+        """Write and store this worker's part of the checkpoint after `step`; `name` is unique in the gang.
+
+        Returns a `MissingPart` when the blob store is unavailable.
+        """
         file_name = f"step-{step:012d}-{name}.safetensors"
         path = self._scratch / file_name
         save_file({key: _plain(tensor) for key, tensor in tensors.items()}, path)
@@ -42,18 +61,30 @@ class Checkpoints:
         part = CheckpointPart(
             name=name, blob=f"{self._attempt}/{file_name}", size=path.stat().st_size, sha256=sha256_of(path)
         )
-        self._blobs.put(file_name, path, part.sha256)
-        path.unlink()
+        try:
+            self._blobs.put(file_name, path, part.sha256)
+        except BlobsUnavailable as error:
+            return MissingPart(**part.model_dump(), reason=str(error))
+        finally:
+            path.unlink()
         return part
 
     def commit(
         self, step: int, parts: Sequence[CheckpointPart], position: dict[str, Any], *, keep: bool = False
-    ) -> CheckpointManifest:
-        """Close the checkpoint: from now on the next attempt starts here."""
+    ) -> CheckpointManifest | None:
+        """Close the checkpoint: from now on the next attempt starts here.
+
+        Returns None, and reports an event, when the checkpoint is skipped because the blob store is unavailable.
+        """
         manifest = CheckpointManifest(
             attempt=self._attempt, step=step, parts=tuple(parts), position=position, keep=keep
         )
-        self._client.record_checkpoint(manifest)
+        try:
+            _require_stored(parts)
+            self._client.record_checkpoint(manifest)
+        except BlobsUnavailable as error:
+            self._on_skip(f"the checkpoint at step {step} was skipped: {error}")
+            return None
         return manifest
 
     def load_part(self, manifest: CheckpointManifest, name: str) -> dict[str, torch.Tensor]:
@@ -117,6 +148,12 @@ def restore_random_state(tensors: Tensors, device: torch.device) -> None:
     torch.set_rng_state(tensors["random/cpu"])
     if device.type == "cuda" and "random/cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random/cuda"], device)
+
+
+def _require_stored(parts: Sequence[CheckpointPart]) -> None:
+    for part in parts:
+        if isinstance(part, MissingPart):
+            raise BlobsUnavailable(f"part {part.name!r} was not stored: {part.reason}")
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

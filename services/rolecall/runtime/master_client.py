@@ -7,8 +7,10 @@ from pathlib import Path
 
 import httpx
 
-from rolecall.spec.errors import CheckpointError, NoSuchBlob, StaleAttempt
+from rolecall.edge.tls import client_options, request_options
+from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.trust import Trust
 from rolecall.spec.wire import ArtifactNotice
 
 _log = logging.getLogger(__name__)
@@ -20,14 +22,18 @@ _UPLOAD = httpx.Timeout(60.0, read=600.0)
 
 
 class MasterClient:
-    """Bears the attempt's own token; outlives a restart of the master by trying again for five minutes."""
+    """Bears the attempt's own token. Tries again while the master is away, and raises `BlobsUnavailable` after five
+    minutes; until the master is back, later calls are tried only once.
+    """
 
-    def __init__(self, url: str, token: str, job: str, attempt: int) -> None:
+    def __init__(self, url: str, token: str, job: str, attempt: int, trust: Trust | None = None) -> None:
         self._job = f"/internal/jobs/{job}"
         self._attempt = f"{self._job}/attempts/{attempt}"
+        self._options = request_options(trust)
         self._http = httpx.Client(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, trust_env=False
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, **client_options(trust)
         )
+        self._away_since: float | None = None
 
     def put_blob(self, name: str, path: Path, sha256: str) -> None:
         """Upload one file; the master checks it against `sha256`."""
@@ -37,6 +43,7 @@ class MasterClient:
                 content=_pieces(path),
                 headers={"X-Content-SHA256": sha256},
                 timeout=_UPLOAD,
+                **self._options,
             )
         )
 
@@ -44,7 +51,7 @@ class MasterClient:
         """Download one file of this job, whichever attempt wrote it; raises `NoSuchBlob` if it is not there."""
 
         def download() -> httpx.Response:
-            with self._http.stream("GET", f"{self._job}/blobs/{blob}") as response:
+            with self._http.stream("GET", f"{self._job}/blobs/{blob}", **self._options) as response:
                 if response.is_error:
                     response.read()
                     return response
@@ -65,23 +72,21 @@ class MasterClient:
 
     def _post(self, noun: str, body: str) -> None:
         headers = {"Content-Type": "application/json"}
-        self._persist(lambda: self._http.post(f"{self._attempt}/{noun}", content=body, headers=headers))
+        path = f"{self._attempt}/{noun}"
+        self._persist(lambda: self._http.post(path, content=body, headers=headers, **self._options))
 
     def _persist(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""
-        give_up: float | None = None
         pause = 0.1
-        while True:
-            trouble = _try(call)
-            if trouble is None:
-                return
-            # From the first failure on: a large file may well take longer than that to go over.
-            give_up = give_up or time.monotonic() + _GIVE_UP_S
-            if time.monotonic() > give_up:
-                raise CheckpointError(f"the master did not take or give a blob for {_GIVE_UP_S:.0f} s: {trouble}")
+        while (trouble := _try(call)) is not None:
+            # Measured from the first failure: a large file may take longer than that to transfer.
+            self._away_since = self._away_since or time.monotonic()
+            if (away_s := time.monotonic() - self._away_since) > _GIVE_UP_S:
+                raise BlobsUnavailable(f"the master took and gave no blob for {away_s:.0f} s: {trouble}")
             _log.warning("the master is not to be had (%s); trying again in %.1f s", trouble, pause)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+        self._away_since = None
 
 
 def _try(call: Callable[[], httpx.Response]) -> str | None:
@@ -94,6 +99,8 @@ def _try(call: Callable[[], httpx.Response]) -> str | None:
         raise StaleAttempt(response.text)
     if response.status_code == httpx.codes.NOT_FOUND and response.request.method == "GET":
         raise NoSuchBlob(f"the master has no {response.request.url.path}: {response.text}")
+    if response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+        raise QuotaExceeded(response.text)
     if response.is_client_error:
         raise CheckpointError(f"the master refused {response.request.url.path}: {response.text}")
     return f"{response.status_code} {response.text}" if response.is_error else None

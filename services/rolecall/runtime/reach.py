@@ -7,7 +7,10 @@ one line with both their names and not a wait without a word.
 
 import asyncio
 import errno
+import hashlib
+import hmac
 import os
+import secrets
 import socket
 import time
 from collections.abc import Coroutine, Mapping
@@ -67,17 +70,28 @@ class Way(Value):
 
 @dataclass(frozen=True, slots=True)
 class Explorer:
-    """One node's part in the examination; `greeting` is what only this attempt's nodes know."""
+    """One node's part in the examination; `secret` is what only this attempt's workers know."""
 
     node: str
     address: str
-    greeting: str
+    secret: str
 
     @classmethod
     def of(cls, launch: WorkerLaunch) -> "Explorer":
         """The explorer of the node that the worker runs on."""
         node = launch.worker.node
-        return cls(node, launch.gang.addresses[node], f"rolecall {launch.job} {launch.attempt}")
+        return cls(node, launch.gang.addresses[node], launch.secret)
+
+    def call(self, target: str, nonce: str) -> str:
+        """What a caller says to `target`, to show that it knows the secret without telling it."""
+        return self._mac("call", target, nonce)
+
+    def answer(self, target: str, nonce: str) -> str:
+        """What `target` answers to that call, to show the same."""
+        return self._mac("answer", target, nonce)
+
+    def _mac(self, *words: str) -> str:
+        return hmac.new(self.secret.encode(), "\0".join(("reach", *words)).encode(), hashlib.sha256).hexdigest()
 
 
 def explore(me: Explorer, board: Board, *, cut_only: bool = False) -> list[Way]:
@@ -148,11 +162,12 @@ async def _listen(me: Explorer) -> tuple[asyncio.Server | None, Listener]:
 
 
 async def _answer(me: Explorer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say who we are to whoever knows the greeting."""
+    """Show whoever knows the secret that we know it, too."""
     try:
         async with asyncio.timeout(TRY_S):
-            if await reader.readline() == _line(me.greeting):
-                writer.write(_line(me.greeting, me.node))
+            nonce, _, said = (await reader.readline()).decode().rstrip("\n").partition(" ")
+            if hmac.compare_digest(said.encode(), me.call(me.node, nonce).encode()):
+                writer.write(_line(me.answer(me.node, nonce)))
                 await writer.drain()
     except (OSError, ValueError):
         pass  # The caller has gone, or it is a stranger; who called finds out by itself.
@@ -164,23 +179,23 @@ async def _try(me: Explorer, node: str, listeners: Mapping[str, Listener]) -> Wa
     mine, theirs = listeners[me.node], listeners[node]
     if theirs.port is None:
         return _cut(me, node, mine, theirs, f"{node} {_NOT_LISTENING} ({theirs.trouble})")
-    begin = time.monotonic()
+    begin, nonce = time.monotonic(), secrets.token_hex(16)
     try:
         async with asyncio.timeout(TRY_S):
-            answer = await _call(me, theirs.address, theirs.port)
+            answer = await _call(_line(nonce, me.call(node, nonce)), theirs.address, theirs.port)
     except OSError as error:
         return _cut(me, node, mine, theirs, _because(error, TRY_S))
     except ValueError:
         answer = b"more than a line"  # The reader's limit: no node says so much.
-    if answer != _line(me.greeting, node):
+    if not hmac.compare_digest(answer, _line(me.answer(node, nonce))):
         return _cut(me, node, mine, theirs, _STRANGER if answer else "it hangs up without a word")
     return Way(origin=me.node, target=node, seconds=time.monotonic() - begin)
 
 
-async def _call(me: Explorer, address: str, port: int) -> bytes:
+async def _call(line: bytes, address: str, port: int) -> bytes:
     reader, writer = await asyncio.open_connection(address, port)
     try:
-        writer.write(_line(me.greeting))
+        writer.write(line)
         return await reader.readline()
     finally:
         writer.close()

@@ -1,7 +1,7 @@
 """How the workers of one attempt find one another, and how they part.
 
-Rank 0 listens on an ephemeral port with one multi-tenant store; the others learn the port through the master and their
-nodes. RPC and the process group share that port. Every wait is finite and names who is missing.
+Rank 0 listens on an ephemeral port of the gang's address with one store (see `gang_store`); the others learn the port
+through the master and their nodes. RPC and the process group share it. Every wait is finite and names who is missing.
 """
 
 import logging
@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rolecall.runtime import reach
+from rolecall.runtime import gang_store, reach
 from rolecall.runtime.context import worker_name
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import RendezvousTimeout, Stopped
@@ -63,12 +65,12 @@ def met(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Repo
     It parts in order when the body ends well or raises `Stopped`. After any other error it leaves without a word: a
     graceful shutdown would wait for ever for a peer that is dead.
     """
-    store = _meet(launch, workdir, report)
-    _export_environment(launch, store.port)
-    _await_all(store, launch)
+    entrance = _enter(launch, workload, workdir, report)
+    _export_environment(launch, entrance.port)
+    store, *others = entrance.assemble(lambda ranks: _missing(launch, ranks), _JOIN_TIMEOUT_S)
     _require_reach(store, launch)
     if workload.rpc:
-        _join_rpc(launch, workload, store.port)
+        _join_rpc(launch, workload, others[0])
     if launch.worker.role in workload.process_group:
         _join_process_group(launch, workload, store)
     report.joined()
@@ -80,17 +82,16 @@ def met(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Repo
     _part(launch, workload, store)
 
 
-def _meet(launch: WorkerLaunch, workdir: Workdir, report: Reporter) -> dist.TCPStore:
-    timeout = timedelta(seconds=_JOIN_TIMEOUT_S)
+def _enter(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Reporter) -> gang_store.Entrance:
+    # RPC has a client of its own: it sets timeouts, and a call that waits holds the client that it goes by.
+    clients = 2 if workload.rpc else 1
     if launch.worker.rank == 0:
-        store = dist.TCPStore(
-            launch.master_addr, 0, None, is_master=True, timeout=timeout, wait_for_workers=False, multi_tenant=True
-        )
-        report.rendezvous(store.port)
-        return store
+        entrance = gang_store.host(launch, clients, _JOIN_TIMEOUT_S)
+        report.rendezvous(entrance.port)
+        return entrance
     port = launch.rendezvous_port or _await_port(workdir)
     _knock(launch, port)
-    return dist.TCPStore(launch.master_addr, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    return gang_store.enter(launch, port, clients, _JOIN_TIMEOUT_S)
 
 
 def _await_port(workdir: Workdir) -> int:
@@ -110,18 +111,12 @@ def _knock(launch: WorkerLaunch, port: int) -> None:
         reach.knock(reach.Explorer.of(launch), first, launch.master_addr, port, _KNOCK_S)
 
 
-def _await_all(store: dist.TCPStore, launch: WorkerLaunch) -> None:
-    """Check in, and wait until everyone has: RPC's own start would hang without saying for whom."""
-    store.set(f"arrived/{launch.worker.rank}", "1")
-    keys = {f"arrived/{worker.rank}": worker for worker in launch.gang.workers}
-    try:
-        store.wait(list(keys), timedelta(seconds=_JOIN_TIMEOUT_S))
-    except dist.DistStoreError as error:
-        missing = [_describe(worker) for key, worker in keys.items() if not store.check([key])]
-        raise RendezvousTimeout(f"not arrived within {_JOIN_TIMEOUT_S:.0f} s: {', '.join(missing)}") from error
+def _missing(launch: WorkerLaunch, ranks: list[int]) -> RendezvousTimeout:
+    names = ", ".join(_describe(launch.gang.workers[rank]) for rank in ranks)
+    return RendezvousTimeout(f"not arrived within {_JOIN_TIMEOUT_S:.0f} s: {names}")
 
 
-def _require_reach(store: dist.TCPStore, launch: WorkerLaunch) -> None:
+def _require_reach(store: dist.Store, launch: WorkerLaunch) -> None:
     """Look at the ways between the gang's nodes: one worker of each node does, and all hear what was found."""
     first_ranks = {worker.node: worker.rank for worker in reversed(launch.gang.workers)}
     if len(first_ranks) == 1:
@@ -140,7 +135,7 @@ def _require_reach(store: dist.TCPStore, launch: WorkerLaunch) -> None:
 class _StoreBoard:
     """The gang's store as the place where its nodes talk: each has reached that one already."""
 
-    store: dist.TCPStore
+    store: dist.Store
     node: str
     nodes: tuple[str, ...]
 
@@ -161,13 +156,13 @@ def _describe(worker: WorkerPlan) -> str:
     return f"{worker_name(worker.role, worker.role_rank)} on node {worker.node}"
 
 
-def _join_rpc(launch: WorkerLaunch, workload: Workload, port: int) -> None:
+def _join_rpc(launch: WorkerLaunch, workload: Workload, store: dist.Store) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=_rpc_threads(launch, workload),
         rpc_timeout=_EXAMINER_CALL_TIMEOUT_S if workload.everywhere else _CALL_TIMEOUT_S,
         _transports=["uv"],
         _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
-        init_method=f"tcp://{launch.master_addr}:{port}",
+        init_method=_handed_over(store),
     )
     for peer in _peers_with_gpus(launch):
         # Each worker sees its own GPU alone, as the first.
@@ -179,6 +174,25 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload, port: int) -> None:
         world_size=launch.gang.world_size,
         rpc_backend_options=options,
     )
+
+
+def _handed_over(store: dist.Store) -> str:
+    """The URL under which RPC's start finds `store`."""
+    url = f"{_SCHEME}://{len(_HANDED_OVER)}"
+    _HANDED_OVER[url] = store
+    return url
+
+
+def _hand_over(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    yield _HANDED_OVER[f"{_SCHEME}://{parts.netloc}"], int(query["rank"][0]), int(query["world_size"][0])
+
+
+# `init_rpc` takes no store but only a URL, for which torch lets others provide.
+_SCHEME = "rolecall-gang"
+_HANDED_OVER: dict[str, dist.Store] = {}
+dist.register_rendezvous_handler(_SCHEME, _hand_over)
 
 
 def _rpc_threads(launch: WorkerLaunch, workload: Workload) -> int:
@@ -195,7 +209,7 @@ def _peers_with_gpus(launch: WorkerLaunch) -> list[str]:
     return [worker_name(worker.role, worker.role_rank) for worker in launch.gang.workers if worker.gpu is not None]
 
 
-def _join_process_group(launch: WorkerLaunch, workload: Workload, store: dist.TCPStore) -> None:
+def _join_process_group(launch: WorkerLaunch, workload: Workload, store: dist.Store) -> None:
     members = [worker.rank for worker in launch.gang.workers if worker.role in workload.process_group]
     dist.init_process_group(
         "cpu:gloo" if launch.worker.gpu is None else "cpu:gloo,cuda:nccl",
@@ -223,7 +237,7 @@ def _export_environment(launch: WorkerLaunch, port: int) -> None:
     )
 
 
-def _part(launch: WorkerLaunch, workload: Workload, store: dist.TCPStore) -> None:
+def _part(launch: WorkerLaunch, workload: Workload, store: dist.Store) -> None:
     """Nobody leaves before all are done, or the others' last calls would fail; rank 0, who has the store, is last.
 
     A gang of which some may be lost can't wait for all: there the essential workers let the others go, and only then
@@ -241,7 +255,7 @@ def _part(launch: WorkerLaunch, workload: Workload, store: dist.TCPStore) -> Non
     _await_parting(store, [w for w in launch.gang.workers if w.rank != 0 and w.role not in workload.expendable])
 
 
-def _await_parting(store: dist.TCPStore, others: list[WorkerPlan]) -> None:
+def _await_parting(store: dist.Store, others: list[WorkerPlan]) -> None:
     try:
         store.wait([f"parted/{worker.rank}" for worker in others], timedelta(seconds=_PART_TIMEOUT_S))
     except dist.DistStoreError:

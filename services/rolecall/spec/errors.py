@@ -32,6 +32,16 @@ class StaleAttempt(Conflict):
     """The message belongs to an attempt that is no longer the job's current one; it is ignored."""
 
 
+class LimitReached(RolecallError):
+    """The token has reached one of its limits; the text names the limit."""
+
+    retryable = False
+
+
+class StorageLimitReached(LimitReached):
+    """The jobs of a token store so much that an upload is refused."""
+
+
 class InvalidJob(RolecallError):
     """A job's spec is not legal; `problems` lists every field with what was given and what is legal."""
 
@@ -40,6 +50,16 @@ class InvalidJob(RolecallError):
     def __init__(self, problems: list["dict[str, str]"]) -> None:
         super().__init__("; ".join(f"{problem['field']}: {problem['message']}" for problem in problems))
         self.problems = problems
+
+
+class CheckTimeout(RolecallError):
+    """A request could not be checked in time; it was neither accepted nor found wrong."""
+
+
+class BrokenWorkload(RolecallError):
+    """A workload's own check ended with an error that says nothing about the job."""
+
+    retryable = False
 
 
 class WorkloadError(RolecallError):
@@ -56,8 +76,16 @@ class NonFiniteLoss(WorkloadError):
     """The loss became NaN or infinite."""
 
 
+class QuotaExceeded(WorkloadError):
+    """The job would store more than the cluster's operator allows one job."""
+
+
 class CheckpointError(RolecallError):
     """A checkpoint's part is missing, damaged or does not fit the gang that wants to resume from it."""
+
+
+class BlobsUnavailable(CheckpointError):
+    """The blob store, or the master in front of it, takes no files at the moment; the same call may succeed later."""
 
 
 class NoSuchBlob(CheckpointError):
@@ -78,6 +106,14 @@ class UnreachablePeer(RolecallError):
 
 class PeerLost(RolecallError):
     """Another worker of the gang vanished; it, and not this worker, is the cause."""
+
+
+class IntrudedGang(RolecallError):
+    """Somebody who doesn't know the attempt's secret took part in its rendezvous: the gang's network is not private."""
+
+
+class SandboxUnavailable(RolecallError):
+    """The operator requires a sandbox for workers, and this node's kernel has none."""
 
 
 class Stopped(RolecallError):

@@ -7,6 +7,7 @@ from pydantic import Field, TypeAdapter
 
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.trust import Trust
 
 
 class ForkRequest(Value):
@@ -20,7 +21,9 @@ class ForkRequest(Value):
     cache: Path
     """A folder that all workers of the node share and that outlives attempts."""
     master_url: str
-    token: str
+    trust: Trust | None = None
+    """Whom the worker takes for the master; None for plain HTTP."""
+    token: str = Field(repr=False)
     """What the worker shows to the master (see `spec.token`)."""
     env: dict[str, str] = Field(default_factory=dict)
     """Variables for this worker alone, e.g. `CUDA_VISIBLE_DEVICES`."""

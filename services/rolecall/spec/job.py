@@ -5,7 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from rolecall.spec.bounds import at_most
 from rolecall.spec.model import Request, Value
+from rolecall.spec.redaction import Redacted, RedactedObject
 from rolecall.spec.report import Failure, StartTimes
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
@@ -14,11 +16,13 @@ from rolecall.spec.state import JobState, StopMode, WorkerState
 class JobRequest(Request):
     """The body of `POST /jobs`."""
 
-    workload: str
+    workload: str = Field(max_length=120)
     """A name from `GET /workloads`."""
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: Annotated[dict[str, Any], at_most(1000)] = Field(default_factory=dict)
     """The workload's parameters; `GET /workloads/{name}` has their schema."""
-    roles: dict[Role, Annotated[int, Field(strict=True)]] = Field(default_factory=dict[Role, int])
+    roles: Annotated[dict[Role, Annotated[int, Field(strict=True, le=1_000_000)]], at_most(20)] = Field(
+        default_factory=dict[Role, int]
+    )
     """How many workers of each role; the workload's defaults fill in what is not named."""
     name: str = Field(default="", max_length=120)
     """A label for people."""
@@ -68,7 +72,7 @@ class AttemptDocument(Value):
 
     number: int
     state: JobState
-    cause: str | None
+    cause: Redacted | None
     stop: StopMode | None
     started_at: datetime
     ended_at: datetime | None
@@ -79,21 +83,24 @@ class JobDocument(Value):
     """A job as `GET /jobs/{id}` shows it."""
 
     id: str
-    name: str
+    owner: str = "admin"
+    """The name of the token that submitted it."""
+    name: Redacted
     workload: str
-    params: dict[str, Any]
+    params: RedactedObject
+    """As they were completed and checked; credentials in URLs are hidden."""
     roles: dict[Role, int]
     priority: int
     max_restarts: int
     deadline_s: float | None
     state: JobState
-    reason: str | None
+    reason: Redacted | None
     """Why the job is in this state, when that is not plain: a failure's cause, who cancelled."""
-    waiting_for: str | None
+    waiting_for: Redacted | None
     """What a queued job waits for."""
     progress: Progress
     attempts: list[AttemptDocument]
-    result: dict[str, Any] | None
+    result: RedactedObject | None
     """The workload's final metrics."""
     created_at: datetime
     started_at: datetime | None

@@ -33,8 +33,8 @@ class Machine(Value):
     """Whether the cores are this container's alone: a quota gives it fewer than the machine has."""
 
 
-class NodeSpec(Value):
-    """What a node tells the master when it registers."""
+class NodeDescription(Value):
+    """What a node is, as users see it."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
     """Unique in the cluster, e.g. `trainer-0`; a container's host name by default."""
@@ -50,8 +50,6 @@ class NodeSpec(Value):
     metrics_port: int = Field(ge=0, le=65535)
     machine: Machine
     version: str
-    started: str
-    """A random id of this daemon's life, so that the master can tell a restarted node from a late message."""
 
     @property
     def loopback_of(self) -> str | None:
@@ -59,10 +57,15 @@ class NodeSpec(Value):
         return f"{self.machine.boot_id}/{self.network_namespace}" if is_loopback(self.address) else None
 
 
-class NodeState(Value):
-    """A node as the master sees it."""
+class NodeSpec(NodeDescription):
+    """What a node tells the master when it registers."""
 
-    spec: NodeSpec
+    started: str
+    """A random id of this daemon's life, so that the master can tell a restarted node from a late message. Users don't
+    see it: with a node's token, who knows it could speak for the node."""
+
+
+class _NodeLife(Value):
     alive: bool
     draining: bool = False
     heartbeat_age_s: float
@@ -75,6 +78,18 @@ class NodeState(Value):
         if self.draining:
             return "it is draining"
         return next((finding.message for finding in self.findings if finding.level is Level.ERROR), None)
+
+
+class NodeState(_NodeLife):
+    """A node as the master sees it."""
+
+    spec: NodeSpec
+
+
+class NodeDocument(_NodeLife):
+    """A node as `GET /nodes` shows it."""
+
+    spec: NodeDescription
 
 
 def is_loopback(address: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
+from rolecall.spec.bounds import MOST, MOST_BYTES
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 
@@ -58,6 +59,10 @@ class WorkerLaunch(Value):
     rendezvous_port: int | None = None
     """Known once rank 0 listens; the others wait for it."""
     resume_from: "CheckpointManifest | None" = None
+    secret: str = Field(default="", repr=False)
+    """What only this attempt's workers know (see `spec.token`); empty from a master of an earlier release."""
+    token: str = Field(default="", repr=False)
+    """What the worker shows to the master (see `spec.token`)."""
     blob_url: str | None = None
     """An fsspec URL for checkpoints and artifacts, or none: then they go to the master."""
 
@@ -69,15 +74,15 @@ class CheckpointPart(Value):
     """Unique in the checkpoint, e.g. `parameter-server-0.safetensors`."""
     blob: str
     """Where it lies: a name below the job's folder in the blob store."""
-    size: int
+    size: int = Field(ge=0, le=MOST_BYTES)
     sha256: str
 
 
 class CheckpointManifest(Value):
     """Closes a checkpoint: it counts once the master has recorded it."""
 
-    attempt: int
-    step: int
+    attempt: int = Field(ge=0, le=MOST)
+    step: int = Field(ge=0, le=MOST_BYTES)
     parts: tuple[CheckpointPart, ...]
     position: dict[str, Any]
     """Where the job stood, in the workload's own terms: epoch, step, seeds, the best score so far."""

@@ -5,8 +5,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from rolecall.spec.bounds import MOST
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.redaction import Redacted
 from rolecall.spec.state import WorkerState
 
 
@@ -27,9 +29,9 @@ class StartTimes(Value):
 class Failure(Value):
     """Why a worker ended badly. Of a gang's failures the earliest that is not a consequence is the cause."""
 
-    message: str
+    message: Redacted
     """One line: the error's class and text, or how the process ended."""
-    traceback: str = ""
+    traceback: Redacted = ""
     """The last lines of the traceback."""
     retryable: bool = True
     consequence: bool = False
@@ -62,16 +64,18 @@ class WorkerReport(Value):
     """The whole present state of one worker, sent again and again until the master has no more use for it."""
 
     job: str
-    attempt: int
-    rank: int
+    attempt: int = Field(ge=0, le=MOST)
+    rank: int = Field(ge=0, le=MOST)
     state: WorkerState
-    pid: int | None = None
-    exit_code: int | None = None
+    pid: int | None = Field(default=None, ge=0, le=MOST)
+    exit_code: int | None = Field(default=None, ge=-MOST, le=MOST)
     """As `subprocess` has it: negative for a signal."""
     failure: Failure | None = None
     spawned_at: datetime | None = None
     joined_at: datetime | None = None
-    rendezvous_port: int | None = None
+    rendezvous_port: int | None = Field(default=None, ge=0, le=65535)
+    log_bytes: int | None = None
+    """Of a worker that has ended: the size of its log, whose rest may come later."""
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:

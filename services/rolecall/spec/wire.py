@@ -4,6 +4,7 @@ from typing import Any, cast
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
+from rolecall.spec.bounds import MOST_BYTES
 from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
@@ -19,7 +20,7 @@ class Heartbeat(Value):
 
     started: str
     """The id of this daemon's life (see `NodeSpec.started`)."""
-    seen: int = -1
+    seen: int = Field(default=-1, ge=-1, le=MOST_BYTES)
     """The version of the last `Desired` that it got."""
     wait_s: float = Field(default=0.0, ge=0.0, le=30.0)
     """How long the master may hold the answer back while nothing changes."""
@@ -88,6 +89,8 @@ class Registered(Value):
     heartbeat_s: float
     """The longest time that the node may stay silent is a multiple of this."""
     master_version: str
+    node_timeout_s: float | None = None
+    """Silence after which the master counts the node as lost; None from a master that does not tell."""
 
 
 class Surroundings(Value):
@@ -97,6 +100,8 @@ class Surroundings(Value):
     """The master's wall clock when it answered: seconds since 1970."""
     version: str
     """The master's."""
+    boot_id: str = ""
+    """The kernel's id of the master's machine, as `Machine.boot_id`; empty where the master does not say."""
     strangers: int
     """Living nodes that can't reach this one by a loopback address: other machines' and other containers'."""
 
@@ -112,8 +117,8 @@ class ArtifactNotice(Value):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     blob: str
-    size: int
-    sha256: str
+    size: int = Field(ge=0, le=MOST_BYTES)
+    sha256: str = Field(max_length=64)
 
 
 def _fields(data: Any) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from rolecall.spec.role import Role
 
@@ -22,7 +23,7 @@ class Params(BaseModel):
 class EverywhereParams(Params):
     """The base of the parameters of a workload that runs everywhere."""
 
-    nodes: tuple[str, ...] = ()
+    nodes: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=10_000, fail_fast=True)] = ()
     """The nodes to run on; all that are alive and not draining if none is named."""
 
 

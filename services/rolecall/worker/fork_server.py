@@ -25,7 +25,9 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
+from rolecall.edge.logs import log_to_stderr
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir
 
 Play = Callable[[ForkRequest], int]
@@ -134,7 +136,7 @@ class ForkServer:
             os.environ.update(request.env)
             code = self._play(request)
         except BaseException:  # noqa: BLE001 - nothing above this frame may run in the child
-            traceback.print_exc()
+            sys.stderr.write(redact_text(traceback.format_exc()))
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
@@ -172,7 +174,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("fd", type=int, help="the socket to the node")
     parser.add_argument("--play", default=DEFAULT_PLAY, metavar="MODULE:FUNCTION", help="what a worker runs")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr()
     # SIGTERM and not SIGKILL: the server still has its workers' own children to kill.
     die_with_parent(os.getppid(), signal.SIGTERM)
     with socket.socket(fileno=options.fd) as channel:

@@ -18,6 +18,7 @@ import torch
 from pydantic import ValidationError
 
 from rolecall import __version__
+from rolecall.edge.logs import log_to_stderr
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.beat import start_beating
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
@@ -26,11 +27,14 @@ from rolecall.runtime.context import WorkerContext, enter
 from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
+from rolecall.settings import read_worker
 from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
+from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
+from rolecall.worker.sandbox import Sandbox, confine
 from rolecall.workloads import catalogue
 
 DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
@@ -54,20 +58,21 @@ _PEER_LOST = (
 def play(request: ForkRequest) -> int:
     """Run one worker to its end and return the process's exit code."""
     workdir = Workdir(request.workdir)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    log_to_stderr()
     # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+    sandbox = Sandbox()
     try:
+        # First of all, while there is one thread and nobody else's code has run.
+        sandbox = confine(request, read_worker())
         start_beating(workdir.beat)
         _play(request, workdir)
     except Stopped as reason:
         logging.info("stopped: %s", reason)
         return STOPPED
     except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
-        traceback.print_exc()
-        _write_failure(workdir, error)
+        sys.stderr.write(redact_text(traceback.format_exc()))
+        _write_failure(workdir, error, sandbox)
         return FAILED
     return DONE
 
@@ -100,17 +105,19 @@ def _legal_params(workload: Workload, given: dict[str, Any]) -> Params:
 
 def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerContext:
     launch = request.launch
-    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt)
+    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
-    workdir.scratch.mkdir(exist_ok=True)
+    report = Reporter(workdir.progress)
     return WorkerContext(
         launch=launch,
         params=params,
         device=_device(launch.worker.gpu),
         workdir=workdir,
         cache=request.cache,
-        report=Reporter(workdir.progress),
-        checkpoints=Checkpoints(blobs, client, launch.attempt, launch.resume_from, workdir.scratch),
+        report=report,
+        checkpoints=Checkpoints(
+            blobs, client, launch.attempt, launch.resume_from, workdir.scratch, on_skip=report.event
+        ),
         artifacts=Artifacts(blobs, client, launch.attempt),
     )
 
@@ -123,10 +130,10 @@ def _device(gpu: str | None) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _write_failure(workdir: Workdir, error: BaseException) -> None:
+def _write_failure(workdir: Workdir, error: BaseException, sandbox: Sandbox) -> None:
     lines = "".join(traceback.format_exception(error)).splitlines()
     failure = Failure(
-        message=_headline(error),
+        message=_headline(error) + sandbox.hint(error),
         traceback="\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
         consequence=_is_consequence(error),

@@ -1,38 +1,142 @@
 """What a node makes once from its input files and keeps: built under a lock, and put in place whole by a rename.
 
-Nothing in a cache changes afterwards, so that all workers of a node may map it into memory.
+Nothing in a cache changes afterwards, so that all workers of a node may map it into memory. Whoever uses an entry holds
+a shared lock on it until its process ends, and the kernel lets go of the lock even of a process that is killed. What
+nobody holds may be evicted; a lock file's time of change is the last use of its entry.
 """
 
+import contextlib
 import fcntl
+import logging
 import os
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+from rolecall.settings import read_worker
+
+_log = logging.getLogger(__name__)
+_LOCK, _DRAFT = ".lock", ".draft"
+_held: dict[Path, int] = {}
+"""The locks of this process, which it never lets go of: it may map an entry as long as it lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of a node's cache, or a draft that its builder left."""
+
+    lock: Path
+    used_at: float
+    size: int
 
 
 def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """The cache `key` below `folder`; if it isn't there `build` fills an empty folder, and others who want it wait.
+    """The entry `key` below `folder`; if it isn't there `build` fills an empty folder, and others who want it wait.
 
-    `key` names everything that the content depends on, e.g. by a hash.
+    `folder` is a workload's own in the node's cache. `key` names everything that the content depends on, e.g. by a
+    hash. The entry stays as long as this process lives.
     """
     target = folder / key
-    with _locked(target.with_suffix(".lock")):
-        if not target.exists():
-            _build_in_place(target, build)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        evict(folder.parent, read_worker().cache_bytes)
+    while not _hold(target):
+        with _locked(_lock_of(target)):
+            if not target.exists():
+                _build_in_place(target, build)
     return target
 
 
+def evict(cache: Path, most_bytes: int) -> int:
+    """Delete the least recently used entries below `cache` that nobody holds, down to `most_bytes`; 0 is no limit.
+
+    Returns how many bytes that were.
+    """
+    found = sorted(_entries(cache), key=lambda entry: entry.used_at)
+    excess = sum(entry.size for entry in found) - most_bytes
+    evicted = 0
+    for entry in found if most_bytes else ():
+        if evicted >= excess:
+            break
+        if _evict(entry.lock):
+            evicted += entry.size
+            _log.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size)
+    return evicted
+
+
+def _entries(cache: Path) -> Iterator[Entry]:
+    for lock in cache.glob(f"*/*{_LOCK}"):
+        with contextlib.suppress(FileNotFoundError):  # another node's daemon may evict beside us
+            target = lock.with_suffix("")
+            size = sum(_size(folder) for folder in (target, target.with_suffix(_DRAFT)))
+            yield Entry(lock, lock.stat().st_mtime, size)
+
+
+def _size(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += path.stat().st_blocks * 512
+    return size
+
+
+def _evict(lock: Path) -> bool:
+    """Delete an entry with its lock; returns False if somebody holds it."""
+    target = lock.with_suffix("")
+    try:
+        with _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            # Aside first: what is half deleted must never be taken for whole.
+            aside = target.with_suffix(_DRAFT)
+            shutil.rmtree(aside, ignore_errors=True)
+            if target.exists():
+                target.rename(aside)
+                shutil.rmtree(aside)
+            lock.unlink()
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _hold(target: Path) -> bool:
+    """Hold the entry as long as this process lives and note the use; returns False if it is not there."""
+    lock = _lock_of(target)
+    if lock not in _held:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        if not (_is_at(descriptor, lock) and target.exists()):
+            os.close(descriptor)
+            return False
+        _held[lock] = descriptor
+    os.utime(lock)
+    return True
+
+
 @contextmanager
-def _locked(path: Path) -> Generator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it if this process dies
-        yield
+def _locked(path: Path, operation: int = fcntl.LOCK_EX) -> Generator[None]:
+    """Hold the lock file `path`: the one that is there, since an evicted entry's is deleted."""
+    while True:
+        with path.open("w") as lock:
+            fcntl.flock(lock, operation)  # the kernel lets go of it if this process dies
+            if _is_at(lock.fileno(), path):
+                yield
+                return
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _lock_of(target: Path) -> Path:
+    return target.with_suffix(_LOCK)
 
 
 def _build_in_place(target: Path, build: Callable[[Path], None]) -> None:
-    draft = target.with_suffix(".draft")
+    draft = target.with_suffix(_DRAFT)
     shutil.rmtree(draft, ignore_errors=True)  # left by a builder that died
     draft.mkdir()
     build(draft)

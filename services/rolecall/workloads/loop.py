@@ -183,9 +183,11 @@ class TrainingLoop(ABC, Generic[Batch]):
         scores = self.score("validation")
         if scores is not None:
             self.context.report.evaluated(self.position.step, self.position.epoch, **scores)
+        before = self.position
         if scores is not None and self._is_best(scores):
             manifest = self._save(keep=True)
-            self.position = replace(self.position, best_checkpoint=manifest)
+            # Weights that were not stored can't be restored: an earlier epoch stays the best one.
+            self.position = replace(self.position, best_checkpoint=manifest) if manifest else before
         elif self._owes_checkpoint:
             self._save()
         self._owes_checkpoint = False
@@ -207,7 +209,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         return test if test is not None else self.score("validation") or {}
 
     def _save(self, *, keep: bool = False) -> dict[str, Any] | None:
-        """Write a checkpoint with all ranks; its manifest on every rank."""
+        """Write a checkpoint with all ranks; its manifest on every rank, None if it was skipped."""
         if dist.is_initialized():
             dist.barrier()  # No rank may still change what another is about to write.
         step = self.position.step
@@ -215,7 +217,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         manifest: dict[str, Any] | None = None
         if _is_first():
             committed = self.context.checkpoints.commit(step, parts, asdict(self.position), keep=keep)
-            manifest = committed.model_dump(mode="json")
+            manifest = committed.model_dump(mode="json") if committed else None
         self._last_save = time.monotonic()
         return _told(manifest)
 

@@ -39,10 +39,11 @@ def without_privileges() -> Iterator[None]:
 
 
 @pytest.fixture
-def public() -> Iterator[Path]:
-    """A folder that every user may enter, unlike pytest's own."""
+def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A data root that every user may enter, unlike pytest's own folders."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
+        monkeypatch.setenv("ROLECALL_DATA_ROOTS", folder)
         yield Path(folder)
 
 

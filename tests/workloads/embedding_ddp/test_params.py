@@ -19,6 +19,7 @@ lr = st.floats(1e-9, 10)
 share = st.floats(0, 1, exclude_max=True)
 eps = st.floats(1e-12, 1)
 decay = st.floats(0, 1)
+numbers = st.integers(-(2**63), 2**64 - 1)
 names = st.text("abcdef", min_size=1)
 paths = st.lists(names, min_size=1, max_size=3) | names
 
@@ -42,7 +43,7 @@ numeric = st.one_of(
 )
 label = names.map("label {}".format) | fields(
     {"column": "label"},
-    positive=st.one_of(st.text(), st.integers(), st.booleans(), st.lists(st.text() | st.integers(), min_size=1)),
+    positive=st.one_of(st.text(), numbers, st.booleans(), st.lists(st.text() | numbers, min_size=1)),
 )
 data = fields(
     {
@@ -80,7 +81,7 @@ bodies = fields(
     pooling=st.sampled_from(["sum", "mean", "none"]),
     hidden=st.lists(st.integers(1, 65_536), max_size=3),
     dropout=share,
-    batch_size=st.integers(1, 2**40),
+    batch_size=st.integers(1, 2**32),
     epochs=st.integers(1, 99),
     max_steps=st.none() | st.integers(1, 2**40),
     seed=st.integers(0, 2**63 - 1),

@@ -54,7 +54,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, rank: int, met: Any) -> Told:
     """Play the worker of that rank, where the ways are open and the gang meets like this."""
     workers = [SimpleNamespace(node=node, role=Role.TRAINER, role_rank=n, rank=n) for n, node in enumerate(NODES)]
     gang = SimpleNamespace(workers=workers, addresses=dict.fromkeys(NODES, "127.0.0.1"))
-    launch = SimpleNamespace(worker=workers[rank], gang=gang, job="j", attempt=1)
+    launch = SimpleNamespace(worker=workers[rank], gang=gang, job="j", attempt=1, secret="s")
     report = Told()
     own = {"launch": launch, "rank": rank, "report": report, "workdir": None, "world_size": 2, "params": Params()}
     context = SimpleNamespace(stop_requested=lambda: None, **own)
@@ -115,5 +115,5 @@ def test_who_examines_does_not_wait_for_rpc_as_long_as_who_trains(
     worker = SimpleNamespace(gpu=None, role=Role.TRAINER, role_rank=0, rank=0)
     gang = SimpleNamespace(world_size=1, workers=[worker], role_counts={})
     launch = SimpleNamespace(worker=worker, gang=gang, master_addr="127.0.0.1", params={})
-    rendezvous._join_rpc(cast(Any, launch), workload, 1)
+    rendezvous._join_rpc(cast(Any, launch), workload, cast(Any, None))
     assert given[0].rpc_timeout == timeout_s

@@ -23,7 +23,7 @@ def test_every_source_is_looked_at(tmp_path: Path) -> None:
     check_node(params(train=idx, test=idx), Role.STAGE)
     for split in ("train", "validation", "test"):
         with pytest.raises(InputError, match="nowhere does not exist"):
-            check_node(params(**{"train": folder, split: "nowhere"}), Role.STAGE)
+            check_node(params(**{"train": folder, split: str(tmp_path / "nowhere")}), Role.STAGE)
 
 
 def test_only_stages_need_the_images() -> None:

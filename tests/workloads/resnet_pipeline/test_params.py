@@ -64,10 +64,10 @@ def test_blocks_have_torchvisions_names(model: str) -> None:
     [
         (
             {"batch_size": 128, "micro_batches": 3},
-            "micro_batches 3 does not divide the 128 images of each replica; legal: 1, 2, 4, 8, 16, 32, 64, 128",
+            "micro_batches 3 does not divide the 128 images of each replica; nearest legal: 2 or 4",
         ),
-        ({"batch_size": 128, "replicas": 3}, "can't be shared by 3 replicas; take 126 or 129"),
-        ({"batch_size": 2, "replicas": 3}, "can't be shared by 3 replicas; take 3 or 3"),
+        ({"batch_size": 128, "replicas": 3}, "can't be shared by 3 replicas; nearest legal: 126 or 129"),
+        ({"batch_size": 2, "replicas": 3}, "can't be shared by 3 replicas; nearest legal: 3"),
         (
             {"batch_size": 4, "data": {"train": "p", "size": 32}},
             "take fewer micro_batches, a larger batch_size or norm: group",

@@ -106,6 +106,7 @@ def own_part(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """The parameters of a job with a GRU of its own, made with these arguments."""
     (tmp_path / "own_recurrent_parts.py").write_text(OWN_PARTS)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_recurrent_parts", raising=False)
     monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
     given = params.model_dump(exclude={"layers", "dropout"})
     return lambda **arguments: Params.model_validate(

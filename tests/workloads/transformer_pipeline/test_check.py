@@ -20,7 +20,7 @@ def params(**changes: Any) -> Params:
     ("changes", "said"),
     [
         ({"tied_embeddings": True}, "share weights between"),
-        ({"dim": 12, "heads": 5}, "legal are 1, 2, 3, 4, 6, 12"),
+        ({"dim": 12, "heads": 5}, "nearest legal: 4 or 6"),
         ({"dim": 12, "heads": 4}, "positions: learned"),
         ({"schedule": "1F1B", "virtual_stages": 2}, "schedule 1F1B takes 1"),
         ({"schedule": "ZBVZeroBubble", "virtual_stages": 3}, "takes 2"),
@@ -28,8 +28,8 @@ def params(**changes: Any) -> Params:
         ({"split": "tracer", "dropout": 0.1}, "can't turn dropout off"),
         ({"split": "tracer", "activation_checkpointing": True}, "leaves no layers to checkpoint"),
         ({"schedule": "ZBVZeroBubble", "activation_checkpointing": True}, "go with it are GPipe, 1F1B"),
-        ({"batch_size": 12, "replicas": 5}, "legal are 1, 2, 3, 4, 6, 12"),
-        ({"batch_size": 12, "replicas": 2, "micro_batches": 4}, "legal are 1, 2, 3, 6"),
+        ({"batch_size": 12, "replicas": 5}, "nearest legal: 4 or 6"),
+        ({"batch_size": 12, "replicas": 2, "micro_batches": 4}, "nearest legal: 3 or 6"),
         ({"schedule": "GPipes"}, "Input should be 'GPipe'"),
         ({"text": {"train": "text.txt", "validation": 0.0}, "early_stopping": {}}, "early_stopping needs validation"),
         ({"model": {"builder": "mine:layer"}, "heads": 4}, "heads shape the layers that model replaces"),
@@ -43,12 +43,12 @@ def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("stages", "changes", "said"),
     [
-        (3, {"replicas": 2}, "take 2 × the pipeline's ranks, e.g. 4"),
+        (3, {"replicas": 2}, "take 2 × the pipeline's ranks: 4"),
         (2, {"replicas": 2}, "take 4 stages, or replicas: 1 at most"),
         (4, {"layers": 7, "schedule": "LoopedBFS"}, "set layers to 8 or more"),
-        (4, {"micro_batches": 2}, "legal for batches of 32 are 4, 8, 16, 32"),
-        (4, {"schedule": "DualPipeV", "micro_batches": 4}, "legal for batches of 32 are 8, 16, 32"),
-        (2, {"schedule": "Interleaved1F1B", "batch_size": 5, "micro_batches": 5}, "legal for batches of 5 are 1"),
+        (4, {"micro_batches": 2}, "nearest legal for batches of 32: 4"),
+        (4, {"schedule": "DualPipeV", "micro_batches": 4}, "nearest legal for batches of 32: 8"),
+        (2, {"schedule": "Interleaved1F1B", "batch_size": 5, "micro_batches": 5}, "nearest legal for batches of 5: 1"),
         (8, {"batch_size": 6, "micro_batches": 6}, "have no such number: take a larger batch_size"),
     ],
 )

@@ -1,6 +1,8 @@
 """`/internal/jobs`: what nodes ship for their workers, and what workers send for themselves."""
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request
@@ -8,10 +10,16 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.api.auth import Bearer, Running, require_attempt, require_current_attempt, require_node
+from rolecall.master.api.auth import Bearer, Running, needs, require_attempt
 from rolecall.master.core import Master
+from rolecall.master.quota import measure, metered
+from rolecall.master.retention import blobs_of, superfluous
+from rolecall.master.space import within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
+from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
+from rolecall.spec.access import Scope
+from rolecall.spec.bounds import MOST, MOST_BYTES
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
@@ -37,17 +45,18 @@ class Recorded(Value):
 
 @router.put(
     "/attempts/{attempt}/ranks/{rank}/streams/{kind}",
-    dependencies=[Depends(require_node)],
+    dependencies=[Depends(needs(Scope.NODE))],
     summary="Append to a log or progress stream",
 )
 async def append(  # noqa: PLR0917 - the framework passes by name
     job: str,
-    attempt: Annotated[int, Path(ge=1)],
-    rank: Annotated[int, Path(ge=0)],
+    attempt: Annotated[int, Path(ge=1, le=MOST)],
+    rank: Annotated[int, Path(ge=0, le=MOST)],
     kind: Kind,
-    offset: Annotated[int, Query(ge=0)],
+    offset: Annotated[int, Query(ge=0, le=MOST_BYTES)],
     request: Request,
     master: Running,
+    cut: Annotated[bool, Query(description="Bytes before the offset are lost: the log may have a gap there.")] = False,
 ) -> StreamOffset:
     """Append what the master lacks of these bytes; answer how much it has."""
     key = StreamKey(job, attempt, rank, kind)
@@ -55,7 +64,9 @@ async def append(  # noqa: PLR0917 - the framework passes by name
         record = await jobs.summary(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
-    size = await master.streams.append(key, offset, request.stream())
+    # Below the reserve there is room for reports, and for nothing that can wait.
+    pieces = request.stream() if kind == "progress" else within_reserve(request.stream(), master.reserve)
+    size = await master.streams.append(key, offset, pieces, cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         await master.progress.ingest(master.database, key)
     master.waking.followers(job)
@@ -72,22 +83,36 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     request: Request,
     master: Running,
     sha256: Annotated[str | None, Header(alias="X-Content-SHA256", pattern="^[0-9a-fA-F]{64}$")] = None,
+    length: Annotated[int | None, Header(alias="Content-Length", ge=0)] = None,
 ) -> BlobReceipt:
     """Store a whole file, checked and durable. Sending it again replaces it."""
     async with master.database.read() as connection:
-        await _check_current(connection, job, attempt)
+        record = await _check_current(connection, job, attempt)
+    master.reserve.check(length or 0)
     blob = f"{attempt}/{name}"
-    size, digest = await master.blobs.put(job, blob, sha256, request.stream())
+
+    async def stored() -> int:
+        return await master.blobs.used(job, {blob, *await _expiring(master, job)})
+
+    pieces = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
+    pieces = within_quota(pieces, master.quota, job, stored)
+    size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, pieces))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
 @router.get("/blobs/{number}/{name:path}", summary="Download a blob of any attempt", response_class=StreamingResponse)
-async def get_blob(job: str, number: int, name: str, master: Running, bearer: Bearer) -> StreamingResponse:
+async def get_blob(  # noqa: PLR0917 - the framework passes by name
+    job: str, number: int, name: str, request: Request, master: Running, bearer: Bearer
+) -> StreamingResponse:
     """A blob's bytes, for the workers of the job's current attempt."""
     async with master.database.read() as connection:
-        current = (await jobs.summary(connection, job)).attempt
-    require_current_attempt(job, current, master, bearer)
-    return StreamingResponse(master.blobs.read(job, f"{number}/{name}"), media_type="application/octet-stream")
+        newest = await jobs.newest_attempt(connection, job)
+    # Whoever does not bear its token is told the same of every job.
+    await require_attempt(request, job, newest, master, bearer)
+    async with master.database.read() as connection:
+        await _check_current(connection, job, newest)
+    pieces = await master.blobs.read(job, f"{number}/{name}")
+    return StreamingResponse(pieces, media_type="application/octet-stream")
 
 
 @router.post(
@@ -101,7 +126,9 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
         await _check_blob(master, job, part.blob, part.size)
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
+        await _check_quota(connection, master, job, {part.blob: part.size for part in manifest.parts})
         fresh = await checkpoints.add(connection, job, manifest, datetime.now(UTC))
+    master.cleaner.recorded(job)
     master.waking.jobs(job)
     return Recorded(recorded=fresh)
 
@@ -112,14 +139,54 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
     await _check_blob(master, job, notice.blob, notice.size)
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
+        await _check_quota(connection, master, job, {notice.blob: notice.size})
         await artifacts.put(connection, job, attempt, notice, datetime.now(UTC))
     return Recorded(recorded=True)
 
 
-async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> None:
+def _metered(master: Master, owner: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    limits = master.access.limits.get(owner)
+    if limits is None or limits.max_stored_bytes is None:
+        return pieces
+    stored_now = partial(measure, master.database, master.blobs, owner)
+    return metered(pieces, owner, limits.max_stored_bytes, stored_now)
+
+
+async def _while_current(master: Master, job: str, attempt: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces; raises `StaleAttempt` at their end if the attempt has ended, since nobody sweeps behind it twice."""
+    async for piece in pieces:
+        yield piece
+    async with master.database.read() as connection:
+        await _check_current(connection, job, attempt)
+
+
+async def _expiring(master: Master, job: str) -> set[str]:
+    """The blobs of checkpoints that are about to be deleted."""
+    async with master.database.read() as connection:
+        known = await checkpoints.of_job(connection, job)
+    old = superfluous(known, master.settings.keep_checkpoints)
+    return blobs_of(old) - blobs_of(one.manifest for one in known if one.manifest not in old)
+
+
+async def _check_quota(connection: AsyncConnection, master: Master, job: str, fresh: dict[str, int]) -> None:
+    """Raise `QuotaExceeded` if what is recorded and stays, and these blobs, are more than the job may have.
+
+    Below a blob URL the master sees no upload, and this is where the limit holds.
+    """
+    if master.quota.most is None or master.settings.blob_url is None:
+        return
+    known = await checkpoints.of_job(connection, job)
+    old = superfluous(known, master.settings.keep_checkpoints)
+    sizes = {part.blob: part.size for one in known if one.manifest not in old for part in one.manifest.parts}
+    sizes |= {artifact.blob: artifact.size for artifact in await artifacts.of_job(connection, job)}
+    master.quota.check(job, sum((sizes | fresh).values()))
+
+
+async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobSummary:
     record = await jobs.summary(connection, job)
     if record.attempt != attempt or not record.state.holds_slots:
         raise StaleAttempt(f"attempt {attempt} of job {job} is over (the job is {record.state})")
+    return record
 
 
 async def _check_blob(master: Master, job: str, blob: str, size: int) -> None:

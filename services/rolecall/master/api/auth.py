@@ -1,21 +1,113 @@
-"""Who may call: the user's token, the nodes' token, or that of one attempt. All compared in constant time."""
+"""Who may call what: the caller's principal, the scopes that a route takes, and whose jobs a caller may see or steer.
 
+Each route has one of these as a dependency. What a token is worth is decided in `master.access` alone. None of them
+blocks, so they are coroutines: FastAPI would run plain functions in threads.
+"""
+
+import base64
+import binascii
 import hmac
-from typing import Annotated
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException
 from fastapi.requests import HTTPConnection
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
 
+from rolecall.master.access import Principal
 from rolecall.master.core import Master
+from rolecall.master.refusals import Refusal
+from rolecall.master.store import jobs
+from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_token
 
-_bearer = HTTPBearer(auto_error=False, description="`ROLECALL_TOKEN`, or inside the cluster `ROLECALL_NODE_TOKEN`.")
+_bearer = HTTPBearer(auto_error=False, description="A token of `rolecall tokens`, or a built-in one.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 Password = Annotated[HTTPBasicCredentials | None, Depends(HTTPBasic(auto_error=False))]
+USERS = (Scope.READ, Scope.SUBMIT, Scope.ADMIN)
+_CHALLENGE = 'Bearer realm="rolecall"'
+_BROWSERS_CHALLENGE = f'Basic realm="rolecall", {_CHALLENGE}'
+_BEARER = {"WWW-Authenticate": _CHALLENGE}
+_PAGE = {"WWW-Authenticate": _BROWSERS_CHALLENGE}
 
 
-def get_master(connection: HTTPConnection) -> Master:
+_BROWSERS = re.compile("/|/docs(/.*)?|/openapi[.]json")
+_OF_ATTEMPT = re.compile("/internal/jobs/(?P<job>[^/]+)/attempts/(?P<attempt>[0-9]{1,10})/.*", re.DOTALL)
+_OF_JOB = re.compile("/internal/jobs/[^/]+/blobs/.*", re.DOTALL)
+_ATTEMPT_TOKEN = re.compile("[0-9a-f]{64}")
+_ANYBODY = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
+_NODES = "a token of the nodes (ROLECALL_NODE_TOKEN)"
+
+
+class Standing(Enum):
+    """What the token of a request is worth before the request is read."""
+
+    NONE = auto()
+    """No token, or one that does not open this path."""
+    PLAUSIBLE = auto()
+    """It has the form of a token that opens this path; the route, which takes no body, checks it."""
+    PROVEN = auto()
+    """It is a token that opens this path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What is known of a request from its path and its `Authorization` alone."""
+
+    standing: Standing
+    wanted: str
+    """What opens the path, for people."""
+    challenge: str
+    """For `WWW-Authenticate`."""
+    token: str
+    """What was given; empty if nothing was."""
+
+
+def admission(master: Master, path: str, authorization: str) -> Admission:
+    """Judge a request by its head. The routes still check the scopes."""
+    if path.startswith("/internal/"):
+        given = _bearer_of(authorization)
+        return Admission(_standing_inside(master, path, given), _NODES, _CHALLENGE, given)
+    browsers = _BROWSERS.fullmatch(path) is not None
+    given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
+    standing = Standing.PROVEN if master.access.principal(given) else Standing.NONE
+    return Admission(standing, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given)
+
+
+def _standing_inside(master: Master, path: str, given: str) -> Standing:
+    caller = master.access.principal(given)
+    if caller is not None and Scope.NODE in caller.scopes:
+        return Standing.PROVEN
+    if found := _OF_ATTEMPT.fullmatch(path):
+        expected = attempt_token(master.signing_key, found["job"], int(found["attempt"]))
+        return Standing.PROVEN if _equal(given, expected) else Standing.NONE
+    # A worker reads blobs of earlier attempts: the path does not say with which attempt's token.
+    readable = _OF_JOB.fullmatch(path) and _ATTEMPT_TOKEN.fullmatch(given)
+    return Standing.PLAUSIBLE if readable else Standing.NONE
+
+
+def _bearer_of(authorization: str) -> str:
+    scheme, _, token = authorization.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _password_of(authorization: str) -> str:
+    scheme, _, encoded = authorization.partition(" ")
+    try:
+        text = base64.b64decode(encoded, validate=True).decode() if scheme.lower() == "basic" else ""
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return text.partition(":")[2]
+
+
+def _equal(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+async def get_master(connection: HTTPConnection) -> Master:
     """The running master."""
     return connection.app.state.master
 
@@ -23,44 +115,102 @@ def get_master(connection: HTTPConnection) -> Master:
 Running = Annotated[Master, Depends(get_master)]
 
 
-def require_user(master: Running, bearer: Bearer) -> None:
-    """Refuse whoever does not bear the user's token."""
-    _require(bearer, master.settings.token.get_secret_value(), "the user's token (ROLECALL_TOKEN)")
+async def authenticate(connection: HTTPConnection, master: Running, bearer: Bearer) -> Principal:
+    """The caller, whom the audit log names too; 401 for whoever presents no valid token."""
+    return _known(connection, master, bearer.credentials if bearer else None, _BEARER)
 
 
-def require_reader(master: Running, bearer: Bearer, password: Password) -> None:
-    """Refuse whoever shows the user's token neither as a bearer token nor, from a browser, as a password."""
-    given = bearer.credentials if bearer else password.password if password else ""
-    if not hmac.compare_digest(given.encode(), master.settings.token.get_secret_value().encode()):
-        said = "the user's token (ROLECALL_TOKEN) opens this page: as the password, with any name, or as a bearer token"
-        raise HTTPException(401, said, {"WWW-Authenticate": 'Basic realm="rolecall", Bearer realm="rolecall"'})
+async def authenticate_page(
+    connection: HTTPConnection, master: Running, bearer: Bearer, password: Password
+) -> Principal:
+    """The same for a page: a browser presents the token as a password."""
+    return _known(connection, master, bearer.credentials if bearer else password and password.password, _PAGE)
 
 
-def require_node(master: Running, bearer: Bearer) -> None:
-    """Refuse whoever does not bear the nodes' token."""
-    _require(bearer, master.settings.node_token.get_secret_value(), "the nodes' token (ROLECALL_NODE_TOKEN)")
+Caller = Annotated[Principal, Depends(authenticate)]
 
 
-def require_attempt(job: str, attempt: int, master: Running, bearer: Bearer) -> None:
-    """Refuse whoever does not bear the token of this attempt."""
-    _require(bearer, _attempt_token(master, job, attempt), f"the token of attempt {attempt} of job {job}")
+def needs(*scopes: Scope) -> Callable[..., Awaitable[None]]:
+    """A dependency: 403 for a caller without any of `scopes`."""
+
+    async def check(caller: Caller) -> None:
+        _check_scopes(caller, scopes)
+
+    return check
 
 
-def require_current_attempt(
-    job: str, current: int, master: Running, bearer: HTTPAuthorizationCredentials | None
-) -> None:
-    """The same for the job's current attempt, whichever the path names."""
-    _require(bearer, _attempt_token(master, job, current), f"the token of job {job}'s current attempt")
+async def needs_reader(caller: Annotated[Principal, Depends(authenticate_page)]) -> None:
+    """A dependency for pages: any user may read them."""
+    _check_scopes(caller, USERS)
 
 
-def _attempt_token(master: Master, job: str, attempt: int) -> str:
-    return attempt_token(master.settings.node_token.get_secret_value(), job, attempt)
+async def sees_job(job: str, master: Running, caller: Caller) -> None:
+    """A dependency: 404 for jobs that the caller may not see, in the words for jobs that there are not."""
+    if not caller.reads_all and not caller.sees(await _owner(master, job)):
+        raise jobs.unknown(job)
 
 
-def _require(bearer: HTTPAuthorizationCredentials | None, token: str, what: str) -> None:
-    given = bearer.credentials if bearer else ""
-    if not hmac.compare_digest(given.encode(), token.encode()):
-        problem = "another one was given" if bearer else "none was given"
-        raise HTTPException(
-            401, f"this call needs {what} as a bearer token; {problem}", {"WWW-Authenticate": 'Bearer realm="rolecall"'}
-        )
+async def steers_job(job: str, master: Running, caller: Caller) -> None:
+    """A dependency: 404 for jobs that the caller may not see, 403 for those that it may see but not change."""
+    owner = await _owner(master, job)
+    if not caller.sees(owner):
+        raise jobs.unknown(job)
+    if not caller.steers(owner):
+        detail = f"job {job} belongs to {owner}; only a token of that name or one with the scope admin may change it"
+        raise HTTPException(403, detail)
+
+
+async def require_attempt(connection: HTTPConnection, job: str, attempt: int, master: Running, bearer: Bearer) -> None:
+    """A dependency: 401 for whoever does not bear the token of this attempt."""
+    given = bearer.credentials if bearer else None
+    if given is None or not hmac.compare_digest(
+        given.encode(), attempt_token(master.signing_key, job, attempt).encode()
+    ):
+        raise _stranger(connection, master, f"the token of attempt {attempt} of job {job}", given, _BEARER)
+
+
+def _known(connection: HTTPConnection, master: Master, given: str | None, headers: dict[str, str]) -> Principal:
+    caller = master.access.principal(given) if given else None
+    if caller is None:
+        raise _stranger(connection, master, _ANYBODY, given, headers)
+    connection.state.principal = caller
+    return caller
+
+
+def _check_scopes(caller: Principal, scopes: tuple[Scope, ...]) -> None:
+    if caller.scopes.isdisjoint(scopes):
+        have, want = (" or ".join(names) for names in (sorted(caller.scopes), scopes))
+        raise HTTPException(403, f"this call needs the scope {want}; the token {caller.name} has {have}")
+
+
+def _stranger(
+    connection: HTTPConnection, master: Master, what: str, given: str | None, headers: dict[str, str]
+) -> HTTPException:
+    master.sync.strangers.note(refusal(connection.scope, None, 401))
+    problem = "the one that was given is not valid" if given else "none was given"
+    return HTTPException(401, f"this call needs {what} as a bearer token; {problem}", headers)
+
+
+def refusal(scope: Any, token: str | None, outcome: int) -> Refusal:
+    """What the audit log says of a refused call; a stranger's has no target, because strangers could choose many."""
+    return Refusal(token, address_of(scope), action_of(scope), target_of(scope) if token else "", outcome)
+
+
+def action_of(scope: Any) -> str:
+    """The method and the route of a call, without what a stranger may choose."""
+    return f"{scope['method']} {getattr(scope.get('route'), 'path', 'no route')}"[:200]
+
+
+def target_of(scope: Any) -> str:
+    """The id or name in the path of a call."""
+    return "/".join(map(str, scope.get("path_params", {}).values()))[:400]
+
+
+def address_of(scope: Any) -> str:
+    """Where a call comes from."""
+    return str(scope["client"][0])[:80] if scope.get("client") else "unknown"
+
+
+async def _owner(master: Master, job: str) -> str:
+    async with master.database.read() as connection:
+        return (await jobs.summary(connection, job)).owner

@@ -6,18 +6,25 @@ from fastapi import APIRouter, Depends, HTTPException, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
-from rolecall.master.api.auth import Running, require_user
+from rolecall.master.api.auth import USERS, Running, needs
+from rolecall.master.catalogue import schema_of
+from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
 from rolecall.master.reconciler import TICK_S
+from rolecall.master.space import Volume
 from rolecall.master.store import nodes
+from rolecall.spec.access import Scope
+from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
-from rolecall.spec.node import NodeState
+from rolecall.spec.node import NodeDocument
 from rolecall.spec.role import Role
 from rolecall.spec.workload import Workload
 
 _PATIENCE_S = 3 * TICK_S + 8.5
 """How long the loops may take for a pass: some ticks, and time for a database that is busy."""
-router = APIRouter(tags=["cluster"], dependencies=[Depends(require_user)])
+router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(*USERS))])
+metrics_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.METRICS, Scope.READ, Scope.ADMIN))])
+admin_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.ADMIN))])
 open_router = APIRouter(tags=["cluster"])
 
 
@@ -51,13 +58,26 @@ class WorkloadList(Value):
 class NodeList(Value):
     """`GET /nodes`."""
 
-    nodes: list[NodeState]
+    nodes: list[NodeDocument]
+
+
+class FindingList(Value):
+    """`GET /findings`."""
+
+    findings: list[Finding]
 
 
 class Health(Value):
     """Whether the program answers."""
 
     status: str
+
+
+class Readiness(Health):
+    """Whether the master can work."""
+
+    volume: Volume
+    """How much room its data folder has."""
 
 
 @router.get("/workloads", summary="List workloads")
@@ -80,11 +100,12 @@ async def list_nodes(master: Running) -> NodeList:
     """Who has registered, and who is alive."""
     async with master.database.read() as connection:
         known = await nodes.everything(connection)
-    return NodeList(nodes=master.presence.states(known))
+    states = master.presence.states(known)
+    return NodeList(nodes=[NodeDocument.model_validate(state, from_attributes=True) for state in states])
 
 
 @router.get("/readyz", summary="Whether the master can work")
-async def readyz(master: Running) -> Health:
+async def readyz(master: Running) -> Readiness:
     """200 when the database answers and the master's loops have lately done their work, else 503 with the reason."""
     try:
         await master.database.ping()
@@ -93,10 +114,16 @@ async def readyz(master: Running) -> Health:
     for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
         if trouble := pulse.trouble(_PATIENCE_S):
             raise HTTPException(503, f"{what}: {trouble}")
-    return Health(status="ready")
+    return Readiness(status="ready", volume=master.reserve.look())
 
 
-@router.get("/metrics", summary="Prometheus metrics", response_class=Response)
+@admin_router.get("/findings", summary="What is weak in the master's settings")
+async def list_findings(master: Running) -> FindingList:
+    """Weak settings and their remedies; `rolecall doctor` shows them beside what it finds itself."""
+    return FindingList(findings=list(weaknesses(master.settings)))
+
+
+@metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response)
 async def metrics(master: Running) -> Response:
     """The state of the cluster and of its running jobs in Prometheus' text format."""
     return Response(await exposition(master), media_type=CONTENT_TYPE_LATEST)
@@ -115,5 +142,6 @@ def _workload(workload: Workload) -> WorkloadDocument:
         )
         for role, count in workload.roles.items()
     }
-    params = workload.params.model_json_schema()
-    return WorkloadDocument(name=workload.name, summary=workload.summary, roles=roles, params=params)
+    return WorkloadDocument(
+        name=workload.name, summary=workload.summary, roles=roles, params=schema_of(workload.params)
+    )

@@ -1,28 +1,27 @@
-"""`/jobs/{job}/…`: what a job leaves to read: logs, step series, events, checkpoints, artifacts."""
+"""`/jobs/{job}/…`: what a job leaves to read: step series, events, checkpoints, artifacts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
-from rolecall.master.api.auth import Running, require_user
-from rolecall.master.api.limits import MOST
+from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.core import Master
 from rolecall.master.progress import series
-from rolecall.master.signals import wait
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
+from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import NotFound
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.redaction import Redacted
 from rolecall.spec.role import Role
 
-router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(require_user)], tags=["results"])
-_KEEP_ALIVE_S = 15.0
+router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 
 
 class Event(Value):
@@ -32,7 +31,7 @@ class Event(Value):
     at: datetime
     attempt: int | None
     kind: str
-    message: str
+    message: Redacted
 
 
 class EventList(Value):
@@ -86,39 +85,6 @@ class ArtifactList(Value):
     artifacts: list[Artifact]
 
 
-class Choice(NamedTuple):
-    """Whose logs a user wants to see; None means all."""
-
-    role: Role | None
-    rank: int | None
-
-    def admits(self, worker: WorkerRecord) -> bool:
-        """Whether `worker` is among them."""
-        return self.role in {None, worker.role} and self.rank in {None, worker.rank}
-
-
-@router.get("/logs", summary="Read the logs", response_class=StreamingResponse)
-async def logs(  # noqa: PLR0917 - the framework passes by name
-    job: str,
-    master: Running,
-    role: Role | None = None,
-    rank: Annotated[int | None, Query(ge=0, le=MOST)] = None,
-    attempt: Annotated[int | None, Query(ge=1, le=MOST, description="The newest by default.")] = None,
-    follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
-) -> StreamingResponse:
-    """What the workers print, each line led by `[role-number]`.
-
-    Followed, each line is one event `log`, and one event `end` with the job's state closes the stream.
-    """
-    choice = Choice(role, rank)
-    async with master.database.read() as connection:
-        record = await jobs.get(connection, job)
-    if follow:
-        return StreamingResponse(_follow(master, job, choice, attempt), media_type="text/event-stream")
-    members = await _members(master, job, attempt or record.attempt, choice)
-    return StreamingResponse(_whole_logs(master, members), media_type="text/plain; charset=utf-8")
-
-
 @router.get("/events", summary="What happened to the job")
 async def list_events(job: str, master: Running, after: Annotated[int, Query(ge=0, le=MOST)] = 0) -> EventList:
     """The events with ids above `after`, oldest first."""
@@ -139,7 +105,7 @@ async def metrics(
     async with master.database.read() as connection:
         record = await jobs.get(connection, job)
     numbers = range(1, record.attempt + 1) if attempt is None else [attempt]
-    members = [worker for number in numbers for worker in await _members(master, job, number, Choice(None, None))]
+    members = [worker for number in numbers for worker in await _members(master, job, number)]
     found = [await asyncio.to_thread(_series, master, worker, points) for worker in members]
     return SeriesList(series=[one for one in found if one.points])
 
@@ -150,7 +116,7 @@ async def list_checkpoints(job: str, master: Running) -> CheckpointList:
     async with master.database.read() as connection:
         await jobs.get(connection, job)
         found = await checkpoints.of_job(connection, job)
-    return CheckpointList(checkpoints=[Checkpoint(manifest=manifest, created_at=at) for manifest, at in found])
+    return CheckpointList(checkpoints=[_shown(Checkpoint, checkpoint) for checkpoint in found])
 
 
 @router.get("/artifacts", summary="The artifacts")
@@ -173,66 +139,21 @@ async def download(job: str, name: str, master: Running) -> StreamingResponse:
         "Content-Disposition": f'attachment; filename="{artifact.name}"',
         "X-Content-SHA256": artifact.sha256,
     }
-    return StreamingResponse(master.blobs.read(job, artifact.blob), 200, headers, "application/octet-stream")
+    return StreamingResponse(await master.blobs.read(job, artifact.blob), 200, headers, "application/octet-stream")
 
 
-async def _follow(master: Master, job: str, choice: Choice, attempt: int | None) -> AsyncIterator[bytes]:
-    """The log lines of a job as they come, over all attempts that begin meanwhile unless one is asked for."""
-    read: dict[StreamKey, int] = {}
-    while not master.news.closed:
-        ticket = master.news.ticket(job)
-        async with master.database.read() as connection:
-            record = await jobs.get(connection, job)
-        number = attempt or record.attempt
-        over = record.state.ended or number < record.attempt
-        for worker in await _members(master, job, number, choice) if number else []:
-            async for line in _new_lines(master, worker, read, over=over):
-                yield _sse("log", line)
-        if over:
-            yield _sse("end", record.state)
-            return
-        await wait(ticket, _KEEP_ALIVE_S)
-        if not ticket.is_set():
-            yield b": nothing new\n\n"  # a comment, so that whoever has gone is noticed
-
-
-async def _new_lines(
-    master: Master, worker: WorkerRecord, read: dict[StreamKey, int], *, over: bool
-) -> AsyncIterator[str]:
-    key = _log_key(worker)
-    while piece := await asyncio.to_thread(master.streams.read, key, read.get(key, 0), partial=over):
-        read[key] = read.get(key, 0) + len(piece)
-        for line in piece.splitlines():
-            yield f"[{worker.name}] {line.decode(errors='replace')}"
-
-
-def _whole_logs(master: Master, members: list[WorkerRecord]) -> Iterator[bytes]:
-    for worker in members:
-        prefix = f"[{worker.name}] ".encode()
-        for line in master.streams.lines(_log_key(worker)):
-            yield prefix + line + b"\n"
-
-
-async def _members(master: Master, job: str, attempt: int, choice: Choice) -> list[WorkerRecord]:
+async def _members(master: Master, job: str, attempt: int) -> list[WorkerRecord]:
     async with master.database.read() as connection:
         found = await workers.of_attempts(connection, [(job, attempt)])
-    if attempt and not found:
+    if not found:
         raise NotFound(f"job {job} has no attempt {attempt}")
-    return [worker for worker in found.get((job, attempt), ()) if choice.admits(worker)]
+    return found[job, attempt]
 
 
 def _series(master: Master, worker: WorkerRecord, points: int) -> Series:
     key = StreamKey(worker.job, worker.attempt, worker.rank, "progress")
     steps = series(master.streams.lines(key), points)
     return Series(attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=steps)
-
-
-def _log_key(worker: WorkerRecord) -> StreamKey:
-    return StreamKey(worker.job, worker.attempt, worker.rank, "log")
-
-
-def _sse(event: str, data: str) -> bytes:
-    return f"event: {event}\ndata: {data}\n\n".encode()
 
 
 def _shown(kind: Callable[..., Any], record: Any) -> Any:

@@ -13,22 +13,30 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
-from rolecall.master.api.auth import Running, require_user
-from rolecall.master.api.limits import MOST
+from rolecall.master.access import Principal
+from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
 from rolecall.master.core import Master
 from rolecall.master.documents import job_document
 from rolecall.master.lifecycle import Step
-from rolecall.master.problems import unknown
+from rolecall.master.problems import MOST_PROBLEMS, problem, shortened, unknown
+from rolecall.master.quota import check_submission
 from rolecall.master.reconciler import redirect_stop, take_step
 from rolecall.master.store import attempts, idempotency, jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.access import Scope
+from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
 from rolecall.spec.model import Value
+from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 
-router = APIRouter(tags=["jobs"], dependencies=[Depends(require_user)])
+router = APIRouter(tags=["jobs"])
+_READS = [Depends(needs(*USERS))]
+_SUBMITS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN))]
+_SEES = [*_READS, Depends(sees_job)]
+_STEERS = [*_SUBMITS, Depends(steers_job)]
 
 
 class JobPage(Value):
@@ -38,118 +46,101 @@ class JobPage(Value):
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null on the last one.")
 
 
-@router.post("/jobs", status_code=201, summary="Submit a job")
+@router.post("/jobs", status_code=201, dependencies=_SUBMITS, summary="Submit a job")
 async def submit(
     request: JobRequest,
     response: Response,
     master: Running,
+    caller: Caller,
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
 ) -> JobDocument:
-    """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job."""
-    fields = master.catalogue.check_request(request)
+    """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job.
+
+    Over a limit of the token the answer is 429, which names the limit.
+    """
+    fields = await master.checks.run(request)
     if master.catalogue.is_everywhere(request.workload):
         await _check_nodes(master, fields["params"]["nodes"])
+    _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
-    job = await _add(master, spec, key)
+    job = await _add(master, spec, caller, key)
     master.waking.jobs(job.id)
     response.headers["Location"] = f"/jobs/{job.id}"
     return await _document(master, job.id)
 
 
-@router.get("/jobs", summary="List jobs")
-async def page(
+@router.get("/jobs", dependencies=_READS, summary="List jobs")
+async def page(  # noqa: PLR0917 - the framework passes by name
     master: Running,
+    caller: Caller,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token of this name.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     cursor: Annotated[int | None, Query(ge=0, le=MOST, description="From the page before.")] = None,
 ) -> JobPage:
-    """Jobs, newest first."""
+    """Jobs, newest first: all, or those of the token itself where it may see no others."""
+    if owner is not None and not (owner.isprintable() and caller.sees(owner)):
+        return JobPage(jobs=[], next_cursor=None)
     async with master.database.read() as connection:
-        found = await jobs.page(connection, state, limit + 1, cursor)
+        mine = owner if caller.reads_all else caller.name
+        found = await jobs.page(connection, state, limit + 1, cursor, mine)
         shown = found[:limit]
         documents = await _documents(master, connection, shown)
     return JobPage(jobs=documents, next_cursor=str(shown[-1].sequence) if len(found) > limit else None)
 
 
-@router.get("/jobs/{job}", summary="Show a job")
+@router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
 async def show(job: str, master: Running) -> JobDocument:
     """The job with its progress, its attempts and their workers."""
     return await _document(master, job)
 
 
-@router.post("/jobs/{job}/cancel", summary="Cancel a job")
-async def cancel(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/cancel", dependencies=_STEERS, summary="Cancel a job")
+async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        nodes = await _apply(connection, record, lifecycle.cancel(record))
+        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
     return await _changed(master, job, nodes)
 
 
-@router.post("/jobs/{job}/pause", summary="Pause a job")
-async def pause(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/pause", dependencies=_STEERS, summary="Pause a job")
+async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
     """Let it write a checkpoint and leave its slots; `resume` queues it again."""
     async with master.database.write() as connection:
         record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            nodes = await _apply(connection, record, lifecycle.pause(record, stop))
+            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name))
     return await _changed(master, job, nodes)
 
 
-@router.post("/jobs/{job}/resume", summary="Resume a paused job")
-async def resume(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/resume", dependencies=_STEERS, summary="Resume a paused job")
+async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue it again; it starts from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_resume(record)
-        await jobs.requeue(connection, record, _now(), "resumed by its user", 0.0)
+        await jobs.requeue(connection, record, _now(), f"resumed by {caller.name}", 0.0)
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/retry", summary="Retry an ended job")
-async def retry(job: str, master: Running) -> JobDocument:
+@router.post("/jobs/{job}/retry", dependencies=_STEERS, summary="Retry an ended job")
+async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue a failed or cancelled job again, with all its restarts; it starts from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
-        await jobs.renew(connection, record, _now())
+        await check_submission(connection, record.owner, master.access.limits.get(record.owner))
+        await jobs.renew(connection, record, _now(), f"retried by {caller.name}")
     return await _changed(master, job)
 
 
-async def _check_nodes(master: Master, asked: list[str]) -> None:
-    """Raise `InvalidJob` for names that no node has."""
-    async with master.database.read() as connection:
-        known = {node.name for node in await node_store.everything(connection)}
-    problems = [unknown(f"params.nodes.{i}", "node", name, known) for i, name in enumerate(asked) if name not in known]
-    if problems:
-        raise InvalidJob(problems)
+async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) -> set[str]:
+    """Take a step that a user asked for, from whatever state the job is in.
 
-
-async def _add(master: Master, spec: JobSpec, key: str | None) -> JobRecord:
-    try:
-        async with master.database.write() as connection:
-            return await _add_once(connection, spec, key)
-    except IntegrityError:
-        # On PostgreSQL the same key may come in twice at once; the second time finds what the first has made.
-        async with master.database.write() as connection:
-            return await _add_once(connection, spec, key)
-
-
-async def _add_once(connection: AsyncConnection, spec: JobSpec, key: str | None) -> JobRecord:
-    if key is None:
-        return await jobs.add(connection, spec, _now())
-    digest = hashlib.sha256(spec.model_dump_json(exclude={"id"}).encode()).hexdigest()
-    earlier = await idempotency.job_of(connection, key, digest)
-    if earlier is not None:
-        return await jobs.get(connection, earlier)
-    job = await jobs.add(connection, spec, _now())
-    await idempotency.remember(connection, key, digest, job.id, _now())
-    return job
-
-
-async def _apply(connection: AsyncConnection, job: JobRecord, step: Step) -> set[str]:
-    """Take the step; return the nodes that may have to run something else then."""
+    Returns the nodes that may have to run something else then.
+    """
     if not job.state.holds_slots:
         await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
         return set()
@@ -159,6 +150,49 @@ async def _apply(connection: AsyncConnection, job: JobRecord, step: Step) -> set
     else:
         await take_step(connection, gang, step, _now())
     return gang.nodes
+
+
+async def _check_nodes(master: Master, asked: list[str]) -> None:
+    """Raise `InvalidJob` for names that no node has."""
+    async with master.database.read() as connection:
+        known = {node.name for node in await node_store.everything(connection)}
+    strange = [(place, name) for place, name in enumerate(asked) if name not in known]
+    problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in strange[:MOST_PROBLEMS]]
+    if problems:
+        raise InvalidJob(shortened(problems, len(strange)))
+
+
+def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
+    """Raise `InvalidJob` for a gang that the token could never run."""
+    asked, most = sum(roles.values()), caller.limits.max_slots
+    if most is not None and asked > most:
+        message = f"the job needs {asked} workers, and token {caller.name} may run {most} at once (max_slots)"
+        given = {role.value: number for role, number in roles.items()}
+        raise InvalidJob([problem("roles", message, given, f"{most} workers at most")])
+
+
+async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
+    try:
+        async with master.database.write() as connection:
+            return await _add_once(connection, spec, owner, key)
+    except IntegrityError:
+        # On PostgreSQL the same key may come in twice at once; the second time finds what the first has made.
+        async with master.database.write() as connection:
+            return await _add_once(connection, spec, owner, key)
+
+
+async def _add_once(connection: AsyncConnection, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
+    if key is None:
+        await check_submission(connection, owner.name, owner.limits)
+        return await jobs.add(connection, spec, _now(), owner.name)
+    digest = hashlib.sha256(spec.model_dump_json(exclude={"id"}).encode()).hexdigest()
+    earlier = await idempotency.job_of(connection, owner.name, key, digest)
+    if earlier is not None:
+        return await jobs.get(connection, earlier)
+    await check_submission(connection, owner.name, owner.limits)
+    job = await jobs.add(connection, spec, _now(), owner.name)
+    await idempotency.remember(connection, owner.name, key, digest, job.id, _now())
+    return job
 
 
 async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDocument:

@@ -6,8 +6,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 USER_BYTES = 1 << 20
 NODE_BYTES = 16 << 20
-MOST = 2**31 - 1
-"""The largest number that the database takes for an attempt, a rank or an id."""
 _UNBOUNDED = ("/streams/", "/blobs/")
 
 

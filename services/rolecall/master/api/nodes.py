@@ -5,7 +5,8 @@ import logging
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
@@ -14,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall import __version__
 from rolecall.master import lifecycle
 from rolecall.master.answers import Answer
-from rolecall.master.api.auth import Running, require_node
+from rolecall.master.api.auth import Running, needs
 from rolecall.master.core import Master
 from rolecall.master.desired import desired, unaddressed
 from rolecall.master.presence import Presence
@@ -22,6 +23,8 @@ from rolecall.master.reconciler import lose_workers
 from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
+from rolecall.master.streams import StreamKey
+from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
@@ -29,7 +32,7 @@ from rolecall.spec.role import Role
 from rolecall.spec.wire import Desired, Heartbeat, Registered, Surroundings
 
 _log = logging.getLogger(__name__)
-router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(require_node)])
+router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(needs(Scope.NODE))])
 
 
 async def _known_role(request: Request) -> None:
@@ -63,7 +66,11 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
     master.presence.hold(spec.started)
     master.waking.nodes(spec.name)
     master.waking.jobs(*bereaved)
-    return Registered(heartbeat_s=_longest_wait_s(master), master_version=__version__)
+    return Registered(
+        heartbeat_s=_longest_wait_s(master),
+        master_version=__version__,
+        node_timeout_s=master.settings.node_timeout_s,
+    )
 
 
 @router.post("/{name}/heartbeat", summary="Report and ask", response_model=Desired)
@@ -94,7 +101,7 @@ async def surroundings(name: str, master: Running) -> Surroundings:
         raise NotFound(f"node {name} has not registered; register it again")
     own = _place(known[name].spec)
     strangers = sum(master.presence.is_alive(node.name) and _place(node.spec) != own for node in known.values())
-    return Surroundings(time_s=time.time(), version=__version__, strangers=strangers)
+    return Surroundings(time_s=time.time(), version=__version__, boot_id=_boot_id(), strangers=strangers)
 
 
 @router.delete("/{name}", status_code=204, summary="Leave")
@@ -125,6 +132,9 @@ async def _take_in(master: Master, name: str, beat: Heartbeat) -> None:
     master.presence.hear(name, beat.started)
     _note(master, name, beat)
     if fresh:
+        for report in beat.workers:
+            if report.state.ended and report.log_bytes is not None:
+                master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
         async with master.database.write() as connection:
             await _living(connection, name, beat.started)
             await nodes.set_draining(connection, name, beat.draining)
@@ -213,7 +223,13 @@ async def _desired(master: Master, name: str, started: str) -> Desired:
         unknown = unaddressed(found)
         others = (await nodes.look(connection, unknown)).known if unknown else {}
     addresses = {node.name: node.spec.address for node in others.values()}
-    return desired(name, found, params, addresses, master.settings.blob_url)
+    blob_url, signing_key = master.settings.blob_url, master.signing_key
+    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key)
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _longest_wait_s(master: Master) -> float:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends
 from pydantic import Field, TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.api.auth import Running, require_user
+from rolecall.master.api.auth import USERS, Running, needs
 from rolecall.master.problems import unknown
 from rolecall.master.store import jobs, nodes
 from rolecall.spec.errors import NotFound
@@ -14,7 +14,7 @@ from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
 
-router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(require_user)])
+router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 WORKLOAD = "preflight"
 _LOOK_BACK = 20
 _FINDINGS = TypeAdapter(tuple[NodeFinding, ...])

@@ -8,16 +8,75 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import TypeAdapter
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
-from rolecall.master.problems import Problem, explain, problem
-from rolecall.master.trouble import storage_trouble
-from rolecall.spec.errors import Conflict, InvalidJob, NotFound, RolecallError
+from rolecall.master.problems import MOST_PROBLEMS, Problem, explain, problem, shortened
+from rolecall.master.space import NoRoom
+from rolecall.master.trouble import LeadershipLost, StoreUnavailable, storage_trouble
+from rolecall.spec.errors import (
+    CheckTimeout,
+    Conflict,
+    InvalidJob,
+    LimitReached,
+    NotFound,
+    QuotaExceeded,
+    RolecallError,
+    StorageLimitReached,
+)
+from rolecall.spec.redaction import redact_text
 
-_STATUS: dict[type[RolecallError], int] = {NotFound: 404, Conflict: 409, InvalidJob: 422, BlobError: 400}
+_STATUS: dict[type[RolecallError], int] = {
+    NotFound: 404,
+    Conflict: 409,
+    InvalidJob: 422,
+    BlobError: 400,
+    LimitReached: 429,
+    StorageLimitReached: 413,
+    QuotaExceeded: 413,
+    NoRoom: 507,
+    CheckTimeout: 503,
+}
+# How OpenAPI describes a problem document, and which of them any route may answer with.
+_TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
+_FIELD = {"type": "object", "properties": dict.fromkeys(("field", "message", "given", "legal"), _TEXT)}
+SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "Why a call failed (RFC 9457); `errors` lists the fields that are wrong.",
+    "type": "object",
+    "properties": {
+        "type": _TEXT,
+        "title": _TEXT,
+        "status": _INTEGER,
+        "detail": _TEXT,
+        "instance": _TEXT,
+        "errors": {"type": "array", "items": _FIELD},
+    },
+    "required": ["type", "title", "status", "detail", "instance"],
+}
+_MEANING = {
+    400: "The request can't be read.",
+    401: "The token is missing or wrong.",
+    403: "The token does not allow this call.",
+    404: "There is no such job, node, workload, checkpoint or artifact.",
+    405: "There is no such call at this path.",
+    409: "The request contradicts what is stored.",
+    413: "The body is too large.",
+    422: "A field is wrong; `errors` says which.",
+    429: "Too many calls, or too much is stored; try again later.",
+    503: "The master, or its database, can't answer now; try again.",
+    507: "The master's volume is full.",
+}
+_CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": meaning, "content": _CONTENT} for status, meaning in _MEANING.items()
+}
+
+RETRY_AFTER = {"Retry-After": "2"}
+"""What a 503 says of the next try."""
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -25,8 +84,8 @@ def add_problem_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RolecallError, _on_rolecall_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(DBAPIError, _on_storage_error)
-    app.add_exception_handler(OSError, _on_storage_error)
+    for kind in (DBAPIError, PoolTimeout, OSError, StoreUnavailable, LeadershipLost):
+        app.add_exception_handler(kind, _on_storage_error)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_defect)
 
@@ -39,8 +98,8 @@ def problem_response(
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": detail,
-        "instance": request.url.path,
+        "detail": redact_text(detail),
+        "instance": redact_text(request.url.path),
     }
     if errors:
         body["errors"] = errors
@@ -69,15 +128,20 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is no JSON: {why} (at character {broken['loc'][-1]})", request)
     schema = _body_schema(request)
-    errors = [_field_error(one, schema) for one in found]
+    errors = shortened([_field_error(one, schema) for one in found[:MOST_PROBLEMS]], len(found))
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
 
 
 async def _on_storage_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, DataError):
+        # E.g. NUL in a path: a text that PostgreSQL can neither store nor look for.
+        return problem_response(422, f"the database takes no such value: {_first_line(error.orig)}", request)
     if (trouble := storage_trouble(error)) is None:
         raise error
-    return problem_response(507 if trouble.full else 503, trouble.detail, request)
+    if trouble.full:
+        return problem_response(507, trouble.detail, request)
+    return problem_response(503, trouble.detail, request, headers=RETRY_AFTER)
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:
@@ -103,9 +167,19 @@ def _field_error(error: dict[str, Any], schema: dict[str, Any]) -> Problem:
     return problem(".".join(map(str, path)), str(error["msg"]), error.get("input"), "")
 
 
+def _first_line(error: BaseException | None) -> str:
+    return str(error).partition("\n")[0]
+
+
 def _sentence(request: Request, error: HTTPException) -> str:
     if error.status_code == 404 and error.detail == "Not Found":
         return f"there is nothing at {request.url.path}; GET /docs lists the routes"
     if error.status_code == 405 and error.detail == "Method Not Allowed":
         return f"{request.method} is not possible at {request.url.path}; GET /docs lists the routes"
+    if isinstance(cause := error.__cause__, RecursionError):
+        return "the body is nested too deeply"
+    if isinstance(cause, UnicodeDecodeError):
+        return f"the body is not UTF-8: {cause.reason} at byte {cause.start}"
+    if isinstance(cause, ValueError):
+        return "the body has an integer of too many digits"
     return str(error.detail)

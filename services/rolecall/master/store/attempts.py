@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, insert, or_, select, tuple_, update
+from sqlalchemy import Row, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import jobs as job_store
@@ -22,6 +22,7 @@ from rolecall.master.store.records import (
     readable,
 )
 from rolecall.master.store.schema import attempts
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.state import JobState, StopMode
@@ -78,6 +79,28 @@ async def fail_unreadable(connection: AsyncConnection, job: str, cause: str, now
     ended = (state for state in JobState if state.ended)
     guard = (attempts.c.job == job, attempts.c.state.not_in(tuple(ended)), attempts.c.ended_at.is_(None))
     await connection.execute(update(attempts).where(*guard).values(state=JobState.FAILED, cause=cause, ended_at=now))
+
+
+async def resumed_from(connection: AsyncConnection, job: JobSummary) -> CheckpointManifest | None:
+    """The checkpoint that the job's current attempt resumed from. Raises `UnreadableRow`."""
+    found = await connection.scalar(select(attempts.c.resume_from).where(*_key(job.id, job.attempt)))
+    if isinstance(found, Unreadable):
+        raise UnreadableRow("resume_from", found.why)
+    return found
+
+
+async def unswept(connection: AsyncConnection) -> dict[str, int]:
+    """The newest ended attempt of each job that left something in the blob store which is not deleted yet."""
+    query = select(attempts.c.job, func.max(attempts.c.number)).group_by(attempts.c.job)
+    rows = await connection.execute(query.where(attempts.c.swept.is_(False), attempts.c.ended_at.is_not(None)))
+    return {row[0]: row[1] for row in rows}
+
+
+async def set_swept(connection: AsyncConnection, job: str, number: int, swept: bool = True) -> None:
+    """Note whether what the attempts up to `number` left is deleted."""
+    await connection.execute(
+        update(attempts).where(attempts.c.job == job, attempts.c.number <= number).values(swept=swept)
+    )
 
 
 async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[AttemptSummary]:

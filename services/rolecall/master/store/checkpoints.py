@@ -1,17 +1,19 @@
 """Checkpoints: the manifests that count."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select
+from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.records import read, readable
+from rolecall.master.store.records import CheckpointRecord, read, readable
 from rolecall.master.store.schema import checkpoints
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import CheckpointManifest
+
+_RECORD = tuple(one.name for one in fields(CheckpointRecord))
 
 
 async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifest, now: datetime) -> bool:
@@ -22,24 +24,43 @@ async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifes
     if known is not None:
         return False
     values = {"job": job, "attempt": manifest.attempt, "step": manifest.step, "keep": manifest.keep}
+    values["bytes"] = sum(part.size for part in manifest.parts)
     await connection.execute(insert(checkpoints).values(**values, manifest=manifest, created_at=now))
     return True
 
 
-async def of_job(connection: AsyncConnection, job: str) -> list[tuple[CheckpointManifest, datetime]]:
-    """The checkpoints of `job` with the times of their recording, newest first; one that can't be read is left out."""
+async def of_job(connection: AsyncConnection, job: str) -> list[CheckpointRecord]:
+    """The checkpoints of `job`, newest first; one that can't be read is left out."""
     rows = await connection.execute(_of_job(job))
-    return list(readable(rows, lambda row: read(_Recorded, row).pair, "checkpoint"))
+    return list(readable(rows, lambda row: read(CheckpointRecord, row, _RECORD), "checkpoint"))
 
 
 async def has_unreadable(connection: AsyncConnection, job: str) -> bool:
     """Whether `job` has a checkpoint that can't be read: then nobody knows which blobs it needs."""
-    return any(isinstance(row.manifest, Unreadable) for row in await connection.execute(_of_job(job)))
+    return any(isinstance(value, Unreadable) for row in await connection.execute(_of_job(job)) for value in row)
 
 
-async def newest(connection: AsyncConnection, job: str) -> CheckpointManifest | None:
-    """Where the next attempt starts, if there is such a place."""
-    return next((manifest for manifest, _ in await of_job(connection, job)), None)
+async def newest(connection: AsyncConnection, job: str, *, undoubted: bool = False) -> CheckpointManifest | None:
+    """Where the next attempt starts, if there is such a place.
+
+    With `undoubted`, the newest that no worker reported as damaged; another one only if there is no such checkpoint.
+    """
+    found = await of_job(connection, job)
+    preferred = [one for one in found if one.verify_at is None] if undoubted else []
+    return next((one.manifest for one in preferred or found), None)
+
+
+async def doubt(connection: AsyncConnection, job: str, manifest: CheckpointManifest, at: datetime | None) -> bool:
+    """Let the master verify a checkpoint at the time `at`, or no more; return whether the checkpoint is still there."""
+    changed = await connection.execute(update(checkpoints).where(*_key(job, manifest)).values(verify_at=at))
+    return changed.rowcount == 1
+
+
+async def doubted(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
+    """The readable checkpoints, each with its job, that are to be verified by the time `by`."""
+    query = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
+    rows = await connection.execute(query.order_by(checkpoints.c.verify_at))
+    return [(row.job, row.manifest) for row in rows if not isinstance(row.manifest, Unreadable)]
 
 
 async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
@@ -54,21 +75,8 @@ async def remove(connection: AsyncConnection, job: str, manifest: CheckpointMani
     await connection.execute(delete(checkpoints).where(*_key(job, manifest)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    job: str
-    attempt: int
-    step: int
-    manifest: CheckpointManifest
-    created_at: datetime
-
-    @property
-    def pair(self) -> tuple[CheckpointManifest, datetime]:
-        return self.manifest, self.created_at
-
-
 def _of_job(job: str) -> Select[Any]:
-    columns = [checkpoints.c[one.name] for one in fields(_Recorded)]
+    columns = [checkpoints.c[name] for name in ("job", "attempt", "step", *_RECORD)]
     order = (checkpoints.c.attempt.desc(), checkpoints.c.step.desc())
     return select(*columns).where(checkpoints.c.job == job).order_by(*order)
 

@@ -1,46 +1,95 @@
-"""The connection to SQLite or PostgreSQL, and its migration at start."""
+"""The connections to SQLite or PostgreSQL, and its migration at start.
 
+Readers and writers have pools of their own, so that writers who wait for a lock never keep readers waiting. Every wait
+ends: for a connection of the pool, for a lock, for a statement, and for a server that no longer answers.
+"""
+
+import asyncio
+import os
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 from alembic import command
 from alembic.config import Config
+from psycopg.abc import PQGen
 from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from rolecall.master.store import terms
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_READERS = 15
+_VANISHED_MS = 12_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the database may take, in seconds."""
+
+    pool_s: float = 10.0
+    """Until a connection of the pool is free."""
+    lock_s: float = 5.0
+    """Until another transaction gives up a lock."""
+    statement_s: float = 8.0
+    """PostgreSQL: for one statement, locks included."""
+    idle_s: float = 15.0
+    """PostgreSQL: until the server ends a transaction in which this master is silent, and with it its locks."""
+    connect_s: int = 5
+    """PostgreSQL: until a new connection is made."""
+    answer_s: float = 12.0
+    """PostgreSQL: until the server answers anything at all. A server that is stopped can't keep its own limits."""
+
+
+LIMITS = Limits()
+_PATIENT = Limits(statement_s=0, answer_s=24 * 3600)  # PostgreSQL takes 0 for no limit
 
 
 class Database:
     """Opens transactions. Writers queue up behind one another on SQLite; PostgreSQL locks rows."""
 
-    def __init__(self, url: str) -> None:
-        if _is_sqlite(url):
-            self._engine = create_async_engine(_with_driver(url))
-            _tame_sqlite(self._engine)
+    def __init__(self, url: str, limits: Limits = LIMITS) -> None:
+        self._url = url
+        self._limits = limits
+        self._term: int | None = None
+        if is_sqlite(url):
+            # One writer: SQLite admits no more, and a pool's queue is fair while its locks are not.
+            self._writer = _sqlite_engine(url, limits, writes=True, pool_size=1)
+            self._reader = _sqlite_engine(url, limits, writes=False, pool_size=_READERS)
         else:
-            # Whatever the database's own encoding is: of one that has none (SQL_ASCII) we would get bytes.
-            encoding = {"client_encoding": "utf8"}
-            self._engine = create_async_engine(_with_driver(url), pool_pre_ping=True, connect_args=encoding)
-        self._reader = self._engine.execution_options(sqlite_begin="BEGIN")
+            self._writer = _postgres_engine(url, limits, pool_size=10)
+            self._reader = _postgres_engine(url, limits, writes=False, pool_size=_READERS)
+
+    def fence(self, term: int) -> None:
+        """From now on only write during this term of leadership."""
+        self._term = term
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that commits when the block ends well and rolls back when it raises."""
-        async with self._engine.begin() as connection:
+        """A transaction that commits when the block ends well and rolls back when it raises.
+
+        Raises `LeadershipLost` when another master leads.
+        """
+        async with self._writer.begin() as connection:
+            if self._term is not None:
+                await terms.check(connection, self._term)
             yield connection
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that only reads, beside any writer."""
+        """A transaction that can only read, beside any writer."""
         async with self._reader.connect() as connection:
             yield connection
 
     async def migrate(self) -> None:
-        """Bring the tables to this version's form; does nothing where they have it."""
-        async with self._engine.begin() as connection:
+        """Bring the tables to this version's form, however long that takes; does nothing where they have it."""
+        engine = self._writer if is_sqlite(self._url) else _postgres_engine(self._url, _PATIENT, poolclass=NullPool)
+        async with engine.begin() as connection:
             await connection.run_sync(_upgrade)
 
     async def ping(self) -> None:
@@ -50,12 +99,18 @@ class Database:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._engine.dispose()
+        await self._reader.dispose()
+        await self._writer.dispose()
 
 
 def sqlite_url(path: Path) -> str:
     """The URL of the SQLite database in the file `path`."""
     return f"sqlite:///{path}"
+
+
+def lock_engine(url: str, limits: Limits) -> AsyncEngine:
+    """PostgreSQL without a pool and without transactions: for the session that holds a lock for its life."""
+    return _postgres_engine(url, limits, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
 
 def _with_driver(url: str) -> str:
@@ -65,24 +120,93 @@ def _with_driver(url: str) -> str:
     return url
 
 
-def _is_sqlite(url: str) -> bool:
+def is_sqlite(url: str) -> bool:
+    """Whether the URL is of SQLite."""
     return url.startswith("sqlite")
 
 
-def _tame_sqlite(engine: AsyncEngine) -> None:
+def _sqlite_engine(url: str, limits: Limits, *, writes: bool, pool_size: int) -> AsyncEngine:
+    engine = create_async_engine(_with_driver(url), pool_size=pool_size, max_overflow=0, pool_timeout=limits.pool_s)
+    # A writer takes the lock before it reads: a reader can't turn into a writer once another has written.
+    begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+    pragmas = ["journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={limits.lock_s * 1000:.0f}"]
+
     @event.listens_for(engine.sync_engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
         connection.isolation_level = None  # the driver begins no transactions by itself: `on_begin` does
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", "foreign_keys=ON", "busy_timeout=10000"):
+        for pragma in [*pragmas, *([] if writes else ["query_only=ON"])]:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
     @event.listens_for(engine.sync_engine, "begin")
     def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
-        # A writer takes the lock before it reads: a reader can't turn into a writer once another has written.
-        options = connection.get_execution_options()
-        connection.exec_driver_sql(options.get("sqlite_begin", "BEGIN IMMEDIATE"))
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+def _postgres_engine(url: str, limits: Limits, *, writes: bool = True, **options: Any) -> AsyncEngine:
+    pool = {} if "poolclass" in options else {"max_overflow": 0, "pool_timeout": limits.pool_s, "pool_pre_ping": True}
+    engine = create_async_engine(_with_driver(url), connect_args=_connect_args(limits), **pool, **options)
+    session = {
+        "statement_timeout": f"{limits.statement_s:g}s",
+        "lock_timeout": f"{limits.lock_s:g}s",
+        "idle_in_transaction_session_timeout": f"{limits.idle_s:g}s",
+        "default_transaction_read_only": "off" if writes else "on",
+    }
+
+    # Not by `options` of the connection, which the URL may have, and poolers refuse.
+    @event.listens_for(engine.sync_engine, "connect")
+    def on_connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
+        cursor = connection.cursor()
+        for name, value in session.items():
+            cursor.execute(f"SET {name} = '{value}'")
+        cursor.close()
+        connection.commit()
+
+    return engine
+
+
+def _connect_args(limits: Limits) -> dict[str, Any]:
+    class Bounded(_Bounded):
+        answer_s = limits.answer_s
+
+    return {
+        # Whatever the database's own encoding is: of one that has none (SQL_ASCII) we would get bytes.
+        "client_encoding": "utf8",
+        "connect_timeout": limits.connect_s,
+        # A peer that vanished without a word is noticed in about this time, and not after the kernel's 15 minutes.
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": _VANISHED_MS,
+        "async_creator_fn": Bounded.connect,
+    }
+
+
+class _Bounded(psycopg.AsyncConnection[Any]):
+    """A connection that breaks when the server leaves it without an answer for `answer_s`.
+
+    Only a broken socket ends the wait for certain: cancelled, psycopg asks the server to cancel and waits on.
+    """
+
+    answer_s = 0.0
+
+    async def wait(self, gen: PQGen[Any], *arguments: Any, **options: Any) -> Any:
+        breaking = asyncio.get_running_loop().call_later(self.answer_s, self._break)
+        try:
+            return await super().wait(gen, *arguments, **options)
+        except psycopg.OperationalError as error:
+            if asyncio.get_running_loop().time() < breaking.when():
+                raise
+            raise psycopg.OperationalError(f"no answer from the server within {self.answer_s:g} s") from error
+        finally:
+            breaking.cancel()
+
+    def _break(self) -> None:
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as broken:
+            broken.shutdown(socket.SHUT_RDWR)
 
 
 def _upgrade(connection: Connection) -> None:

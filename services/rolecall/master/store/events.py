@@ -2,11 +2,14 @@
 
 from datetime import datetime
 
-from sqlalchemy import exists, insert, select
+from sqlalchemy import exists, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import EventRecord, read
 from rolecall.master.store.schema import events
+
+MOST = 1000
+"""Events of each kind, the master's own and the workers', that a job keeps."""
 
 
 async def add(
@@ -21,8 +24,18 @@ async def add(
 async def add_once(
     connection: AsyncConnection, job: str, at: datetime, message: str, *, attempt: int, origin: str
 ) -> None:
-    """Note what a worker told in its stream at `origin`, unless that was noted before."""
-    if not await connection.scalar(select(exists().where(events.c.origin == origin))):
+    """Note what a worker told in its stream at `origin`, unless that was noted before.
+
+    Of more than `MOST` the last one says that no more are stored: the earliest stay, so that reading a stream again
+    stores none twice.
+    """
+    told = select(func.count()).where(events.c.job == job, events.c.origin.is_not(None))
+    if (
+        not await connection.scalar(select(exists().where(events.c.origin == origin)))
+        and (count := await connection.scalar(told) or 0) < MOST
+    ):
+        if count == MOST - 1:
+            message = f"workers told {MOST} events: later ones are in their logs only"
         values = {
             "job": job,
             "at": at,

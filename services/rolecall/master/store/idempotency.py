@@ -9,9 +9,10 @@ from rolecall.master.store.schema import idempotency
 from rolecall.spec.errors import InvalidJob
 
 
-async def job_of(connection: AsyncConnection, key: str, digest: str) -> str | None:
-    """The job that an earlier request with `key` made; `InvalidJob` if that request was another one."""
-    query = select(idempotency.c.digest, idempotency.c.job).where(idempotency.c.key == key)
+async def job_of(connection: AsyncConnection, owner: str, key: str, digest: str) -> str | None:
+    """The job that an earlier request of `owner` with `key` made; `InvalidJob` if that request was another one."""
+    mine = (idempotency.c.owner == owner, idempotency.c.key == key)
+    query = select(idempotency.c.digest, idempotency.c.job).where(*mine)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         return None
@@ -22,6 +23,9 @@ async def job_of(connection: AsyncConnection, key: str, digest: str) -> str | No
     return row.job
 
 
-async def remember(connection: AsyncConnection, key: str, digest: str, job: str, now: datetime) -> None:
-    """Bind `key` to the job that its request made."""
-    await connection.execute(insert(idempotency).values(key=key, digest=digest, job=job, created_at=now))
+async def remember(  # noqa: PLR0917 - the columns of the table
+    connection: AsyncConnection, owner: str, key: str, digest: str, job: str, now: datetime
+) -> None:
+    """Bind the owner's `key` to the job that its request made."""
+    values = {"owner": owner, "key": key, "digest": digest, "job": job, "created_at": now}
+    await connection.execute(insert(idempotency).values(values))

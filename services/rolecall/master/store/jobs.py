@@ -5,13 +5,14 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from sqlalchemy import Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events
 from rolecall.master.store.records import JobRecord, JobSummary, UnreadableRow, member, read
-from rolecall.master.store.schema import jobs
+from rolecall.master.store.schema import artifacts, checkpoints, jobs
 from rolecall.master.store.types import Unreadable
+from rolecall.spec.access import ADMIN
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.state import JobState, check_transition
@@ -42,25 +43,46 @@ class Summaries:
     """The sequence number of the last row; None when there was none."""
 
 
-async def add(connection: AsyncConnection, spec: JobSpec, now: datetime) -> JobRecord:
-    """Store a new job as queued."""
-    values = spec.model_dump() | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0}
+async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
+    """Store a new job of `owner` as queued."""
+    values = spec.model_dump() | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0, "owner": owner}
     times = {"created_at": now, "queued_at": now, "deadline_at": _deadline(spec.deadline_s, now)}
     await connection.execute(insert(jobs).values(progress=Progress(), **values, **times))
-    await events.add(connection, spec.id, now, JobState.QUEUED, "submitted")
+    await events.add(connection, spec.id, now, JobState.QUEUED, f"submitted by {owner}")
     return await get(connection, spec.id)
 
 
 async def get(connection: AsyncConnection, job: str) -> JobRecord:
     """The job, or `NotFound`."""
-    return _record(await _row(connection, job, tuple(jobs.c)))
+    found = await find(connection, job)
+    if found is None:
+        raise unknown(job)
+    return found
 
 
-async def page(connection: AsyncConnection, state: JobState | None, limit: int, before: int | None) -> list[JobRecord]:
-    """Up to `limit` jobs, newest first, of those stored before the job with the sequence number `before`."""
-    query = select(jobs).order_by(jobs.c.sequence.desc()).limit(limit)
+async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
+    """The job, if there is such a job."""
+    row = await _row(connection, job, tuple(jobs.c))
+    return None if row is None else _record(row)
+
+
+def unknown(job: str) -> NotFound:
+    """There is no such job, as far as the caller may know."""
+    return NotFound(f"there is no job {job!r}; GET /jobs lists them")
+
+
+async def page(
+    connection: AsyncConnection,
+    state: JobState | None,
+    limit: int,
+    before: int | None,
+    owner: str | None = None,
+) -> list[JobRecord]:
+    """Up to `limit` jobs (of `owner`), newest first, stored before the job with the sequence number `before`."""
+    query = select(jobs).where(_visible()).order_by(jobs.c.sequence.desc()).limit(limit)
     query = query if state is None else query.where(jobs.c.state == state)
     query = query if before is None else query.where(jobs.c.sequence < before)
+    query = query if owner is None else query.where(jobs.c.owner == owner)
     return [_record(row) for row in await connection.execute(query)]
 
 
@@ -92,10 +114,18 @@ async def live(
 async def summary(connection: AsyncConnection, job: str) -> JobSummary:
     """What is small of the job. Raises `NotFound`."""
     row = await _row(connection, job, _SUMMARY)
+    if row is None:
+        raise unknown(job)
     try:
         return _summary(row)
     except UnreadableRow:
-        return _record(await _row(connection, job, tuple(jobs.c)))
+        return await get(connection, job)
+
+
+async def newest_attempt(connection: AsyncConnection, job: str) -> int:
+    """The number of the job's current attempt, or of the last; 0 if there is none, or no such job."""
+    row = await _row(connection, job, (jobs.c.attempt,))
+    return 0 if row is None else row.attempt
 
 
 async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -106,13 +136,13 @@ async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[
 
 async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
     """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
-    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED)
+    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, _visible())
     return list(await connection.scalars(query.order_by(jobs.c.sequence.desc()).limit(limit)))
 
 
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     """How many jobs are in each state, also those that none is in."""
-    rows = await connection.execute(select(jobs.c.state, func.count()).group_by(jobs.c.state))
+    rows = await connection.execute(select(jobs.c.state, func.count()).where(_visible()).group_by(jobs.c.state))
     return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows if state in set(JobState)}
 
 
@@ -121,6 +151,27 @@ async def oldest_queued_at(connection: AsyncConnection) -> datetime | None:
     query = select(jobs.c.queued_at).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.queued_at).limit(1)
     found = await connection.scalar(query)
     return None if isinstance(found, Unreadable) else found
+
+
+async def count_waiting(connection: AsyncConnection, owner: str) -> int:
+    """How many jobs of `owner` are queued or paused."""
+    mine = (jobs.c.owner == owner, jobs.c.state.in_((JobState.QUEUED, JobState.PAUSED)))
+    return await connection.scalar(select(func.count()).where(*mine)) or 0
+
+
+async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
+    """The ids of the jobs of `owner` that hold slots."""
+    states = tuple(state for state in JobState if state.holds_slots)
+    return list(await connection.scalars(select(jobs.c.id).where(jobs.c.owner == owner, jobs.c.state.in_(states))))
+
+
+async def stored_bytes(connection: AsyncConnection, owner: str, besides: Iterable[str] = ()) -> int:
+    """The bytes of the recorded checkpoints and artifacts of the jobs of `owner`, leaving out those in `besides`."""
+    mine = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(besides)))
+    of_checkpoints = select(func.sum(checkpoints.c.bytes)).join(jobs, jobs.c.id == checkpoints.c.job)
+    of_artifacts = select(func.sum(artifacts.c.size)).join(jobs, jobs.c.id == artifacts.c.job)
+    sums = [await connection.scalar(query.where(*mine)) for query in (of_checkpoints, of_artifacts)]
+    return sum(int(found or 0) for found in sums)
 
 
 async def move(
@@ -141,10 +192,17 @@ async def move(
 
 
 async def requeue(
-    connection: AsyncConnection, job: JobSummary, now: datetime, reason: str | None, wait_s: float, **values: Any
+    connection: AsyncConnection,
+    job: JobSummary,
+    now: datetime,
+    reason: str | None,
+    wait_s: float,
+    *,
+    waits_for: str | None = None,
+    **values: Any,
 ) -> None:
-    """Put `job` back into the queue, not to be placed within `wait_s` seconds."""
-    wait = f"a back-off of {wait_s:.1f} s after a failed attempt" if wait_s else None
+    """Put `job` back into the queue, not to be placed within `wait_s` seconds; `waits_for` says why."""
+    wait = (waits_for or f"a back-off of {wait_s:.1f} s after a failed attempt") if wait_s else None
     times = {"queued_at": now, "not_before": now + timedelta(seconds=wait_s) if wait_s else None, "ended_at": None}
     await move(
         connection,
@@ -159,11 +217,20 @@ async def requeue(
     )
 
 
-async def renew(connection: AsyncConnection, job: JobSummary, now: datetime) -> None:
-    """Queue an ended job again by its user's wish, with fresh restarts and a fresh deadline."""
+async def renew(connection: AsyncConnection, job: JobSummary, now: datetime, reason: str) -> None:
+    """Queue an ended job again by a user's wish, with fresh restarts and a fresh deadline."""
     deadline = _deadline(job.deadline_s, now)
     await requeue(
-        connection, job, now, "retried by its user", 0.0, restarts=0, crashes=0, deadline_at=deadline, result=None
+        connection,
+        job,
+        now,
+        reason,
+        0.0,
+        restarts=0,
+        crashes=0,
+        deadline_at=deadline,
+        result=None,
+        avoid=None,
     )
 
 
@@ -191,6 +258,18 @@ async def set_reason(connection: AsyncConnection, job: JobSummary, reason: str |
         raise StaleAttempt(f"job {job.id} is no longer {job.state} in attempt {job.attempt}")
 
 
+async def avoid(connection: AsyncConnection, job: JobSummary, nodes: Iterable[str]) -> None:
+    """Let the next attempts go to other nodes than these if they fit there."""
+    avoided = tuple(sorted({*(job.avoid or ()), *nodes}))
+    await connection.execute(update(jobs).where(jobs.c.id == job.id).values(avoid=avoided))
+
+
+async def release(connection: AsyncConnection, job: JobSummary, not_before: datetime) -> None:
+    """Let a queued job be placed from `not_before` on; nothing happens if it is no longer queued."""
+    guard = (jobs.c.id == job.id, jobs.c.state == JobState.QUEUED, jobs.c.attempt == job.attempt)
+    await connection.execute(update(jobs).where(*guard).values(not_before=not_before, waiting_for=None))
+
+
 async def set_progress(connection: AsyncConnection, job: str, progress: Progress) -> None:
     """Store the newest progress."""
     await connection.execute(update(jobs).where(jobs.c.id == job).values(progress=progress))
@@ -201,17 +280,19 @@ async def set_result(connection: AsyncConnection, job: str, attempt: int, result
     await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.attempt == attempt).values(result=result))
 
 
+def _visible() -> ColumnElement[bool]:
+    """A job that is marked for deletion is gone for everybody once it has ended."""
+    return or_(jobs.c.deleted_at.is_(None), jobs.c.state.not_in(ENDED))
+
+
 def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
     return None if deadline_s is None else now + timedelta(seconds=deadline_s)
 
 
-async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any]:
-    query = cast(Select[Any], select(*columns)).where(jobs.c.id == job)
+async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any] | None:
+    query = cast(Select[Any], select(*columns)).where(jobs.c.id == job, _visible())
     # PostgreSQL refuses a NUL in a text, and no id has one.
-    row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
-    if row is None:
-        raise NotFound(f"there is no job {job!r}; GET /jobs lists them")
-    return row
+    return (await connection.execute(query)).one_or_none() if job.isprintable() else None
 
 
 def _summary(row: Row[Any]) -> JobSummary:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Row
 
 from rolecall.master.store.types import Unreadable
+from rolecall.spec.access import Limits, Scope
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeSpec
@@ -98,6 +99,10 @@ class JobSummary:
     """The end of its back-off."""
     deadline_at: datetime | None
     started_at: datetime | None
+    owner: str
+    """The name of the token that submitted it."""
+    avoid: tuple[str, ...] | None = None
+    """Nodes that reported its checkpoint as damaged: the next attempt goes elsewhere if it fits there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +114,8 @@ class JobRecord(JobSummary):
     progress: Progress
     result: dict[str, Any] | None
     ended_at: datetime | None
+    deleted_at: datetime | None = None
+    """When its deletion was asked for."""
     unreadable: str | None = field(default=None, compare=False)
     """What of it this release can't read, and why: then that column has an empty value here."""
 
@@ -127,6 +134,8 @@ class AttemptSummary:
     started_at: datetime
     first_step_at: datetime | None
     ended_at: datetime | None
+    swept: bool = False
+    """Whether what it left in the blob store is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +181,16 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """A checkpoint that the master has recorded."""
+
+    manifest: CheckpointManifest
+    created_at: datetime
+    verify_at: datetime | None = None
+    """When the master verifies it next, because a worker reported damage; None for one that nobody doubts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactRecord:
     """A file that a job leaves behind."""
 
@@ -194,6 +213,36 @@ class EventRecord:
     attempt: int | None
     kind: str
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """A token without its secrets."""
+
+    name: str
+    scopes: frozenset[Scope]
+    max_queued: int | None
+    max_slots: int | None
+    max_stored_bytes: int | None
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    last_used_at: datetime | None
+
+    @property
+    def limits(self) -> Limits:
+        """What its jobs may take."""
+        return Limits(**{name: getattr(self, name) for name in Limits.model_fields})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRecord:
+    """A secret of a token, as its digest."""
+
+    digest: str
+    token: str
+    created_at: datetime
+    expires_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

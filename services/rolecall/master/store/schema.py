@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     Float,
     ForeignKey,
@@ -15,9 +16,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 from rolecall.master.store.types import Document, Moment
+from rolecall.spec.access import Scopes
 from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest, GangPlan
@@ -59,7 +62,15 @@ jobs = Table(
     Column("deadline_at", Moment),
     Column("started_at", Moment),
     Column("ended_at", Moment),
+    # The token's name; it may have been revoked since, so that this is no foreign key.
+    Column("owner", String(80), nullable=False, server_default="admin"),
     Index(None, "state"),
+    Index(None, "owner", "sequence"),
+    # When its deletion was asked for; its files go first, its row last.
+    Column("deleted_at", Moment),
+    # Nodes that could not read its checkpoint.
+    Column("avoid", Document(tuple[str, ...])),
+    Index(None, "deleted_at"),
 )
 
 attempts = Table(
@@ -77,6 +88,9 @@ attempts = Table(
     Column("started_at", Moment, nullable=False),
     Column("first_step_at", Moment),
     Column("ended_at", Moment),
+    # Whether what it left in the blob store is deleted.
+    Column("swept", Boolean, nullable=False, default=False, server_default=false()),
+    Index(None, "swept"),
 )
 
 workers = Table(
@@ -118,6 +132,11 @@ checkpoints = Table(
     Column("keep", Boolean, nullable=False),
     Column("manifest", Document(CheckpointManifest), nullable=False),
     Column("created_at", Moment, nullable=False),
+    # The sum of its parts' sizes.
+    Column("bytes", BigInteger, nullable=False, server_default="0"),
+    # When the master verifies it next: a worker reported damage. Null when there is no such report to look into.
+    Column("verify_at", Moment),
+    Index(None, "verify_at"),
 )
 
 artifacts = Table(
@@ -149,8 +168,68 @@ events = Table(
 idempotency = Table(
     "idempotency",
     metadata,
+    Column("owner", String(80), primary_key=True, server_default="admin"),
     Column("key", String(255), primary_key=True),
     Column("digest", String(64), nullable=False),
     Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
     Column("created_at", Moment, nullable=False),
+    Index(None, "created_at"),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("name", String(80), primary_key=True),
+    Column("scopes", Document(Scopes), nullable=False),
+    Column("max_queued", Integer),
+    Column("max_slots", Integer),
+    Column("max_stored_bytes", BigInteger),
+    Column("created_at", Moment, nullable=False),
+    Column("created_by", String(80), nullable=False),
+    Column("expires_at", Moment),
+    Column("last_used_at", Moment),
+)
+
+# A token that is rotated has two for a while. The secrets themselves are stored nowhere.
+token_secrets = Table(
+    "token_secrets",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("token", String(80), ForeignKey("tokens.name", ondelete="CASCADE"), nullable=False),
+    Column("created_at", Moment, nullable=False),
+    Column("expires_at", Moment),
+    Index(None, "token"),
+)
+
+signing_key = Table(
+    "signing_key",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("value", String(64), nullable=False),
+    CheckConstraint("id = 1", name="ck_signing_key_one_row"),
+)
+
+# It outlives tokens and jobs, so it has no foreign keys.
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("at", Moment, nullable=False),
+    Column("token", String(80)),
+    Column("address", String(80), nullable=False),
+    Column("action", String(200), nullable=False),
+    Column("target", String(400), nullable=False),
+    Column("outcome", Integer, nullable=False),
+    Column("count", Integer, nullable=False),
+    Index(None, "at"),
+)
+
+# One row.
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("term", BigInteger, nullable=False),
+    Column("leader", Text, nullable=False),
+    Column("began_at", Moment, nullable=False),
 )

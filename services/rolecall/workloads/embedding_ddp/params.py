@@ -1,5 +1,6 @@
 """What a user may say about an `embedding-ddp` job. Torch-free; docstrings are the API's descriptions."""
 
+from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -7,7 +8,29 @@ from pydantic import BeforeValidator, Field, model_validator
 from rolecall.spec import workload
 from rolecall.workloads import params as shared
 from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import Adam, AdamW, Fraction, Lr, LrSchedule, Paths, Sgd, TrainingParams, Value, listed
+from rolecall.workloads.params import (
+    Adam,
+    AdamW,
+    BatchSize,
+    Count,
+    Fraction,
+    Lr,
+    LrSchedule,
+    Name,
+    Names,
+    Paths,
+    Positive,
+    Sgd,
+    Text,
+    TrainingParams,
+    Value,
+    Weight,
+    Widths,
+    listed,
+)
+
+_MOST_COLUMNS = 16_384
+_Values = Annotated[list[Value], Field(max_length=4096, fail_fast=True)]
 
 
 def _named(given: Any) -> Any:
@@ -17,11 +40,9 @@ def _named(given: Any) -> Any:
 class Label(workload.Params):
     """The column to predict."""
 
-    column: str
+    column: Name
     """Its name."""
-    positive: Annotated[
-        list[Value] | None, BeforeValidator(listed, json_schema_input_type=Value | list[Value] | None)
-    ] = None
+    positive: Annotated[_Values | None, BeforeValidator(listed, json_schema_input_type=Value | _Values | None)] = None
     """The value or values that mean yes; every other value means no. Without it the column must hold 0 and 1, or true
     and false."""
 
@@ -29,9 +50,9 @@ class Label(workload.Params):
 class Categorical(workload.Params):
     """A column whose values are looked up in the embedding table."""
 
-    column: str
+    column: Name
     """Its name."""
-    separator: Annotated[str, Field(min_length=1)] | None = None
+    separator: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     """What parts the values of a multi-valued column, e.g. `|`; a Parquet list column needs none."""
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     """How many values of one row are kept, from the left. Above 1 the column is multi-valued."""
@@ -39,7 +60,7 @@ class Categorical(workload.Params):
     """`dictionary`: one id per value seen in the training rows; `hash`: a stable hash, modulo `buckets`."""
     buckets: Annotated[int, Field(ge=1, le=2**31)] | None = None
     """The number of hash buckets; needed with `ids: hash`, and only there."""
-    min_count: Annotated[int, Field(ge=1)] = 1
+    min_count: Count = 1
     """Values seen fewer times than this in the training rows share the id for unknown values."""
 
     @model_validator(mode="after")
@@ -56,7 +77,7 @@ class Categorical(workload.Params):
 class Numeric(workload.Params):
     """A column of numbers."""
 
-    column: str
+    column: Name
     """Its name."""
     transform: Literal["normalize", "buckets"] = "normalize"
     """`normalize`: mean 0 and deviation 1, an input of the dense layers; `buckets`: an id per quantile, looked up in
@@ -85,7 +106,7 @@ class Csv(workload.Params):
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     """What parts the columns; by default a comma, in `.tsv` files a tab."""
-    column_names: list[str] | None = None
+    column_names: Names | None = None
     """The names, for files without a header line; by default the first line of each file has them."""
 
 
@@ -101,17 +122,21 @@ class Data(workload.Params):
     or paths as `train`."""
     format: Literal["csv", "tsv", "parquet"] | None = None
     """The format of all files; by default each file's suffix says it."""
-    label: Annotated[Label, BeforeValidator(_named, json_schema_input_type=str | Label)]
+    label: Annotated[Label, BeforeValidator(_named, json_schema_input_type=Name | Label)]
     """The column to predict: its name, or an object that also says which value means yes."""
-    categorical: tuple[
-        Annotated[Categorical, BeforeValidator(_named, json_schema_input_type=str | Categorical)], ...
+    categorical: Annotated[
+        tuple[Annotated[Categorical, BeforeValidator(_named, json_schema_input_type=Name | Categorical)], ...],
+        Field(max_length=_MOST_COLUMNS),
     ] = ()
     """The categorical columns: names, or objects."""
-    numeric: tuple[Annotated[Numeric, BeforeValidator(_named, json_schema_input_type=str | Numeric)], ...] = ()
+    numeric: Annotated[
+        tuple[Annotated[Numeric, BeforeValidator(_named, json_schema_input_type=Name | Numeric)], ...],
+        Field(max_length=_MOST_COLUMNS),
+    ] = ()
     """The numeric columns: names, or objects."""
-    missing: tuple[str, ...] = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
+    missing: Annotated[tuple[Text, ...], Field(max_length=1024)] = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
     """Texts that mean: no value; spaces around them don't count."""
-    max_bad_rows: Annotated[int, Field(ge=0)] = 0
+    max_bad_rows: Annotated[int, Field(ge=0, le=2**40)] = 0
     """How many rows that can't be parsed are left out before the job fails; counted over all files together."""
     csv: Csv = Csv()
     """How CSV and TSV files are written."""
@@ -144,9 +169,9 @@ class Data(workload.Params):
 
 
 def _refuse_doubles(field: str, names: list[str]) -> None:
-    doubles = sorted({name for name in names if names.count(name) > 1})
+    doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles:
-        raise ValueError(f"{field} lists {', '.join(doubles)} more than once; list each once")
+        raise ValueError(f"{field} lists {', '.join(doubles[:10])} more than once; list each once")
 
 
 class SparseSgd(workload.Params):
@@ -165,9 +190,9 @@ class SparseAdagrad(workload.Params):
     """Chooses this optimizer."""
     lr: Lr = 0.05
     """The learning rate."""
-    initial_accumulator: Annotated[float, Field(ge=0)] = 0.0
+    initial_accumulator: Weight = 0.0
     """What the sum of squared gradients starts with."""
-    eps: Annotated[float, Field(gt=0)] = 1e-10
+    eps: Positive = 1e-10
     """Added to the denominator."""
 
 
@@ -180,7 +205,7 @@ class SparseAdam(workload.Params):
     """The learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """How slowly the two moments change."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Positive = 1e-8
     """Added to the denominator."""
 
 
@@ -198,19 +223,19 @@ class Params(TrainingParams):
     """Where the rows are and what their columns mean."""
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] = 16
     """The length of one row of the table."""
-    embedding_std: Annotated[float, Field(ge=0)] = 0.05
+    embedding_std: Weight = 0.05
     """The standard deviation of the table's first values."""
     pooling: Literal["sum", "mean", "none"] = "mean"
     """How the values of one column in one row become inputs of the dense layers: `sum` and `mean` make one vector of
     them; `none` keeps `max_values` vectors, with zeros where there are fewer values."""
-    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = (128, 64)
+    hidden: Widths = (128, 64)
     """The widths of the hidden layers; an empty list is a logistic regression on the embeddings."""
     dropout: Fraction = 0.0
     """The share of each hidden layer's outputs that is dropped in training."""
     model: Builder | None = None
     """Dense layers of the job's own, in place of `hidden` and `dropout`: a function that is called with the number of
     inputs and gives a torch module from [b, inputs] to [b] or [b, 1] logits."""
-    batch_size: Annotated[int, Field(ge=1)] = 1024
+    batch_size: BatchSize = 1024
     """Rows per step over all trainers together; each takes its equal share."""
     protocol: Literal["sync", "async", "seed"] = "sync"
     """`sync`: a server applies the mean gradient of all trainers once per step, as one process would with the global

@@ -5,23 +5,22 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rolecall.spec import workload
-from rolecall.workloads.params import Fraction
+from rolecall.workloads.params import DataPath, Fraction, Name, Positive
 
-Path = Annotated[str, Field(min_length=1)]
-Channels = tuple[float, float, float]
-Deviation = Annotated[float, Field(gt=0)]
+Mean = Annotated[float, Field(ge=-1e12, le=1e12)]
+Channels = tuple[Mean, Mean, Mean]
 
 
 class Idx(workload.Params):
     """A pair of files in the format of MNIST (http://yann.lecun.com/exdb/mnist), packed by gzip (`.gz`) or not."""
 
-    images: Path
+    images: DataPath
     """The images: unsigned bytes in three dimensions; a path or fsspec URL."""
-    labels: Path
+    labels: DataPath
     """Their labels: unsigned bytes in one dimension; a path or fsspec URL."""
 
 
-Source = Path | Idx
+Source = DataPath | Idx
 
 
 class Images(workload.Params):
@@ -34,16 +33,16 @@ class Images(workload.Params):
     validation: Annotated[Fraction | Source, Field(union_mode="left_to_right")] = 0.1
     """The images for the score of each epoch: a share of the training images, drawn by a seeded hash of the image's
     number, or a source as `train`."""
-    classes: tuple[str, ...] | None = None
+    classes: Annotated[tuple[Name, ...], Field(max_length=50_000, fail_fast=True)] | None = None
     """The classes' names in the order of the labels, for IDX files; by default the numbers."""
     size: Annotated[int, Field(ge=16, le=1024)] = 224
     """Height and width of what the model sees, in pixels."""
-    augment: tuple[Literal["zoom", "shift", "flip"], ...] = ()
+    augment: Annotated[tuple[Literal["zoom", "shift", "flip"], ...], Field(max_length=3)] = ()
     """How training images are varied: `zoom` crops a random part and resizes it (Szegedy et al., 2015), `shift` moves
     by up to an eighth of the size, `flip` mirrors every other image. Not by default: digits don't bear mirrors."""
     mean: Channels = (0.485, 0.456, 0.406)
     """Subtracted from red, green and blue, which are 0 to 1; by default ImageNet's."""
-    std: tuple[Deviation, Deviation, Deviation] = (0.229, 0.224, 0.225)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """What they are then divided by."""
     loader_processes: Annotated[int, Field(ge=0, le=64)] = 1
     """Processes beside each first stage that decode and augment; with 0 it does so itself. They don't change what is

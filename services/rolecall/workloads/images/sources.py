@@ -7,7 +7,6 @@ dimension as a big-endian 32-bit number, then the values.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO, Protocol
 
 import numpy as np
@@ -15,10 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from rolecall.spec.errors import InputError
+from rolecall.workloads.data_access import DataAccess, read_access
 from rolecall.workloads.files import File, find
 from rolecall.workloads.images.params import Idx
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # others may start programs, e.g. Ghostscript
 _UNSIGNED_BYTE = 8
 
 
@@ -47,11 +48,12 @@ class Folder:
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
     paths: list[str]
+    access: DataAccess
 
     def image(self, number: int) -> Image.Image:
-        """Raises `InputError` if the file is not an image."""
+        """Raises `InputError` if the file is not an image, or leads to where jobs may not read."""
         try:
-            with Image.open(self.paths[number]) as image:
+            with self.access.open(self.paths[number]) as file, Image.open(file, formats=_FORMATS) as image:
                 return image.convert("RGB")
         except (OSError, UnidentifiedImageError) as error:
             raise InputError(f"{self.paths[number]} can't be read as an image: {error}; repair or remove it") from error
@@ -81,44 +83,58 @@ def check_source(source: str | Idx) -> None:
     if isinstance(source, Idx):
         _idx_shapes(source)
         return
-    folders = _class_folders(source)
-    if next((path for name in folders for path in _images_in(Path(source, name))), None) is None:
+    access = read_access()
+    folders = _class_folders(source, access)
+    if next((path for folder in folders.values() for path in _images_in(folder, access)), None) is None:
         raise InputError(f"{source} has no image in the folders of its classes; images end with {_listed(_SUFFIXES)}")
 
 
 def _open_folder(source: str, classes: tuple[str, ...] | None) -> Folder:
-    found = _class_folders(source)
-    names = classes or found
+    access = read_access()
+    found = _class_folders(source, access)
+    names = classes or tuple(found)
     if unknown := sorted(set(found) - set(names)):
         raise InputError(f"{source} has classes that the training images lack: {_listed(unknown)}")
     paths: list[str] = []
     labels: list[int] = []
-    for name in found:
-        mine = list(_images_in(Path(source, name)))
+    for name, folder in found.items():
+        mine = list(_images_in(folder, access))
         paths += mine
         labels += [names.index(name)] * len(mine)
     if not paths:
         raise InputError(f"{source} has no image in the folders of its classes; images end with {_listed(_SUFFIXES)}")
-    return Folder(names, np.array(labels, np.int64), paths)
+    return Folder(names, np.array(labels, np.int64), paths, access)
 
 
-def _class_folders(source: str) -> tuple[str, ...]:
+def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
+    """The folder of each class, in the order of names; raises `InputError` if one lies where jobs may not read."""
+    if (plain := access.plain_path(source)) is None:
+        raise InputError(f"{source} is a URL; a folder per class must be local, IDX files may be at URLs")
+    access.resolve(plain)
     try:
-        names = sorted(entry.name for entry in os.scandir(source) if entry.is_dir() and entry.name[0] != ".")
+        names = sorted(entry.name for entry in os.scandir(plain) if entry.is_dir() and entry.name[0] != ".")
     except FileNotFoundError:
         raise InputError(f"{source} does not exist on this node; the stages' nodes must all have it") from None
     except OSError as error:
         raise InputError(f"{source} can't be read as a folder: {error.strerror}") from error
     if len(names) < 2:
         raise InputError(f"{source} has {len(names)} folder(s); it needs one per class, and two classes or more")
-    return tuple(names)
+    return {name: access.resolve(os.path.join(plain, name)) for name in names}
 
 
-def _images_in(folder: Path) -> Iterator[str]:
-    """Below `folder`, in the order of names."""
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        yield from (os.path.join(place, name) for name in sorted(files) if name.lower().endswith(_SUFFIXES))
+def _images_in(folder: str, access: DataAccess) -> Iterator[str]:
+    """Below `folder`, in the order of names; raises `InputError` for a link to where jobs may not read."""
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{folder} can't be read as a folder: {error.strerror}") from error
+    for entry in ordered:
+        if not entry.is_dir() and entry.name.lower().endswith(_SUFFIXES):
+            yield access.resolve(entry.path) if entry.is_symlink() else entry.path
+    for entry in ordered:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _images_in(entry.path, access)
 
 
 def _open_idx(source: Idx, classes: tuple[str, ...] | None) -> Grey:

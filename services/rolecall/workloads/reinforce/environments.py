@@ -1,6 +1,9 @@
-"""Makes Gymnasium environments from their names, and says what their spaces are. Torch-free."""
+"""Makes Gymnasium environments from their names, and says what their spaces are. Torch-free.
 
-import importlib
+A name is an id that Gymnasium has in its registry, a wrapper of Gymnasium's own, or `module:name` of a module that the
+operator allowed. Gymnasium is never given a name that it would import.
+"""
+
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +14,19 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from rolecall.spec.errors import InputError
-from rolecall.workloads.builders import check_builder, require_allowed
+from rolecall.workloads.builders import check_builder, find_allowed, import_allowed
+from rolecall.workloads.data_access import read_access
 from rolecall.workloads.reinforce.params import Custom, Environment, Params, Wrapper
 
 Env = gymnasium.Env[Any, Any]
+
+_MADE_BADLY = (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError, OSError)
+_REFUSED_WRAPPERS = {
+    "ArrayConversion": "policies take NumPy arrays",
+    "HumanRendering": "workers have no screen",
+    "RecordVideo": "jobs write no files of their own; evaluation.movie films an episode",
+}
+_FILE_ARGUMENTS = ("xml_file",)  # MuJoCo's models
 
 
 def make(environment: Environment, *, render: bool = False) -> Env:
@@ -22,12 +34,12 @@ def make(environment: Environment, *, render: bool = False) -> Env:
 
     Raises `InputError` when there is no such environment or wrapper, or it does not take the arguments.
     """
-    arguments: dict[str, Any] = {**environment.kwargs, **({"render_mode": "rgb_array"} if render else {})}
+    arguments = _arguments(environment) | ({"render_mode": "rgb_array"} if render else {})
     try:
         made = _make_bare(environment, arguments)
         for wrapper in environment.wrappers:
             made = _wrapper(wrapper)(made, **wrapper.kwargs)
-    except (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError) as error:
+    except _MADE_BADLY as error:
         raise InputError(f"the environment {environment.id!r} can't be made on this node: {error}") from error
     if not isinstance(made, gymnasium.Env):
         raise InputError(f"the environment {environment.id!r} is no gymnasium.Env but a {type(made).__name__}")
@@ -41,9 +53,13 @@ def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any
     limit = {"max_episode_steps": environment.max_episode_steps} if environment.max_episode_steps else {}
     try:
         return gymnasium.make_vec(
-            environment.id, count, vectorization_mode="vector_entry_point", **limit, **environment.kwargs
+            _registered_id(environment.id),
+            count,
+            vectorization_mode="vector_entry_point",
+            **limit,
+            **_arguments(environment),
         )
-    except (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError) as error:
+    except _MADE_BADLY as error:
         raise InputError(
             f"the environment {environment.id!r} has no vector implementation of its own that can be made on this node "
             f"({error}); set environment.vectorization to loop"
@@ -72,28 +88,62 @@ def check(params: Params) -> None:
 
 
 def _make_bare(environment: Environment, arguments: dict[str, Any]) -> Env:
-    if (made := _entry_point(environment.id)) is None:
-        return gymnasium.make(environment.id, max_episode_steps=environment.max_episode_steps, **arguments)
     limit = environment.max_episode_steps
-    bare = made(**arguments)
+    if not _is_entry_point(environment.id):
+        return gymnasium.make(_registered_id(environment.id), max_episode_steps=limit, **arguments)
+    bare = _find(environment.id, gymnasium.Env)(**arguments)
     return bare if limit is None else gymnasium.wrappers.TimeLimit(bare, limit)
 
 
-def _entry_point(name: str) -> Callable[..., Any] | None:
-    """What `package.module:Class` names. An id that a module registers has a version: it is no Python name."""
-    module, colon, path = name.partition(":")
-    if colon and module.partition(".")[0] != "gymnasium":
-        require_allowed(module)
-    if not colon or not all(part.isidentifier() for part in path.split(".")):
-        return None
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+def _is_entry_point(name: str) -> bool:
+    """Whether it is `module:name`. An id that a module registers has a version: it is no Python name."""
+    _, colon, attribute = name.partition(":")
+    return bool(colon) and attribute.isidentifier()
+
+
+def _registered_id(name: str) -> str:
+    """The id in Gymnasium's registry, of `module:id` once the module has registered it; it names no module itself."""
+    module, colon, registered = name.rpartition(":")
+    if colon:
+        import_allowed(module)
+    return registered
 
 
 def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
-    return _entry_point(wrapper.entry_point) or getattr(gymnasium.wrappers, wrapper.entry_point)
+    name = wrapper.entry_point
+    if ":" in name:
+        return _find(name, gymnasium.Wrapper)
+    if reason := _REFUSED_WRAPPERS.get(name):
+        raise InputError(f"the wrapper {name} can't be used: {reason}")
+    found = getattr(gymnasium.wrappers, name)
+    if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
+        raise InputError(f"{name} is no wrapper of gymnasium.wrappers")
+    return found
+
+
+def _find(name: str, kind: type) -> Callable[..., Any]:
+    """A class of that kind, or a function, which is called to see what it gives."""
+    found = find_allowed(name)
+    if isinstance(found, type) and not issubclass(found, kind):
+        raise InputError(f"{name} is no gymnasium.{kind.__name__}")
+    return found
+
+
+def _arguments(environment: Environment) -> dict[str, Any]:
+    """The environment's arguments; of those that name files, only what jobs may read."""
+    arguments = dict(environment.kwargs)
+    for name in _FILE_ARGUMENTS:
+        given = arguments.get(name)
+        if isinstance(given, str) and ("/" in given or given.startswith(("~", "."))):
+            arguments[name] = _readable(given)
+    return arguments
+
+
+def _readable(path: str) -> str:
+    access = read_access()
+    if (plain := access.plain_path(path)) is None:
+        raise InputError(f"{path} is a URL; an environment's files must be local")
+    return access.resolve(plain)
 
 
 def _observation(space: spaces.Space[Any]) -> dict[str, Any]:

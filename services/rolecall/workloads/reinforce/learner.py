@@ -12,13 +12,14 @@ from rolecall.runtime.checkpoint import (
     restore_optimizer,
     restore_random_state,
 )
+from rolecall.workloads.builders import check_builder
 from rolecall.workloads.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.reinforce import algorithms
 from rolecall.workloads.reinforce.advantages import advantages
 from rolecall.workloads.reinforce.algorithms import Transitions
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.normalization import RewardScale
-from rolecall.workloads.reinforce.params import Params
+from rolecall.workloads.reinforce.params import Custom, Params
 from rolecall.workloads.reinforce.seeds import Stream, seed_of
 from rolecall.workloads.reinforce.trajectory import Trajectory
 
@@ -91,6 +92,8 @@ class Learner:
 
 def new_policy(params: Params, spaces: dict[str, Any]) -> Policy:
     """The policy with its first weights, on the CPU; the same wherever it is made."""
+    if isinstance(params.policy, Custom):
+        check_builder(params.policy)  # the exported `model.py`, which imports it, knows nothing of what is allowed
     torch.manual_seed(seed_of(params.seed, Stream.WEIGHTS))
     return Policy(description(params, spaces))
 

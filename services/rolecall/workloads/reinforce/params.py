@@ -6,10 +6,24 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.spec import workload
 from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import Adam, AdamW, LrSchedule, Sgd
+from rolecall.workloads.params import (
+    Adam,
+    AdamW,
+    Count,
+    Epochs,
+    LrSchedule,
+    Name,
+    Positive,
+    Seconds,
+    Sgd,
+    Weight,
+    Widths,
+    tupled,
+)
 
 Discount = Annotated[float, Field(gt=0, le=1)]
-Weight = Annotated[float, Field(ge=0)]
+Updates = Annotated[int, Field(ge=1, le=2**40)]
+Observers = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 def _identified(given: Any) -> Any:
@@ -27,8 +41,8 @@ def _named(given: Any) -> Any:
 class Wrapper(workload.Params):
     """A class that changes what an environment shows or takes."""
 
-    entry_point: Annotated[str, Field(pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_][\w.]*$")]
-    """The bare name of a class in `gymnasium.wrappers`, e.g. `FlattenObservation`, or `package.module:Class` where the
+    entry_point: Annotated[str, Field(max_length=1024, pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_]\w*$")]
+    """The name of a class in `gymnasium.wrappers`, e.g. `FlattenObservation`, or `package.module:Class` where the
     operator allowed it."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Its keyword arguments."""
@@ -37,14 +51,18 @@ class Wrapper(workload.Params):
 class Environment(workload.Params):
     """The task: a Gymnasium environment, made anew in every observer."""
 
-    id: Annotated[str, Field(min_length=1)]
-    """A registered id (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an entry point
-    (`package.module:Class`). What names a module must lie where the operator allowed it, as builders must."""
+    id: Annotated[str, Field(min_length=1, max_length=1024)]
+    """An id in Gymnasium's registry (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an
+    `Env` class or function (`package.module:Class`). Modules must be allowed by the operator, as builders must."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
-    max_episode_steps: Annotated[int, Field(ge=1)] | None = None
+    max_episode_steps: Count | None = None
     """Episodes are cut after so many steps; by default the id's own limit, for an entry point none."""
-    wrappers: tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=str | Wrapper)], ...] = ()
+    wrappers: Annotated[
+        tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=Name | Wrapper)], ...],
+        Field(max_length=100),
+        BeforeValidator(tupled),
+    ] = ()
     """Wrappers around each environment, the innermost first: names, or objects."""
     vectorization: Literal["loop", "own"] = "loop"
     """`loop`: an observer's environments are stepped one after the other; `own`: by the environment's own vector
@@ -62,7 +80,7 @@ class Mlp(workload.Params):
 
     name: Literal["mlp"]
     """Chooses this policy."""
-    hidden: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = (64, 64)
+    hidden: Widths = (64, 64)
     """The widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """The function between the layers."""
@@ -98,11 +116,11 @@ class Ppo(workload.Params):
 
     name: Literal["ppo"]
     """Chooses this algorithm."""
-    steps: Annotated[int, Field(ge=4)] = 128
+    steps: Annotated[int, Field(ge=4, le=2**24)] = 128
     """Steps of each environment per update."""
-    epochs: Annotated[int, Field(ge=1)] = 10
+    epochs: Epochs = 10
     """Passes over the transitions of an update."""
-    minibatch_size: Annotated[int, Field(ge=2)] = 256
+    minibatch_size: Annotated[int, Field(ge=2, le=2**24)] = 256
     """Transitions per optimizer step."""
     gamma: Discount = 0.99
     """The discount of a reward that comes one step later."""
@@ -110,7 +128,7 @@ class Ppo(workload.Params):
     """How far advantages trust rewards (1) more than values (0)."""
     clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """How far the probability of an action may move in one update before its gradient is cut off."""
-    value_clip: Annotated[float, Field(gt=0)] | None = None
+    value_clip: Positive | None = None
     """How far a value may move in one update; by default as far as it wants."""
     value_coefficient: Weight = 0.5
     """The weight of the value loss."""
@@ -118,25 +136,25 @@ class Ppo(workload.Params):
     """The weight of the entropy, which keeps the policy exploring."""
     normalize_advantages: bool = True
     """Bring the advantages of each minibatch to mean 0 and deviation 1."""
-    target_kl: Annotated[float, Field(gt=0)] | None = None
+    target_kl: Positive | None = None
     """End an update's passes when the policy has moved so far (in nats)."""
 
 
 class Inference(workload.Params):
     """When the agent answers observers that wait for actions, with one forward pass for all of them."""
 
-    batch: Annotated[int, Field(ge=1)] | None = None
+    batch: Observers | None = None
     """Answer as soon as so many observers wait; by default, all that are at work."""
-    deadline_ms: Annotated[float, Field(ge=0)] = 2.0
+    deadline_ms: Annotated[float, Field(ge=0, le=1e9)] = 2.0
     """Answer at the latest so long after the first of them asked."""
 
 
 class Evaluation(workload.Params):
     """Episodes of their own, with fixed seeds, that say how good the policy is."""
 
-    episodes: Annotated[int, Field(ge=1)] = 100
+    episodes: Annotated[int, Field(ge=1, le=2**20)] = 100
     """How many."""
-    every_updates: Annotated[int, Field(ge=1)] = 10
+    every_updates: Updates = 10
     """Updates between two evaluations; the last update is always followed by one."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 10_000
     """The seed of the first episode; each next episode has the next one."""
@@ -150,16 +168,16 @@ class Evaluation(workload.Params):
 class Params(workload.Params):
     """The parameters of a `reinforce` job."""
 
-    environment: Annotated[Environment, BeforeValidator(_identified, json_schema_input_type=str | Environment)]
+    environment: Annotated[Environment, BeforeValidator(_identified, json_schema_input_type=Name | Environment)]
     """The task: a Gymnasium id or entry point, or an object that says more."""
     algorithm: Annotated[
         Annotated[Reinforce | Ppo, Field(discriminator="name")],
-        BeforeValidator(_named, json_schema_input_type=str | Reinforce | Ppo),
+        BeforeValidator(_named, json_schema_input_type=Name | Reinforce | Ppo),
     ] = Ppo(name="ppo")
     """How the policy learns: `ppo` or `reinforce`, or an object that says more."""
     policy: Annotated[
         Annotated[Mlp | Custom, Field(discriminator="name")],
-        BeforeValidator(_named, json_schema_input_type=str | Mlp | Custom),
+        BeforeValidator(_named, json_schema_input_type=Name | Mlp | Custom),
     ] = Mlp(name="mlp")
     """The network."""
     environments: Annotated[int, Field(ge=1, le=4096)] = 8
@@ -176,14 +194,14 @@ class Params(workload.Params):
     wait_for: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the observers whose trajectories an update waits for; those of slower ones go into the next update.
     Below 1 no observer holds the others, and results differ from run to run."""
-    least_observers: Annotated[int, Field(ge=1)] = 1
+    least_observers: Observers = 1
     """The job goes on as long as so many observers are left. With fewer it writes a checkpoint and is started anew with
     all of them."""
-    env_steps: Annotated[int, Field(ge=1)] = 1_000_000
+    env_steps: Annotated[int, Field(ge=1, le=2**50)] = 1_000_000
     """End after so many steps of environments, all observers together."""
-    max_updates: Annotated[int, Field(ge=1)] | None = None
+    max_updates: Updates | None = None
     """End after so many updates even if steps are left."""
-    target_return: float | None = None
+    target_return: Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
     """End as soon as the mean return of an evaluation is no less; without it, never before the last step."""
     evaluation: Evaluation = Evaluation()
     """How the policy is judged."""
@@ -196,15 +214,15 @@ class Params(workload.Params):
     times in an update, and 0.003 for REINFORCE, which steps once."""
     lr_schedule: LrSchedule = LrSchedule()
     """How the learning rate moves over `env_steps`, in which its steps are counted."""
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 0.5
+    max_grad_norm: Positive | None = 0.5
     """Gradients longer than this are shortened to it."""
     precision: Literal["float32", "float64"] = "float32"
     """The type of all weights; `float64` is for proofs of parity."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Decides first weights, environments, actions and minibatches."""
-    checkpoint_every_updates: Annotated[int, Field(ge=1)] | None = None
+    checkpoint_every_updates: Updates | None = None
     """Updates between checkpoints. Environments begin new episodes after each checkpoint."""
-    checkpoint_every_s: Annotated[float, Field(gt=0)] | None = 60.0
+    checkpoint_every_s: Seconds | None = 60.0
     """Seconds between checkpoints; with both, whichever comes first."""
 
     @model_validator(mode="after")

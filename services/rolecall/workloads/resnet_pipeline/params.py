@@ -6,8 +6,9 @@ from pydantic import Field, model_validator
 
 from rolecall.spec.errors import InputError
 from rolecall.workloads.builders import Builder
+from rolecall.workloads.divisors import divisors, nearest, nearest_multiples
 from rolecall.workloads.images.params import Images
-from rolecall.workloads.params import Adam, AdamW, Fraction, LrSchedule, Sgd, TrainingParams
+from rolecall.workloads.params import Adam, AdamW, BatchSize, Fraction, LrSchedule, Name, Replicas, Sgd, TrainingParams
 from rolecall.workloads.resnet_pipeline.partition import places
 
 _LAYERS = {
@@ -19,6 +20,7 @@ _LAYERS = {
 }
 # Torchvision's stem and layers halve height and width five times.
 _SHRINKS = 32
+MOST_MICRO_BATCHES = 256
 
 
 def block_names(model: str) -> tuple[str, ...]:
@@ -41,14 +43,14 @@ class Params(TrainingParams):
     `group`: GroupNorm (Wu and He, 2018) with 32 groups, over each image alone."""
     label_smoothing: Fraction = 0.0
     """The share of the target that is spread over all classes."""
-    batch_size: Annotated[int, Field(ge=1)] = 128
+    batch_size: BatchSize = 128
     """Images per step over all replicas together. What doesn't fill a batch is left out of its epoch."""
-    micro_batches: Annotated[int, Field(ge=1, le=256)] = 4
+    micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
     """Into how many parts each replica's share of a batch is split. More keep the stages busier, smaller ones cost more
     per image."""
-    replicas: Annotated[int, Field(ge=1)] = 1
+    replicas: Replicas = 1
     """How many pipelines share each batch; `roles.stage` counts the stages of all of them."""
-    cuts: tuple[str, ...] | None = None
+    cuts: Annotated[tuple[Name, ...], Field(max_length=1024)] | None = None
     """The blocks with which the second and every later stage begins, e.g. `["layer3.0"]` for two stages. Without it the
     stages measure what each block costs them, and the cuts make the slowest stage as fast as it can be."""
     protocol: Literal["1f1b", "seed"] = "1f1b"
@@ -73,13 +75,14 @@ class Params(TrainingParams):
         share, rest = divmod(self.batch_size, self.replicas)
         if rest:
             raise ValueError(
-                f"batch_size {self.batch_size} can't be shared by {self.replicas} replicas; take "
-                f"{share * self.replicas or self.replicas} or {(share + 1) * self.replicas}"
+                f"batch_size {self.batch_size} can't be shared by {self.replicas} replicas; nearest legal: "
+                f"{nearest_multiples(self.replicas, self.batch_size)}"
             )
         if share % self.micro_batches:
-            legal = ", ".join(str(count) for count in range(1, min(share, 256) + 1) if share % count == 0)
+            legal = [count for count in divisors(share) if count <= MOST_MICRO_BATCHES]
             raise ValueError(
-                f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; legal: {legal}"
+                f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; nearest "
+                f"legal: {nearest(legal, self.micro_batches)}"
             )
         one_value = self.micro_batch_size == 1 and self.data.size <= _SHRINKS
         if isinstance(self.model, str) and self.norm == "batch" and one_value:

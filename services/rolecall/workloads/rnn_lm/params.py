@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import Adam, AdamW, Fraction, LrSchedule, Sgd, TrainingParams
+from rolecall.workloads.params import Adam, AdamW, BatchSize, Fraction, LrSchedule, Positive, Sgd, TrainingParams
 from rolecall.workloads.text.params import Sample, Text
 
 
@@ -28,16 +28,16 @@ class Params(TrainingParams):
     `embedding_dim` and `hidden_dim` and gives a torch module. The module is called with vectors [t, b, embedding_dim]
     and a state, and gives hidden states [t, b, hidden_dim] and the state after them; a state is a tuple of tensors, or
     None where the text begins."""
-    init_range: Annotated[float, Field(gt=0)] = 0.1
+    init_range: Positive = 0.1
     """The first weights of embedding and decoder are drawn evenly between minus this and this."""
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    batch_size: BatchSize = 32
     """Streams of text that are read side by side, over all trainers together; each takes its equal share. The text is
     cut into so many equal parts."""
     bptt: Annotated[int, Field(ge=1, le=65_536)] = 35
     """Tokens of each stream per step. Gradients go back through so many; the hidden state is carried on."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Adam(name="adam", lr=0.002)
     """The optimizer of all weights, local and remote: `sgd`, `adam` or `adamw`."""
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    max_grad_norm: Positive | None = 1.0
     """Gradients are scaled down so that their norm over all weights together, local and remote, is at most this; with
     null they are left alone."""
     protocol: Literal["sync", "seed"] = "sync"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from rolecall.spec import workload
-from rolecall.workloads.params import Fraction, Paths
+from rolecall.workloads.params import Fraction, Paths, Positive
 
 BYTES = 256
 """Byte-pair encoding starts with a token for each byte, so that there is no unknown one."""
@@ -53,9 +53,9 @@ def _has_tokens(prompt: str) -> str:
 class Sample(workload.Params):
     """The text that the trained model writes, the artifact `sample.txt`."""
 
-    prompt: Annotated[str, AfterValidator(_has_tokens)] = "\n"
+    prompt: Annotated[str, Field(max_length=65_536), AfterValidator(_has_tokens)] = "\n"
     """How it begins; a line end stands for a fresh start."""
     tokens: Annotated[int, Field(ge=0, le=100_000)] = 200
     """How many tokens are added; with 0 there is no sample."""
-    temperature: Annotated[float, Field(gt=0)] = 0.8
+    temperature: Positive = 0.8
     """What the logits are divided by: below 1 likely tokens become likelier, above 1 less likely."""

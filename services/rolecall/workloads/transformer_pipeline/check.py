@@ -3,6 +3,7 @@
 from rolecall.spec import workload
 from rolecall.spec.role import Role
 from rolecall.workloads.builders import check_builder
+from rolecall.workloads.divisors import nearest
 from rolecall.workloads.text.check import check_text
 from rolecall.workloads.transformer_pipeline.params import Params
 
@@ -34,7 +35,7 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
     if rest:
         raise ValueError(
             f"{workers} stages are not shared evenly by {params.replicas} replicas; "
-            f"take {params.replicas} × the pipeline's ranks, e.g. {params.replicas * max(2, ranks + 1)}"
+            f"take {params.replicas} × the pipeline's ranks: {_nearest_stages(params.replicas, ranks)}"
         )
     if ranks < 2:
         raise ValueError(
@@ -44,13 +45,18 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
     return ranks
 
 
+def _nearest_stages(replicas: int, ranks: int) -> str:
+    """The stages of `ranks` or more ranks next to what was asked, as a pipeline has two ranks or more."""
+    return " or ".join(str(replicas * count) for count in sorted({max(2, ranks), max(2, ranks + 1)}))
+
+
 def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:
     rules = params.rules
     if rules.micro_batches.legal(params.micro_batches, ranks, stages):
         return
     legal = rules.legal_micro_batches(params.replica_batch, ranks, stages)
     said = (
-        f"legal for batches of {params.replica_batch} are {', '.join(map(str, legal))}"
+        f"nearest legal for batches of {params.replica_batch}: {nearest(legal, params.micro_batches)}"
         if legal
         else (f"batches of {params.replica_batch} have no such number: take a larger batch_size")
     )

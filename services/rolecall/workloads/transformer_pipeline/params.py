@@ -5,9 +5,28 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import Adam, AdamW, Fraction, LrSchedule, Sgd, TrainingParams
+from rolecall.workloads.divisors import divisors, nearest
+from rolecall.workloads.params import (
+    Adam,
+    AdamW,
+    BatchSize,
+    Fraction,
+    LrSchedule,
+    Positive,
+    Replicas,
+    Sgd,
+    TrainingParams,
+    Width,
+)
 from rolecall.workloads.text.params import Sample, Text
-from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES, Name, Schedule, Split, range_said
+from rolecall.workloads.transformer_pipeline.schedules import (
+    MOST_MICRO_BATCHES,
+    SCHEDULES,
+    Name,
+    Schedule,
+    Split,
+    range_said,
+)
 
 
 class Subwords(Text):
@@ -34,7 +53,7 @@ class Params(TrainingParams):
     """The length of a token's vector."""
     heads: Annotated[int, Field(ge=1, le=1024)] = 8
     """Attention heads; they divide `dim`."""
-    hidden: Annotated[int, Field(ge=1)] | None = None
+    hidden: Width | None = None
     """The width of each layer's perceptron; by default 4 times `dim`."""
     positions: Literal["rope", "learned"] = "rope"
     """How a token's place enters: `rope` turns queries and keys by it in every layer, `learned` adds a vector for each
@@ -47,25 +66,25 @@ class Params(TrainingParams):
     sees a later one. Its weights are drawn by the module itself; it has no buffers that must be saved."""
     tied_embeddings: bool = False
     """Must be false: the input and the output matrix lie on different stages, and stages share no weights."""
-    batch_size: Annotated[int, Field(ge=1)] = 32
+    batch_size: BatchSize = 32
     """Sequences per step over all replicas together. An epoch's last batch is left out if it is not full, for stages
     work on fixed shapes."""
     schedule: Name = "1F1B"
     """The order in which micro-batches pass the stages."""
     split: Split = "manual"
     """`manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and torch cuts it."""
-    micro_batches: Annotated[int, Field(ge=1)] = 4
+    micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
     """How many micro-batches a replica cuts its share of a batch into; more of them mean less idle time."""
-    virtual_stages: Annotated[int, Field(ge=1)] | None = None
+    virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     """How many pieces of the model each rank holds; by default as few as make sense for the schedule: 1 or 2."""
-    replicas: Annotated[int, Field(ge=1)] = 1
+    replicas: Replicas = 1
     """How many times the whole pipeline stands; the stages that a job asks for are pipeline ranks times replicas."""
     precision: Literal["float32", "float64", "bfloat16"] = "float32"
     """The type of computing. With `bfloat16` weights and what passes between stages stay float32; `float64` is for
     proofs of parity."""
     activation_checkpointing: bool = False
     """Whether each layer's inner activations are computed anew in the backward pass instead of kept."""
-    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    max_grad_norm: Positive | None = 1.0
     """Gradients are scaled down so that their norm over all stages together is at most this; with null they are left
     alone."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = AdamW(
@@ -111,8 +130,10 @@ class Params(TrainingParams):
         if self.model is not None:
             return self
         if self.model is None and self.dim % self.heads:
-            legal = [heads for heads in range(1, self.dim + 1) if self.dim % heads == 0]
-            raise ValueError(f"heads {self.heads} don't divide dim {self.dim}; legal are {_listed(legal)}")
+            raise ValueError(
+                f"heads {self.heads} don't divide dim {self.dim}; "
+                f"nearest legal: {nearest(divisors(self.dim), self.heads)}"
+            )
         if self.model is None and self.positions == "rope" and self.dim // self.heads % 2:
             raise ValueError(
                 f"positions: rope turns pairs of features, and a head has {self.dim // self.heads}; "
@@ -160,15 +181,14 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _legal_batch(self) -> Self:
         if self.batch_size % self.replicas:
-            legal = [count for count in range(1, self.batch_size + 1) if self.batch_size % count == 0]
             raise ValueError(
-                f"{self.replicas} replicas don't divide batch_size {self.batch_size}; legal are {_listed(legal)}"
+                f"{self.replicas} replicas don't divide batch_size {self.batch_size}; "
+                f"nearest legal: {nearest(divisors(self.batch_size), self.replicas)}"
             )
         if self.replica_batch % self.micro_batches:
-            legal = [count for count in range(1, self.replica_batch + 1) if self.replica_batch % count == 0]
             raise ValueError(
                 f"micro_batches {self.micro_batches} don't divide a replica's {self.replica_batch} sequences; "
-                f"legal are {_listed(legal)}"
+                f"nearest legal: {nearest(divisors(self.replica_batch), self.micro_batches)}"
             )
         return self
 
@@ -179,7 +199,3 @@ class Params(TrainingParams):
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
             )
         return self
-
-
-def _listed(values: list[int]) -> str:
-    return ", ".join(map(str, values))

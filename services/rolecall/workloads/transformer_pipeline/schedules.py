@@ -8,12 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from rolecall.workloads.divisors import divisors
+
 Name = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
 Split = Literal["manual", "tracer"]
 Placement = Literal["loop", "v"]
 
 MOST = 64
 """Virtual stages that a rank may hold where the schedule sets no limit."""
+MOST_MICRO_BATCHES = 16_384
+"""Micro-batches of a replica; the ranks' order of work has so many entries for each virtual stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,8 @@ class Schedule:
 
     def legal_micro_batches(self, batch: int, ranks: int, stages: int) -> list[int]:
         """All numbers of micro-batches that a replica's batch of `batch` sequences can be cut into."""
-        divisors = [count for count in range(1, batch + 1) if batch % count == 0]
-        return [count for count in divisors if self.micro_batches.legal(count, ranks, stages)]
+        counts = [count for count in divisors(batch) if count <= MOST_MICRO_BATCHES]
+        return [count for count in counts if self.micro_batches.legal(count, ranks, stages)]
 
 
 SCHEDULES: dict[Name, Schedule] = {

@@ -1,0 +1,29 @@
+"""`rolecall audit`: who called what."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.output import print_json, print_table
+from rolecall.spec.access import AuditEntry
+
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many entries at most.")]
+After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries with ids above this, oldest first.")]
+
+
+def audit(limit: Limit = 50, after: After = None, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show the newest entries of the audit log: calls that changed something, and calls that were refused."""
+    with connect(url, token) as client:
+        found = client.audit(limit, after)
+        if json:
+            print_json(client.raw)
+            return
+    print_table(("ID", "AT", "TOKEN", "FROM", "ACTION", "TARGET", "STATUS", "CALLS"), [_row(one) for one in found])
+
+
+def _row(entry: AuditEntry) -> tuple[str, ...]:
+    at = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}"
+    who, what = escape(entry.token or "-"), (escape(entry.action), escape(entry.target))
+    return str(entry.id), at, who, escape(entry.address), *what, str(entry.outcome), str(entry.count)

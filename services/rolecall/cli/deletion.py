@@ -1,0 +1,83 @@
+"""`rolecall delete` and `rolecall prune`: jobs go with their logs, checkpoints and artifacts."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.client import PruneSummary
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.output import age, out, print_json, print_table, size
+from rolecall.spec.state import JobState
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+JobIds = Annotated[list[str], typer.Argument(metavar="ID…", help="The jobs' ids, as `rolecall jobs` shows them.")]
+Force = Annotated[bool, typer.Option("--force", help="Cancel a job that has not ended, and delete it then.")]
+OlderThan = Annotated[
+    str, typer.Option("--older-than", metavar="AGE", help="How long ago they ended: 30d, 12h, 90m, 2w.")
+]
+State = Annotated[JobState | None, typer.Option("--state", help="Only jobs that ended in this state.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def delete(jobs: JobIds, force: Force = False, url: Url = None, token: Token = None) -> None:
+    """Delete jobs with everything they left: logs, checkpoints and artifacts."""
+    with connect(url, token) as client:
+        for job in jobs:
+            client.delete(job, force=force)
+            out.print(f"job {escape(job)} is deleted")
+
+
+def prune(  # noqa: PLR0917 - the command line is the signature
+    older_than: OlderThan,
+    state: State = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Delete jobs that ended long ago. Shows first which, and how much space they take."""
+    ended_before = datetime.now(UTC) - parse_age(older_than)
+    with connect(url, token) as client:
+        found = client.prune(ended_before, state, dry_run=True)
+        if json:
+            print_json(client.raw)
+        else:
+            _show(found)
+        if dry_run or not found.jobs:
+            return
+        if not yes and not typer.confirm(f"Delete {_counted(found)}?", err=True):
+            raise typer.Exit(Exit.USAGE)
+        # The same moment: no job goes that was not shown.
+        done = client.prune(ended_before, state, dry_run=False)
+        if not json:
+            out.print(f"deleted {_counted(done)}")
+
+
+def parse_age(text: str) -> timedelta:
+    """`30d`, `12h`, `90m`, `45s` or `2w` as a duration."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    try:
+        return timedelta(**{_UNITS[found[2]]: float(found[1])}) if found else _refuse(text)
+    except OverflowError:
+        return _refuse(text)
+
+
+def _refuse(text: str) -> timedelta:
+    raise CommandError(Exit.USAGE, f"--older-than {text}: write a number and a unit: 30d, 12h, 90m, 45s, 2w")
+
+
+def _show(found: PruneSummary) -> None:
+    rows = [(job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs]
+    print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows)
+    out.print(f"{_counted(found)} in all")
+
+
+def _counted(found: PruneSummary) -> str:
+    return f"{len(found.jobs)} job{'s' * (len(found.jobs) != 1)} with {size(found.size)}"

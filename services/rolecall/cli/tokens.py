@@ -1,0 +1,145 @@
+"""`rolecall tokens`: who may use the cluster, and for what."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.output import age, err, out, print_json, print_table
+from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
+
+tokens = typer.Typer(name="tokens", help="Create, list, update, rotate and revoke tokens.", no_args_is_help=True)
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name, which also owns the jobs it submits.")]
+Scopes = Annotated[list[Scope], typer.Option("--scope", help="What it may do; repeat for several.")]
+NewScopes = Annotated[list[Scope] | None, typer.Option("--scope", help="What it may do from now on.")]
+Queued = Annotated[
+    str | None, typer.Option("--max-queued", metavar="N|none", help="Jobs that may be queued or paused.")
+]
+Slots = Annotated[str | None, typer.Option("--max-slots", metavar="N|none", help="Workers that may run at once.")]
+Stored = Annotated[
+    str | None, typer.Option("--max-stored-bytes", metavar="N|none", help="Bytes of checkpoints and artifacts.")
+]
+Expires = Annotated[
+    str | None, typer.Option("--expires-in", metavar="DURATION|none", help="How long it is valid, e.g. 90d or 12h.")
+]
+Overlap = Annotated[
+    str, typer.Option("--overlap", metavar="DURATION", help="How long the present secret stays valid, e.g. 24h.")
+]
+
+
+@tokens.command("create")
+def create(  # noqa: PLR0917 - the command line is the signature
+    name: Name,
+    scopes: Scopes,
+    max_queued: Queued = None,
+    max_slots: Slots = None,
+    max_stored_bytes: Stored = None,
+    expires_in: Expires = None,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Create a token and print its secret, which can't be shown again."""
+    given = _changes(scopes, max_queued, max_slots, max_stored_bytes, expires_in)
+    with connect(url, token) as client:
+        made = client.create_token({"name": name} | given)
+        print_json(client.raw) if json else _print_secret(made)
+
+
+@tokens.command("list")
+def show(json: Json = False, url: Url = None, token: Token = None) -> None:
+    """List the tokens."""
+    with connect(url, token) as client:
+        found = client.tokens()
+        if json:
+            print_json(client.raw)
+            return
+    headings = ("NAME", "SCOPES", "SECRETS", "LIMITS", "EXPIRES", "LAST USED")
+    print_table(headings, [_row(one) for one in found])
+
+
+@tokens.command("update")
+def update(  # noqa: PLR0917 - the command line is the signature
+    name: Name,
+    scopes: NewScopes = None,
+    max_queued: Queued = None,
+    max_slots: Slots = None,
+    max_stored_bytes: Stored = None,
+    expires_in: Expires = None,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Change a token's scopes, limits or expiry; what is not named stays, `none` removes a limit."""
+    changes = _changes(scopes, max_queued, max_slots, max_stored_bytes, expires_in)
+    if not changes:
+        raise typer.BadParameter("name at least one change", param_hint="--scope, --max-…, --expires-in")
+    with connect(url, token) as client:
+        changed = client.change_token(name, changes)
+        print_json(client.raw) if json else out.print(f"token {name}: {_limits(changed) or 'no limits'}")
+
+
+@tokens.command("rotate")
+def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Print a new secret for a token. The present one ends with the overlap, at once by default."""
+    with connect(url, token) as client:
+        made = client.rotate_token(name, _duration(overlap).total_seconds())
+        print_json(client.raw) if json else _print_secret(made)
+
+
+@tokens.command("revoke")
+def revoke(name: Name, url: Url = None, token: Token = None) -> None:
+    """End a token with all its secrets, at once. Its jobs go on, without its limits."""
+    with connect(url, token) as client:
+        client.revoke_token(name)
+    out.print(f"token {name} is revoked")
+
+
+def _changes(
+    scopes: list[Scope] | None, queued: str | None, slots: str | None, stored: str | None, expires: str | None
+) -> dict[str, Any]:
+    limits = {"max_queued": queued, "max_slots": slots, "max_stored_bytes": stored}
+    changes: dict[str, Any] = {field: _limit(text) for field, text in limits.items() if text is not None}
+    if scopes:
+        changes["scopes"] = [scope.value for scope in scopes]
+    if expires is not None:
+        until = None if expires == "none" else datetime.now(UTC) + _duration(expires)
+        changes["expires_at"] = until and until.isoformat()
+    return changes
+
+
+def _limit(text: str) -> int | None:
+    if text == "none":
+        return None
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is neither a number nor `none`", param_hint="--max-…")
+    return int(text)
+
+
+def _duration(text: str) -> timedelta:
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is not a duration such as 30m, 24h or 90d")
+    return timedelta(seconds=int(found[1]) * _UNITS_S[found[2]])
+
+
+def _print_secret(made: TokenSecret) -> None:
+    err.print(f"the secret of token {made.token.name}, which is not shown again:")
+    print(made.secret)
+
+
+def _row(token: TokenDocument) -> tuple[str, ...]:
+    name = f"{token.name} (built in)" if token.built_in else token.name
+    expires = f"{token.expires_at:%Y-%m-%d %H:%M}" if token.expires_at else "never"
+    used = f"{age(token.last_used_at)} ago" if token.last_used_at else "never"
+    return escape(name), ", ".join(token.scopes), str(token.secrets), _limits(token), expires, used
+
+
+def _limits(token: TokenDocument) -> str:
+    given = {name: getattr(token, name) for name in Limits.model_fields}
+    return ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)

@@ -1,0 +1,220 @@
+"""Limits on connections: how long half a request may take, and how many connections there may be.
+
+uvicorn bounds the size of a head but not the time it takes. A connection counts as a stranger's until one of its
+requests has shown a valid token: strangers can neither crowd each other out from one address nor take the place of
+those who have one.
+"""
+
+import asyncio
+import json
+import resource
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, cast
+
+import h11
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_VOUCH = "rolecall.vouch"
+_OTHER_FILES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one server bears. A node needs a connection for its heartbeat, and one for each worker and its streams."""
+
+    connections: int = 4096
+    """In all."""
+    strangers: int = 1024
+    """Of these, those that have not shown a token."""
+    strangers_per_peer: int = 256
+    """Of these, those of one address: many nodes that start behind one NAT show theirs within milliseconds."""
+    head_s: float = 10.0
+    """Seconds from a connection's begin, or a later request's first byte, to the end of the request's head."""
+    body_window_s: float = 30.0
+    """Seconds within which a body must bring `body_bytes`, as long as the application takes it."""
+    body_bytes: int = 8192
+    stall_s: float = 60.0
+    """Seconds in which a peer must take something of an answer."""
+
+
+@dataclass(slots=True)
+class _Census:
+    """The connections that one server holds."""
+
+    total: int = 0
+    strangers: Counter[str] = field(default_factory=Counter[str])
+
+    def excess(self, peer: str, limits: Limits) -> str | None:
+        """Which limit one more connection of `peer` would exceed."""
+        if self.total >= limits.connections:
+            return f"{limits.connections} connections are open"
+        if self.strangers[peer] >= limits.strangers_per_peer:
+            return f"{limits.strangers_per_peer} connections of {peer} have shown no token"
+        if self.strangers.total() >= limits.strangers:
+            return f"{limits.strangers} connections have shown no token"
+        return None
+
+    def forget_stranger(self, peer: str) -> None:
+        """One stranger less; no address is remembered for longer than its connections last."""
+        self.strangers[peer] -= 1
+        if not self.strangers[peer]:
+            del self.strangers[peer]
+
+
+def limited(limits: Limits) -> type[H11Protocol]:
+    """The protocol of a server that keeps to `limits`, for `uvicorn.Config(http=…)`. One server, one protocol."""
+    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "census": _Census()})
+
+
+def allow_files(limits: Limits) -> None:
+    """Let this process open as many files as its connections need, and some more, as far as the system lets it."""
+    wanted = limits.connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def vouch(scope: Scope) -> None:
+    """Count the request's connection no longer as a stranger's: it has shown a valid token."""
+    vouching = cast(Callable[[], None] | None, scope.get("extensions", {}).get(_VOUCH))
+    if vouching is not None:
+        vouching()
+
+
+class _LimitedProtocol(H11Protocol):
+    limits: Limits
+    census: _Census
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.app = cast(Any, self._introduced(cast(ASGIApp, self.app)))
+        self._peer = ""
+        self._counted = False
+        self._stranger = False
+        self._waits_for: object = None
+        self._received = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, or answer 503 at once: nodes and workers try again."""
+        super().connection_made(transport)
+        self._peer = self.client[0] if self.client else ""
+        if excess := self.census.excess(self._peer, self.limits):
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, f"the server is overloaded: {excess}; try again")
+            return
+        self._counted = self._stranger = True
+        self.census.total += 1
+        self.census.strangers[self._peer] += 1
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give its place to others."""
+        super().connection_lost(exc)
+        for timer in (self._deadline, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        if self._counted:
+            self._vouched()
+            self.census.total -= 1
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what came, unless the connection is refused."""
+        if self.transport.is_closing():
+            return
+        self._received += len(data)
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Look for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """The peer reads more slowly than is written: from now on it must read something."""
+        super().pause_writing()
+        self._stalled = self.loop.call_later(self.limits.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+
+    def _introduced(self, app: ASGIApp) -> ASGIApp:
+        """`app`, which can vouch for this connection."""
+
+        async def introduced(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {**scope.get("extensions", {}), _VOUCH: self._vouched}
+            await app(scope, receive, send)
+
+        return introduced
+
+    def _vouched(self) -> None:
+        if self._stranger:
+            self._stranger = False
+            self.census.forget_stranger(self._peer)
+
+    def _watch(self) -> None:
+        """Set the deadline of what the peer has to send now: the rest of a head or of a body, if anything."""
+        waits_for = None if self.transport.is_closing() else self._due()
+        if waits_for is self._waits_for:
+            return
+        self._waits_for = waits_for
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
+        if waits_for is h11.IDLE:
+            self._deadline = self.loop.call_later(self.limits.head_s, self._on_slow_head)
+        elif waits_for is h11.SEND_BODY:
+            self._await_body()
+
+    def _due(self) -> object:
+        """Which part of a request has begun to come: `h11.IDLE` is a head, `h11.SEND_BODY` a body."""
+        state = self.conn.their_state
+        first = cast(object, self.cycle) is None
+        if state is h11.IDLE and (first or self.conn.trailing_data[0]):
+            return state
+        return state if state is h11.SEND_BODY else None
+
+    def _await_body(self) -> None:
+        self._received = 0
+        self._deadline = self.loop.call_later(self.limits.body_window_s, self._on_body_window)
+
+    def _on_slow_head(self) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete within {self.limits.head_s:g} s")
+
+    def _on_body_window(self) -> None:
+        # While the application takes its time, the peer is not to blame.
+        held = self.flow.read_paused or self.cycle.waiting_for_100_continue
+        if held or self._received >= self.limits.body_bytes:
+            self._await_body()
+            return
+        window = f"{self.limits.body_bytes} bytes within {self.limits.body_window_s:g} s"
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's body brought less than {window}")
+
+    def _refuse(self, status: HTTPStatus, detail: str) -> None:
+        """Answer, if no answer to this request has begun, and close."""
+        if self.conn.their_state is h11.IDLE or not self.cycle.response_started:
+            self.transport.write(_problem(status, detail))
+        self.transport.close()
+
+
+def _problem(status: HTTPStatus, detail: str) -> bytes:
+    """A whole answer: a problem document (RFC 9457)."""
+    body = json.dumps({"type": "about:blank", "title": status.phrase, "status": int(status), "detail": detail}).encode()
+    retry = ["Retry-After: 1"] if status is HTTPStatus.SERVICE_UNAVAILABLE else []
+    lines = [
+        f"HTTP/1.1 {int(status)} {status.phrase}",
+        "Content-Type: application/problem+json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *retry,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,0 +1,137 @@
+"""TLS by files: what a server shows, what a client trusts, and what went wrong between them, in words."""
+
+import logging
+import os
+import ssl
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.trust import SYSTEM, Trust
+
+_log = logging.getLogger(__name__)
+# OpenSSL's X509_V_ERR_…: numbers, because Python names none of them.
+_EXPIRED, _NOT_YET_VALID = 10, 9
+_WRONG_NAME = {62, 64}
+_PLAIN_HTTP = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"}
+
+
+class Certificate:
+    """A server's certificate and key, read again when their files change: later connections get the new one."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self._stamp = self._look()
+        self._current = _load(certificate, key)
+        self.context = _load(certificate, key)
+        """What the server listens with; every handshake moves on to the newest certificate."""
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        if (stamp := self._look()) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._current = _load(*self._files)
+                _log.info("the certificate %s has changed; new connections get it", self._files[0])
+            except SettingsError as error:
+                _log.warning("%s; connections go on with the certificate that was read before", error)
+        connection.context = self._current
+
+    def _look(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_stamp(path) for path in self._files)
+
+
+def client_context(trust: Trust) -> ssl.SSLContext:
+    """What a client verifies servers with: their certificate's chain, its dates and the host name."""
+    try:
+        return ssl.create_default_context(cafile=None if trust.ca == SYSTEM else trust.ca)
+    except ssl.SSLError:
+        raise SettingsError(f"ROLECALL_TLS_CA={trust.ca} holds no certificate; give a PEM file of the CA") from None
+    except OSError as error:
+        raise SettingsError(f"ROLECALL_TLS_CA={trust.ca}: {error.strerror}; mount the CA's PEM file there") from None
+
+
+def client_options(trust: Trust | None) -> dict[str, Any]:
+    """What `httpx.Client` and `httpx.AsyncClient` take for `trust`; without one they refuse https unless the system
+    knows the CA.
+    """
+    return {"verify": client_context(trust or Trust()), "trust_env": False}
+
+
+def request_options(trust: Trust | None) -> dict[str, Any]:
+    """What each request takes: the name that the certificate must bear, where it is not the URL's host."""
+    return {"extensions": {"sni_hostname": trust.name}} if trust and trust.name else {}
+
+
+def certificate_end(answer: httpx.Response) -> float | None:
+    """When the certificate of the connection that brought `answer` ends, in seconds since 1970; None without TLS."""
+    stream = answer.extensions.get("network_stream")
+    connection = stream.get_extra_info("ssl_object") if stream is not None else None
+    found = connection.getpeercert() if connection is not None else None
+    return float(ssl.cert_time_to_seconds(found["notAfter"])) if found else None
+
+
+def explain(error: BaseException, url: str, trust: Trust | None) -> str | None:
+    """Why TLS, or its absence, keeps a client from `url`, in one line; None if `error` tells of something else."""
+    cause = _ssl_error(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return _explain_certificate(cause, trust)
+    if cause is not None and cause.reason in _PLAIN_HTTP:
+        return (
+            "no TLS is spoken there; write http:// and unset ROLECALL_TLS_CA, or give the master ROLECALL_TLS_CERT "
+            "and ROLECALL_TLS_KEY"
+        )
+    if cause is not None:
+        return f"TLS failed: {cause.reason or cause}"
+    if url.startswith("http://") and isinstance(error, httpx.RemoteProtocolError | httpx.ReadError):
+        return (
+            "the connection was closed without an answer; if the master has a certificate (ROLECALL_TLS_CERT), write "
+            "https:// and set ROLECALL_TLS_CA to its CA's file"
+        )
+    return None
+
+
+def _explain_certificate(error: ssl.SSLCertVerificationError, trust: Trust | None) -> str:
+    code = error.verify_code
+    if code == _EXPIRED:
+        return "its certificate has expired; renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY on the master"
+    if code == _NOT_YET_VALID:
+        return "its certificate is not valid yet; look at the clocks of both machines"
+    if code in _WRONG_NAME:
+        return (
+            f"{error.verify_message.rstrip('.')}; call it by a name of its certificate, or set ROLECALL_TLS_NAME to one"
+        )
+    ca = "the system's CAs" if trust is None or trust.ca == SYSTEM else f"the CA in ROLECALL_TLS_CA={trust.ca}"
+    return f"its certificate is not signed by {ca} ({error.verify_message}); set ROLECALL_TLS_CA to its CA's file"
+
+
+def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _load(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    given = f"ROLECALL_TLS_CERT={certificate} and ROLECALL_TLS_KEY={key}"
+    try:
+        # An empty password: without one OpenSSL would ask for it on the terminal.
+        context.load_cert_chain(certificate, key, password="")
+    except ssl.SSLError as error:
+        why = error.reason or "no PEM files, or a key with a password"
+        raise SettingsError(f"{given}: {why}; give PEM files of a certificate and of its key") from None
+    except OSError as error:
+        raise SettingsError(f"{given}: {error.strerror}; mount both files where this user may read them") from None
+    return context
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes with the file, also behind a symbolic link as Kubernetes has them; None when it is not there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino

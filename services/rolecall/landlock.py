@@ -1,0 +1,145 @@
+"""Landlock, the Linux kernel's sandbox for unprivileged processes: see landlock(7).
+
+A restricted process, and every process that it starts, opens only what its rules allow. It can't be undone.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterable
+from enum import IntFlag
+from pathlib import Path
+
+# Of all architectures: these calls came after the numbers were unified.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+_SCOPE_SIGNAL = 1 << 1
+_PR_SET_NO_NEW_PRIVS = 38
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Access(IntFlag):
+    """The kernel's access rights (`LANDLOCK_ACCESS_FS_…`)."""
+
+    EXECUTE = 1 << 0
+    WRITE_FILE = 1 << 1
+    READ_FILE = 1 << 2
+    READ_DIR = 1 << 3
+    REMOVE_DIR = 1 << 4
+    REMOVE_FILE = 1 << 5
+    MAKE_CHAR = 1 << 6
+    MAKE_DIR = 1 << 7
+    MAKE_REG = 1 << 8
+    MAKE_SOCK = 1 << 9
+    MAKE_FIFO = 1 << 10
+    MAKE_BLOCK = 1 << 11
+    MAKE_SYM = 1 << 12
+    REFER = 1 << 13
+    TRUNCATE = 1 << 14
+    IOCTL_DEV = 1 << 15
+
+
+LIST = Access.READ_DIR
+READ = Access.EXECUTE | Access.READ_FILE | Access.READ_DIR
+DEVICE = Access.READ_FILE | Access.WRITE_FILE | Access.TRUNCATE | Access.IOCTL_DEV | Access.READ_DIR
+WRITE = (
+    READ
+    | Access.WRITE_FILE
+    | Access.REMOVE_DIR
+    | Access.REMOVE_FILE
+    | Access.MAKE_DIR
+    | Access.MAKE_REG
+    | Access.MAKE_SOCK
+    | Access.MAKE_FIFO
+    | Access.MAKE_SYM
+    | Access.REFER
+    | Access.TRUNCATE
+)
+_OF_FILES = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
+# The rights that a version of the interface added, by the version that has them first.
+_ADDED = {2: Access.REFER, 3: Access.TRUNCATE, 5: Access.IOCTL_DEV}
+_SCOPES_SINCE = 6
+
+
+class _RulesetAttr(ctypes.Structure):
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _PathBeneathAttr(ctypes.Structure):
+    _pack_ = 1
+    _layout_ = "ms"
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+def version() -> int:
+    """The version of the kernel's interface, 1 or higher.
+
+    Raises `OSError` where there is none: `ENOSYS` (a kernel before 5.13, or built without it), `EOPNOTSUPP` (not in the
+    list of `lsm=` at boot) or `EPERM` (a seccomp filter refuses the system call).
+    """
+    return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_CREATE_RULESET_VERSION))
+
+
+def restrict(rules: Iterable[tuple[Path, Access]]) -> None:
+    """Restrict the calling thread, and what it starts from now on, to `rules`: what is allowed at and below each path.
+
+    Paths that don't exist are passed over. From version 6 on, the thread can't send signals to processes outside
+    either. Call it while the process has one thread. Raises `OSError` as `version` does.
+    """
+    known = version()
+    handled = _handled(known)
+    attributes = _RulesetAttr(handled, 0, _SCOPE_SIGNAL if known >= _SCOPES_SINCE else 0)
+    ruleset = _call(
+        _CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0)
+    )
+    try:
+        for path, access in rules:
+            _allow(ruleset, path, access & handled)
+        _require(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+        _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+    finally:
+        os.close(ruleset)
+
+
+def _handled(known: int) -> Access:
+    missing = [access for since, access in _ADDED.items() if known < since]
+    return Access(sum(Access) - sum(missing))
+
+
+def _allow(ruleset: int, path: Path, access: Access) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
+            return  # What isn't there, or isn't ours to reach, needs no rule.
+        raise
+    try:
+        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
+            access &= _OF_FILES
+        rule = _PathBeneathAttr(access, beneath)
+        _call(
+            _ADD_RULE,
+            ctypes.c_int(ruleset),
+            ctypes.c_int(_RULE_PATH_BENEATH),
+            ctypes.byref(rule),
+            ctypes.c_uint32(0),
+        )
+    finally:
+        os.close(beneath)
+
+
+def _call(number: int, *arguments: object) -> int:
+    return _require(_LIBC.syscall(ctypes.c_long(number), *arguments), "landlock")
+
+
+def _require(result: int, name: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result

@@ -1,0 +1,106 @@
+"""Deleting jobs: one by `DELETE /jobs/{id}`, many by `POST /jobs/prune`."""
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Depends
+from pydantic import AwareDatetime
+
+from rolecall.master import lifecycle
+from rolecall.master.api.auth import Caller, Running, needs, steers_job
+from rolecall.master.api.jobs import apply_step
+from rolecall.master.store import deletion, jobs
+from rolecall.master.streams import Streams
+from rolecall.spec.access import Scope
+from rolecall.spec.errors import Conflict
+from rolecall.spec.model import Request, Value
+from rolecall.spec.state import JobState
+
+router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
+_BATCH = 200
+"""Jobs that are looked at in one transaction, so that writers never wait long."""
+
+
+class PruneRequest(Request):
+    """Which ended jobs are deleted."""
+
+    ended_before: AwareDatetime
+    state: JobState | None = None
+    """Only jobs that ended in this state; all ended ones by default."""
+    dry_run: bool = False
+    """Whether to list them only."""
+
+
+class PrunedJob(Value):
+    """A job that is deleted, or would be."""
+
+    id: str
+    name: str
+    state: JobState
+    ended_at: datetime
+    size: int
+    """Bytes of its logs, progress, recorded checkpoints and artifacts."""
+
+
+class PruneSummary(Value):
+    """What `POST /jobs/prune` deletes."""
+
+    jobs: list[PrunedJob]
+    size: int
+    """Bytes of all of them."""
+
+
+@router.post("/prune", summary="Delete old jobs")
+async def prune(request: PruneRequest, master: Running, caller: Caller) -> PruneSummary:
+    """Delete all jobs that ended before a moment, and say which. With `dry_run`, only say which.
+
+    Without the scope `admin` these are the jobs that the token owns.
+    """
+    owner = None if Scope.ADMIN in caller.scopes else caller.name
+    states = deletion.ENDED if request.state is None else {request.state} & set(deletion.ENDED)
+    async with master.database.read() as connection:
+        found = await deletion.ended(connection, request.ended_before, states, owner)
+    sizes: Counter[str] = Counter()
+    for start in range(0, len(found), _BATCH):
+        ids = [job for job, *_ in found[start : start + _BATCH]]
+        async with master.database.read() as connection:
+            sizes += await deletion.recorded_sizes(connection, ids)
+        sizes += await asyncio.to_thread(_stream_sizes, master.streams, ids)
+        if not request.dry_run:
+            async with master.database.write() as connection:
+                await deletion.mark_ended(connection, ids, request.ended_before, _now())
+    master.garbage.notify()
+    pruned = [PrunedJob(id=job, name=name, state=state, ended_at=at, size=sizes[job]) for job, name, state, at in found]
+    return PruneSummary(jobs=pruned, size=sizes.total())
+
+
+@router.delete("/{job}", status_code=204, dependencies=[Depends(steers_job)], summary="Delete a job")
+async def delete(job: str, master: Running, caller: Caller, force: bool = False) -> None:
+    """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if need be.
+
+    It is hidden at once, and its files are gone soon after. Deleting it again changes nothing.
+    """
+    nodes = set[str]()
+    async with master.database.write() as connection:
+        if await deletion.is_marked(connection, job):
+            return
+        record = await jobs.get(connection, job)
+        if not record.state.ended:
+            if not force:
+                raise Conflict(
+                    f"job {job} is {record.state} and can't be deleted; cancel it first, or add ?force=true "
+                    "(rolecall delete --force), which cancels it and deletes it when it has ended"
+                )
+            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
+        await deletion.mark(connection, job, _now())
+    master.garbage.notify()
+    master.waking.gang(job, nodes)
+
+
+def _stream_sizes(streams: Streams, ids: list[str]) -> Counter[str]:
+    return Counter({job: streams.used(job) for job in ids})
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

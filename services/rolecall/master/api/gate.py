@@ -1,0 +1,83 @@
+"""In front of every route: a token before a body, and so many followed logs for each token."""
+
+from collections import Counter
+from collections.abc import Sequence
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rolecall.edge.connections import vouch
+from rolecall.master.api.auth import Admission, Standing, admission, refusal
+from rolecall.master.api.problem import problem_response
+
+FOLLOWERS = 256
+"""Logs that one token may follow at a time: each holds a connection until its job ends."""
+_RETRY_S = 10
+_OPEN = {"/healthz"}
+_NO = {"0", "false", "f", "no", "n", "off"}
+
+
+class Gate:
+    """Answers 401 to a request without a token that opens its path, before a byte of its body is read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request through, or answer it."""
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
+            found = _admission(scope)
+            if found.standing is Standing.NONE:
+                await _refuse(scope, receive, send, found)
+                return
+            if found.standing is Standing.PROVEN:
+                vouch(scope)
+        await self._app(scope, receive, send)
+
+
+class FollowerLimit:
+    """Answers 429 to a token that follows more logs than it may."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._following: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Count the request as long as it is answered."""
+        if scope["type"] != "http" or not _follows(scope):
+            await self._app(scope, receive, send)
+            return
+        token = _admission(scope).token
+        if self._following[token] >= FOLLOWERS:
+            detail = f"this token follows {FOLLOWERS} logs already; end some, or read the log without `follow`"
+            refusal = problem_response(429, detail, Request(scope), headers={"Retry-After": str(_RETRY_S)})
+            await refusal(scope, receive, send)
+            return
+        self._following[token] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._following[token] -= 1
+            if not self._following[token]:
+                del self._following[token]
+
+
+def _admission(scope: Scope) -> Admission:
+    return admission(scope["app"].state.master, scope["path"], Headers(scope=scope).get("authorization", ""))
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
+    how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
+    problem = "the one that was given is not valid" if found.token else "none was given"
+    scope["app"].state.master.sync.strangers.note(refusal(scope, None, 401))
+    # Closed: what may still come of the body is not read either.
+    headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
+    detail = f"this call needs {found.wanted} {how}; {problem}"
+    await problem_response(401, detail, Request(scope), headers=headers)(scope, receive, send)
+
+
+def _follows(scope: Scope) -> bool:
+    given: Sequence[str] = parse_qs(scope["query_string"].decode("latin-1")).get("follow", ())
+    return scope["path"].endswith("/logs") and any(value.lower() not in _NO for value in given)

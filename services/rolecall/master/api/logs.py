@@ -1,0 +1,197 @@
+"""`/jobs/{job}/logs`: what a job's workers print, as text or followed as server-sent events."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Query
+from fastapi.responses import StreamingResponse
+
+from rolecall.master.api.auth import USERS, Running, needs, sees_job
+from rolecall.master.core import Master
+from rolecall.master.lines import Line, Lines, cut_note
+from rolecall.master.signals import wait
+from rolecall.master.store import jobs, workers
+from rolecall.master.store.records import WorkerRecord
+from rolecall.master.streams import StreamKey
+from rolecall.spec.bounds import MOST
+from rolecall.spec.errors import NotFound
+from rolecall.spec.role import Role
+
+router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
+_KEEP_ALIVE_S = 15.0
+_PARTIAL_S = 1.0
+"""How long a line without an end is kept back from followers."""
+_BLOCK = 1 << 20
+_POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
+_MOST_IN_ID = 16
+"""Of a gang with more workers not each line has an id, but only the last one of each block."""
+
+
+class Choice(NamedTuple):
+    """Whose logs a user wants to see; None means all."""
+
+    role: Role | None
+    rank: int | None
+
+    def admits(self, worker: WorkerRecord) -> bool:
+        """Whether `worker` is among them."""
+        return self.role in {None, worker.role} and self.rank in {None, worker.rank}
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a follower has read: the attempt, and the offset in each rank's log. It is the id of an event."""
+
+    attempt: int | None = None
+    offsets: dict[int, int] = field(default_factory=dict[int, int])
+
+    @classmethod
+    def parse(cls, text: str | None) -> "Position":
+        """The position that an event's id says; raises a 400 for what is no such id."""
+        if not text:
+            return cls()
+        if (found := _POSITION.fullmatch(text)) is None:
+            raise HTTPException(400, f"Last-Event-ID {text[:80]!r} is not the id of an event of this stream")
+        pairs = (pair.split("=") for pair in found[2].split(",") if pair)
+        return cls(int(found[1]), {int(rank): int(offset) for rank, offset in pairs})
+
+    def __str__(self) -> str:
+        return f"{self.attempt};{','.join(f'{rank}={offset}' for rank, offset in self.offsets.items())}"
+
+
+@router.get("/logs", summary="Read the logs", response_class=StreamingResponse)
+async def logs(  # noqa: PLR0917 - the framework passes by name
+    job: str,
+    master: Running,
+    role: Role | None = None,
+    rank: Annotated[int | None, Query(ge=0, le=MOST)] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=MOST, description="The newest by default.")] = None,
+    follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
+    last_event_id: Annotated[str | None, Header(description="Go on behind the event with this id.")] = None,
+) -> StreamingResponse:
+    """What the workers print, each line led by `[role-number]`.
+
+    Followed, each line is one event `log`, and one event `end` with the job's state closes the stream. A carriage
+    return ends a line as well. A stream that breaks off before `end` can be continued with `Last-Event-ID`.
+    """
+    choice = Choice(role, rank)
+    async with master.database.read() as connection:
+        record = await jobs.summary(connection, job)
+    if follow:
+        events = _follow(master, job, choice, attempt, Position.parse(last_event_id))
+        return StreamingResponse(events, media_type="text/event-stream")
+    members = await _members(master, job, attempt or record.attempt, choice)
+    return StreamingResponse(_whole(master, members), media_type="text/plain; charset=utf-8")
+
+
+async def _whole(master: Master, members: list[WorkerRecord]) -> AsyncIterator[bytes]:
+    for worker in members:
+        prefix, key = f"[{worker.name}] ".encode(), log_key(worker)
+        offset, line_is_open = 0, False
+        while (piece := await asyncio.to_thread(master.streams.read_log, key, offset, _BLOCK)).data:
+            if piece.start > offset:
+                note = f"{cut_note(piece.start - offset)}\n".encode()
+                yield b"\n" * line_is_open + prefix + note
+                line_is_open = False
+            body, last = piece.data[:-1], piece.data[-1:]
+            yield (b"" if line_is_open else prefix) + body.replace(b"\n", b"\n" + prefix) + last
+            offset, line_is_open = piece.end, last != b"\n"
+        if line_is_open:
+            yield b"\n"
+
+
+async def _follow(
+    master: Master, job: str, choice: Choice, attempt: int | None, position: Position
+) -> AsyncIterator[bytes]:
+    """The lines of a job as they come, over all attempts that begin meanwhile unless one is asked for."""
+    number, follower = position.attempt or attempt, _Follower(master, position)
+    while not master.news.closed:
+        ticket = master.news.ticket(job)
+        async with master.database.read() as connection:
+            try:
+                record = await jobs.summary(connection, job)
+            except NotFound:
+                return  # It was deleted meanwhile.
+        number = number or record.attempt or None
+        over = record.state.ended or (number is not None and number < record.attempt)
+        if number is not None:
+            await follower.turn_to(job, number, choice)
+            over = over and follower.has_all()
+            async for events in follower.news(over=over):
+                yield events
+        if over and (number is None or attempt is not None or number >= record.attempt):
+            yield f"event: end\ndata: {record.state}\n\n".encode()
+            return
+        if over and number is not None:
+            number += 1
+            continue
+        await wait(ticket, _PARTIAL_S if follower.holds_back else _KEEP_ALIVE_S)
+        if not ticket.is_set() and not follower.holds_back:
+            yield b": nothing new\n\n"  # a comment, so that whoever has gone is noticed
+
+
+class _Follower:
+    """What one caller has read of the logs of one attempt."""
+
+    def __init__(self, master: Master, position: Position) -> None:
+        self._streams = master.streams
+        self._master = master
+        self._position = position
+        self._members: list[WorkerRecord] = []
+        self._lines: dict[int, Lines] = {}
+        self._fed_at: dict[int, float] = {}
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether a line that has no end yet is kept back."""
+        return any(lines.has_rest for lines in self._lines.values())
+
+    async def turn_to(self, job: str, attempt: int, choice: Choice) -> None:
+        """Follow the logs of `attempt` from now on; an attempt's workers never change."""
+        if self._members and self._members[0].attempt == attempt:
+            return
+        if self._position.attempt != attempt:
+            self._position = Position(attempt)
+        self._members = await _members(self._master, job, attempt, choice)
+        self._lines = {one.rank: Lines(self._position.offsets.get(one.rank, 0)) for one in self._members}
+
+    def has_all(self) -> bool:
+        """Whether all that the workers wrote has arrived."""
+        return all(self._streams.is_complete(log_key(worker)) for worker in self._members)
+
+    async def news(self, *, over: bool) -> AsyncIterator[bytes]:
+        """The events for the lines that are new, in blocks; at the end also those for lines without an end."""
+        for worker in self._members:
+            lines, key = self._lines[worker.rank], log_key(worker)
+            while (piece := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
+                self._fed_at[worker.rank] = time.monotonic()
+                yield self._events(worker, lines.feed(piece))
+            waited_s = time.monotonic() - self._fed_at.get(worker.rank, 0.0)
+            if lines.has_rest and (over or waited_s >= _PARTIAL_S):
+                yield self._events(worker, lines.flush())
+
+    def _events(self, worker: WorkerRecord, lines: list[Line]) -> bytes:
+        texts: list[str] = []
+        for line in lines:
+            self._position.offsets[worker.rank] = line.end
+            if len(self._members) <= _MOST_IN_ID or line is lines[-1]:
+                texts.append(f"id: {self._position}\n")
+            texts.append(f"event: log\ndata: [{worker.name}] {line.text}\n\n")
+        return "".join(texts).encode()
+
+
+async def _members(master: Master, job: str, attempt: int, choice: Choice) -> list[WorkerRecord]:
+    async with master.database.read() as connection:
+        found = await workers.of_attempts(connection, [(job, attempt)])
+    if attempt and not found:
+        raise NotFound(f"job {job} has no attempt {attempt}")
+    return [worker for worker in found.get((job, attempt), ()) if choice.admits(worker)]
+
+
+def log_key(worker: WorkerRecord) -> StreamKey:
+    """Where a worker's log lies."""
+    return StreamKey(worker.job, worker.attempt, worker.rank, "log")

@@ -1,0 +1,23 @@
+"""What a master answers while another one leads."""
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rolecall.master.api.problem import RETRY_AFTER, problem_response
+
+_DETAIL = "standing by for another master, which leads; this one takes over when that one ends"
+
+
+class StandbyGate:
+    """Answers 503 to all but `/healthz` while this master does not lead."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on if there is a master for it."""
+        if scope["type"] != "http" or scope["path"] == "/healthz" or scope["app"].state.master is not None:
+            await self._app(scope, receive, send)
+        else:
+            # Whoever calls has shown no token yet: only the log says which master leads.
+            await problem_response(503, _DETAIL, Request(scope), headers=RETRY_AFTER)(scope, receive, send)

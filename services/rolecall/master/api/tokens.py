@@ -1,0 +1,106 @@
+"""`/tokens`: make, list, change, rotate and revoke tokens. A change counts at once, without a restart."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Depends, Response
+
+from rolecall.master.access import digest_of, new_secret
+from rolecall.master.api.auth import Caller, Running, needs
+from rolecall.master.core import Master
+from rolecall.master.store import tokens
+from rolecall.master.store.records import SecretRecord, TokenRecord
+from rolecall.spec.access import (
+    BUILT_IN,
+    Rotation,
+    Scope,
+    TokenDocument,
+    TokenList,
+    TokenRequest,
+    TokenSecret,
+    TokenUpdate,
+)
+from rolecall.spec.errors import Conflict
+
+router = APIRouter(prefix="/tokens", tags=["access"], dependencies=[Depends(needs(Scope.ADMIN))])
+
+
+@router.get("", summary="List the tokens")
+async def list_tokens(master: Running) -> TokenList:
+    """The built-in tokens, then the others by name. Nobody can read a secret again."""
+    async with master.database.read() as connection:
+        found = await tokens.everything(connection)
+        secrets = await tokens.secrets(connection)
+    return TokenList(tokens=[*master.access.built_in, *(_document(token, secrets) for token in found)])
+
+
+@router.post("", status_code=201, summary="Create a token")
+async def create(request: TokenRequest, response: Response, master: Running, caller: Caller) -> TokenSecret:
+    """Make a token. Only this answer has its secret."""
+    if request.name in BUILT_IN:
+        raise Conflict(f"{request.name} is the name of a built-in token; take another")
+    secret = new_secret()
+    async with master.database.write() as connection:
+        await tokens.add(connection, request, digest_of(secret), caller.name, _now())
+    response.headers["Location"] = f"/tokens/{request.name}"
+    return TokenSecret(token=await _changed(master, request.name), secret=secret)
+
+
+@router.patch("/{name}", summary="Change a token")
+async def change(name: str, request: TokenUpdate, master: Running) -> TokenDocument:
+    """Change its scopes, limits or expiry. What is left out stays as it is."""
+    _refuse_built_in(name)
+    values = {field: getattr(request, field) for field in request.model_fields_set}
+    if values.get("scopes", ()) is None:
+        del values["scopes"]
+    async with master.database.write() as connection:
+        await tokens.change(connection, name, values)
+    return await _changed(master, name)
+
+
+@router.post("/{name}/rotate", summary="Rotate a token")
+async def rotate(name: str, request: Rotation, master: Running) -> TokenSecret:
+    """Make a new secret. The present one stays valid for `overlap_s` seconds, at once nobody's without."""
+    _refuse_built_in(name)
+    secret, now = new_secret(), _now()
+    until = now + timedelta(seconds=request.overlap_s)
+    async with master.database.write() as connection:
+        await tokens.rotate(connection, name, digest_of(secret), now, until)
+    return TokenSecret(token=await _changed(master, name), secret=secret)
+
+
+@router.delete("/{name}", status_code=204, summary="Revoke a token")
+async def revoke(name: str, master: Running) -> None:
+    """End all its secrets at once. Its jobs go on without its limits, and keep their owner's name."""
+    _refuse_built_in(name)
+    async with master.database.write() as connection:
+        await tokens.remove(connection, name)
+    await master.sync.refresh()
+    master.placer.wake()
+
+
+async def _changed(master: Master, name: str) -> TokenDocument:
+    """The token as it is now, after the master knows it."""
+    await master.sync.refresh()
+    master.placer.wake()  # Jobs may fit into other limits.
+    async with master.database.read() as connection:
+        token = await tokens.get(connection, name)
+        return _document(token, await tokens.secrets(connection))
+
+
+def _document(token: TokenRecord, secrets: list[SecretRecord]) -> TokenDocument:
+    now = _now()
+    valid = [one for one in secrets if one.token == token.name and (one.expires_at is None or one.expires_at > now)]
+    expired = token.expires_at is not None and token.expires_at <= now
+    shown: dict[str, Any] = {field: getattr(token, field) for field in TokenRecord.__dataclass_fields__}
+    shown |= {"scopes": sorted(token.scopes), "secrets": 0 if expired else len(valid)}
+    return TokenDocument(**shown)
+
+
+def _refuse_built_in(name: str) -> None:
+    if name in BUILT_IN:
+        raise Conflict(f"{name} is built in: change it in the master's settings and restart the master")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,112 @@
+"""Checks requests beside the event loop, each within a deadline.
+
+A check runs a workload's own validators: code of a plug-in, on values of a user. It may take long, loop or sleep. So it
+gets a thread and a deadline, and each workload has few threads: neither a user nor a plug-in can hold up the master or
+other workloads. What a thread can't guard against is code that never releases the interpreter, such as a regular
+expression of Python's `re` that backtracks for minutes.
+"""
+
+import asyncio
+import ctypes
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from rolecall.master.catalogue import Catalogue
+from rolecall.spec.errors import BrokenWorkload, CheckTimeout, RolecallError
+from rolecall.spec.job import JobRequest
+
+DEADLINE_S = 2.0
+"""From the request's arrival to the end of its check, with the wait for a thread."""
+AT_ONCE = 2
+"""Checks of one workload that run at a time. A legal document takes milliseconds."""
+_log = logging.getLogger(__name__)
+
+
+class _Overdue(BaseException):
+    """Raised inside a check whose deadline has passed; no plug-in's `except Exception` stops it."""
+
+
+class Checks:
+    """The checks that run and those that wait for a thread."""
+
+    def __init__(self, catalogue: Catalogue, deadline_s: float = DEADLINE_S) -> None:
+        self._catalogue = catalogue
+        self._deadline_s = deadline_s
+        self._slots = {name: asyncio.Semaphore(AT_ONCE) for name in catalogue.workloads}
+
+    async def run(self, request: JobRequest) -> dict[str, Any]:
+        """The fields of the job's spec, complete and checked.
+
+        Raises `InvalidJob` with what is wrong, `CheckTimeout` after the deadline, `BrokenWorkload` for a plug-in that
+        raised something else.
+        """
+        slots = self._slots.get(request.workload)
+        if slots is None:
+            return self._catalogue.check_request(request)  # which names the workloads there are, and runs none
+        check: _Check | None = None
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await slots.acquire()
+                check = _Check(lambda: self._catalogue.check_request(request), request.workload, slots.release)
+                return await check.outcome
+        except TimeoutError:
+            if check is not None:
+                check.interrupt()
+            raise CheckTimeout(self._late(request.workload, running=check is not None)) from None
+
+    def _late(self, workload: str, *, running: bool) -> str:
+        if not running:
+            return f"the master is busy with {AT_ONCE} other checks of {workload} jobs; try again in a moment"
+        return (
+            f"the check of this {workload} job did not end within {self._deadline_s:g} s and was given up; "
+            "send fewer or smaller values, or try again when the master has less to do"
+        )
+
+
+class _Check:
+    """One check in a thread of its own; a daemon, so that one that hangs does not keep the master from ending."""
+
+    def __init__(self, check: Callable[[], dict[str, Any]], workload: str, release: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._check, self._workload, self._release = check, workload, release
+        self._guard, self._over = threading.Lock(), False
+        self.outcome: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, name=f"check-{workload}", daemon=True)
+        self._thread.start()
+
+    def interrupt(self) -> None:
+        """Let the check end as soon as it runs Python code again; until then it keeps its slot."""
+        with self._guard:
+            if not self._over and self._thread.ident is not None:
+                raised = ctypes.py_object(_Overdue)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident), raised)
+
+    def _run(self) -> None:
+        fields: dict[str, Any] = {}
+        error: BaseException | None = None
+        try:
+            try:
+                fields = self._check()
+            finally:
+                with self._guard:
+                    self._over = True
+        except BaseException as raised:  # noqa: BLE001 - foreign code may raise anything, and must not end its caller
+            error = raised
+        with suppress(RuntimeError):  # the master has ended meanwhile
+            self._loop.call_soon_threadsafe(self._settle, fields, error)
+
+    def _settle(self, fields: dict[str, Any], error: BaseException | None) -> None:
+        self._release()
+        if self.outcome.done():
+            return  # the caller has given up
+        if error is None:
+            self.outcome.set_result(fields)
+        elif isinstance(error, RolecallError):
+            self.outcome.set_exception(error)
+        else:
+            _log.error("the check of workload %s is broken", self._workload, exc_info=error)
+            what = f"the check of workload {self._workload} is broken ({type(error).__name__}: {error})"
+            self.outcome.set_exception(BrokenWorkload(f"{what}; the master's log has the traceback for its author"))

@@ -1,0 +1,80 @@
+"""How large and how deep a job's parameters may be, before the workload's own rules are asked. Pure.
+
+What passes can be stored, sent and shown by every part of Rolecall: it is JSON in the strict sense, and small enough
+that each of them is done with it at once.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from rolecall.master.problems import Problem, problem
+
+MOST_VALUES = 50_000
+"""Values in all, counted at every depth; 1 MiB of text has room for ten times as many."""
+MOST_DEPTH = 32
+MOST_KEY_CHARS = 1000
+_INTEGERS = range(-(2**63), 2**64)
+_Path = tuple[Any, ...]
+"""The path to a value, as (the path to its owner, its name there): made for each value, so it has to be cheap."""
+
+
+def check_extent(params: Mapping[str, Any]) -> list[Problem]:
+    """The first problem with the extent of `params`; empty when there is none."""
+    first = next(_problems(params), None)
+    return [first] if first else []
+
+
+def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
+    waiting: list[tuple[_Path, int, Any]] = [(("params",), 0, params)]
+    count = 0
+    while waiting:
+        path, depth, value = waiting.pop()
+        count += len(value)
+        if count > MOST_VALUES:
+            yield problem("params", "it holds too many values", f"{count} or more", f"at most {MOST_VALUES}")
+            return
+        entries = _entries(value)
+        if entries and depth == MOST_DEPTH:
+            yield problem(_name(path), "it is nested too deeply", value, f"at most {MOST_DEPTH} levels")
+        for key, entry in entries:
+            if isinstance(key, str) and (len(key) > MOST_KEY_CHARS or not _is_text(key)):
+                message = "the name of a field is too long, or has half of a surrogate pair"
+                yield problem(_name(path), message, key, f"Unicode text of at most {MOST_KEY_CHARS} characters")
+            if why := _flaw(entry):
+                yield problem(_name((path, key)), why[0], entry, why[1])
+            if isinstance(entry, dict | list):
+                waiting.append(((path, key), depth + 1, cast(Any, entry)))
+
+
+def _entries(value: Any) -> list[tuple[str | int, Any]]:
+    if isinstance(value, dict):
+        return list(cast(dict[str, Any], value).items())
+    return list(enumerate(cast(Iterable[Any], value)))
+
+
+def _flaw(value: Any) -> tuple[str, str] | None:
+    """What is wrong with a single value, and what is legal."""
+    if isinstance(value, str) and not _is_text(value):
+        return "it has half of a surrogate pair, which is no character", "Unicode text"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "it is not finite", "a number; leave the field out, or use null, for none"
+    if isinstance(value, int) and value not in _INTEGERS:
+        return "it does not fit into 64 bits", "an integer from -2^63 to 2^64 - 1"
+    return None
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8."""
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _name(path: _Path) -> str:
+    parts: list[str] = []
+    while len(path) == 2:
+        path, part = path
+        parts.append(str(part))
+    return ".".join([path[0], *reversed(parts)])

@@ -1,0 +1,160 @@
+"""Which of several masters leads: one, ever.
+
+Two locks say who: one on the data folder and, with PostgreSQL, one that a session of the database holds. Locks alone
+don't suffice, because who holds one may be stopped, lose it, and go on. So every leader begins a *term*, and every
+transaction that writes looks first whether its term is still the current one (`store/terms.py`).
+"""
+
+import asyncio
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from rolecall.master.store import terms
+from rolecall.master.store.database import Database, is_sqlite
+from rolecall.master.store.session_lock import SessionLock
+from rolecall.master.trouble import Complaints, LeadershipLost, storage_trouble
+from rolecall.settings import MasterSettings
+from rolecall.spec.errors import SettingsError
+
+LOOK_EVERY_S = 0.5
+BEAT_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class Leadership:
+    """The right to be the one master of this data folder and this database."""
+
+    def __init__(self, settings: MasterSettings) -> None:
+        self._settings = settings
+        self._me = f"process {os.getpid()} on {socket.gethostname()}"
+        self._folder = FolderLock(settings.data / "master.lock")
+        url = settings.database_url.get_secret_value() if settings.database_url else None
+        self._session = SessionLock(url, f"rolecall {self._me}") if url and not is_sqlite(url) else None
+        self._complaints = Complaints()
+
+    async def take(self, waits: Callable[[], object]) -> None:
+        """Return when no other master leads; `waits` is called as long as one does.
+
+        Raises `SettingsError` if one still leads after `ROLECALL_NODE_TIMEOUT_S`, which is time enough for a
+        predecessor that is ending. With `ROLECALL_STANDBY` it waits for ever.
+        """
+        begun, known = time.monotonic(), ""
+        while (rival := await self._rival()) is not None:
+            waits()
+            if rival and rival != known:
+                _log.warning("standing by: %s", rival)
+            known = rival or known
+            patient = self._settings.standby or not rival
+            if not patient and time.monotonic() - begun > self._settings.node_timeout_s:
+                raise SettingsError(f"{rival}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def begin(self, database: Database) -> int:
+        """Begin a term, and let `database` write in no other. Returns its number.
+
+        A predecessor that was stopped within a transaction keeps the term until the server ends that transaction.
+        """
+        while True:
+            try:
+                async with database.write() as connection:
+                    term = await terms.begin(connection, self._me, datetime.now(UTC))
+            except SQLAlchemyError as error:
+                self._forgive("taking the lead", error)
+                await asyncio.sleep(LOOK_EVERY_S)
+            else:
+                database.fence(term)
+                self._complaints.went_well("taking the lead")
+                _log.info("%s leads in term %d", self._me, term)
+                return term
+
+    async def watch(self, database: Database, term: int) -> None:
+        """Hold the lead until `LeadershipLost`. While the database is away nobody else can take it either."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                if self._session is not None:
+                    await (self._session.beat() if self._session.held else self._session.take())
+                async with database.read() as connection:
+                    current = await terms.current(connection)
+            except SQLAlchemyError as error:
+                self._forgive("holding the lead", error)
+                continue
+            self._complaints.went_well("holding the lead")
+            if current != term:
+                raise LeadershipLost(f"another master leads in term {current}; this one led in term {term}")
+
+    async def release(self) -> None:
+        """Let another master lead."""
+        self._folder.release()
+        if self._session is not None:
+            await self._session.release()
+
+    async def _rival(self) -> str | None:
+        """Who keeps this master from the lead, in words; empty while the database does not say, None if nobody does."""
+        if self._session is not None:
+            try:
+                if not await self._session.take():
+                    return f"another master leads on this database: {await self._session.holder()}"
+            except SQLAlchemyError as error:
+                self._forgive("taking the lead", error)
+                return ""
+        if not self._folder.take(self._me):
+            return f"another master leads in ROLECALL_DATA={self._settings.data}: {self._folder.holder()}"
+        return None
+
+    def _forgive(self, what: str, error: SQLAlchemyError) -> None:
+        """Log that the database is in trouble, once; raise what is no such trouble."""
+        if storage_trouble(error) is None:
+            raise error
+        self._complaints.failed(what, error)
+
+
+class FolderLock:
+    """A lock on a file, which the kernel frees when this process ends; the file says who holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def take(self, owner: str) -> bool:
+        """Whether the lock is ours now. Raises `SettingsError` where files can't be locked."""
+        if self._file is not None:
+            return True
+        try:
+            file = self._path.open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                raise
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            remedy = "free some space there" if full else "give a folder whose files can be written and locked"
+            raise SettingsError(f"ROLECALL_DATA: {self._path}: {error.strerror}; {remedy}") from None
+        self._file = file
+        file.truncate(0)
+        file.write(f"{owner}, since {datetime.now(UTC):%F %T} UTC\n")
+        file.flush()
+        return True
+
+    def holder(self) -> str:
+        """What the holder wrote about itself."""
+        return self._path.read_text(errors="replace").strip() or "a master that has just begun"
+
+    def release(self) -> None:
+        """Free the lock."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

@@ -1,0 +1,80 @@
+"""From a log's bytes to lines that people can follow. Pure."""
+
+import re
+from typing import NamedTuple
+
+from rolecall.master.segments import Piece
+
+LONGEST = 1 << 16
+"""A longer line is shown in parts."""
+_ENDS = re.compile(rb"\r\n|\n|\r")
+
+
+class Line(NamedTuple):
+    """A line of a log without its end, or a part of a long one."""
+
+    text: str
+    end: int
+    """Offset behind it in the log."""
+
+
+class Lines:
+    """Splits one log, fed piece by piece, from the offset `start` on.
+
+    A carriage return ends a line as well: progress bars write nothing else.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self._rest = b""
+        self._start = start
+
+    @property
+    def next(self) -> int:
+        """The offset of the first byte that has not been fed."""
+        return self._start + len(self._rest)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the last line has no end yet."""
+        return bool(self._rest)
+
+    def feed(self, piece: Piece) -> list[Line]:
+        """The lines that end in `piece`, and before them a note if a part of the log before it was cut."""
+        found: list[Line] = []
+        if piece.start > self.next:
+            found = [*self.flush(), Line(cut_note(piece.start - self.next), piece.start)]
+            self._start = piece.start
+        data = self._rest + piece.data
+        # Whether a carriage return at the very end ends the line alone is known with the next byte.
+        whole = len(data) - data.endswith(b"\r")
+        begin = 0
+        for end in _ENDS.finditer(data, 0, whole):
+            found += self._parts(data[begin : end.start()], self._start + begin, end.end() - end.start())
+            begin = end.end()
+        while len(data) - begin > LONGEST:
+            found.append(Line(_text(data[begin : begin + LONGEST]), self._start + begin + LONGEST))
+            begin += LONGEST
+        self._rest, self._start = data[begin:], self._start + begin
+        return found
+
+    def flush(self) -> list[Line]:
+        """What has been fed of a line without an end."""
+        if not self._rest:
+            return []
+        rest, self._rest, self._start = self._rest, b"", self.next
+        return [Line(_text(rest.removesuffix(b"\r")), self._start)]
+
+    def _parts(self, line: bytes, start: int, end_size: int) -> list[Line]:
+        cuts = range(0, max(1, len(line)), LONGEST)
+        ends = [start + min(cut + LONGEST, len(line)) for cut in cuts]
+        ends[-1] += end_size
+        return [Line(_text(line[cut : cut + LONGEST]), end) for cut, end in zip(cuts, ends, strict=True)]
+
+
+def cut_note(size: int) -> str:
+    """What stands in a log in place of `size` bytes."""
+    return f"[{size} bytes of this log were cut here: ROLECALL_LOG_BYTES bounds how much is kept]"
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace")

@@ -1,0 +1,66 @@
+"""What the jobs of one token may take: counted when one is submitted, and while one uploads."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.blobs import Blobs
+from rolecall.master.store import jobs, tokens
+from rolecall.master.store.database import Database
+from rolecall.spec.access import Limits
+from rolecall.spec.errors import LimitReached, StorageLimitReached
+
+HARD_FACTOR = 2
+"""Uploads of running attempts are refused only at this multiple of `max_stored_bytes`.
+
+A checkpoint is complete before an older one is deleted, and refusing one costs the job its work. So the limit itself
+stops new jobs, and this bound stops a job that would fill the disk.
+"""
+STEP_BYTES = 32 << 20
+"""After so many bytes of one upload it is measured again what is stored."""
+
+
+async def check_submission(connection: AsyncConnection, owner: str, limits: Limits | None) -> None:
+    """Raise `LimitReached` if the token may not queue one more job. Holds until the transaction ends."""
+    if limits is None or (limits.max_queued is None and limits.max_stored_bytes is None):
+        return
+    await tokens.lock(connection, owner)
+    if limits.max_queued is not None:
+        waiting = await jobs.count_waiting(connection, owner)
+        if waiting >= limits.max_queued:
+            raise LimitReached(
+                f"token {owner} has {waiting} jobs that are queued or paused, and its max_queued is "
+                f"{limits.max_queued}; cancel some, or wait until some run"
+            )
+    if limits.max_stored_bytes is not None:
+        stored = await jobs.stored_bytes(connection, owner)
+        if stored >= limits.max_stored_bytes:
+            raise LimitReached(
+                f"the checkpoints and artifacts of token {owner} take {stored} bytes, and its max_stored_bytes is "
+                f"{limits.max_stored_bytes}; delete some of its jobs, or ask an admin for more"
+            )
+
+
+async def measure(database: Database, blobs: Blobs, owner: str) -> int:
+    """How many bytes the jobs of `owner` store on the master's volume now."""
+    async with database.read() as connection:
+        running = await jobs.holding_slots(connection, owner)
+        stored = await jobs.stored_bytes(connection, owner, besides=running)
+    return stored + sum([await blobs.used(job) for job in running])
+
+
+async def metered(
+    pieces: AsyncIterator[bytes], owner: str, limit: int, stored_now: Callable[[], Awaitable[int]]
+) -> AsyncIterator[bytes]:
+    """The pieces of an upload, cut off by `StorageLimitReached` once the owner's jobs store far more than `limit`."""
+    since = STEP_BYTES
+    async for piece in pieces:
+        if since >= STEP_BYTES:
+            since = 0
+            if (stored := await stored_now()) > HARD_FACTOR * limit:
+                raise StorageLimitReached(
+                    f"the jobs of token {owner} store {stored} bytes, more than {HARD_FACTOR} times its "
+                    f"max_stored_bytes of {limit}; raise the limit or delete jobs, then retry this one"
+                )
+        since += len(piece)
+        yield piece

@@ -1,0 +1,66 @@
+"""Refused calls on their way to the audit log, bounded: a flood of them becomes few entries with large counts. Pure."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rolecall.spec.access import AuditEntry
+
+WINDOW_S = 60.0
+MOST_PER_WINDOW = 30
+"""Entries per window: 30 a minute are 43,200 a day, a few megabytes."""
+_MOST_KINDS = 30
+_OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What makes two refused calls the same."""
+
+    token: str | None
+    address: str
+    action: str
+    target: str
+    outcome: int
+
+
+class Refusals:
+    """Counts refused calls by kind until `take` hands them over, at most `MOST_PER_WINDOW` entries per window."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waiting: dict[Refusal, tuple[datetime, int]] = {}
+        self._window_began = clock()
+        self._taken = 0
+
+    def note(self, refusal: Refusal) -> None:
+        """Count a call. Beyond a number of kinds, further ones share one entry per outcome."""
+        if refusal not in self._waiting and len(self._waiting) >= _MOST_KINDS:
+            refusal = Refusal(None, _OTHERS, _OTHERS, _OTHERS, refusal.outcome)
+        at, count = self._waiting.get(refusal, (datetime.now(UTC), 0))
+        self._waiting[refusal] = (at, count + 1)
+
+    def take(self) -> list[AuditEntry]:
+        """The entries to write now; the others wait, and are counted on, until the next window."""
+        now = self._clock()
+        if now - self._window_began >= WINDOW_S:
+            self._window_began, self._taken = now, 0
+        chosen = list(self._waiting.items())[: MOST_PER_WINDOW - self._taken]
+        self._taken += len(chosen)
+        for refusal, _ in chosen:
+            del self._waiting[refusal]
+        return [_entry(refusal, at, count) for refusal, (at, count) in chosen]
+
+
+def _entry(refusal: Refusal, at: datetime, count: int) -> AuditEntry:
+    return AuditEntry(
+        id=0,
+        at=at,
+        token=refusal.token,
+        address=refusal.address,
+        action=refusal.action,
+        target=refusal.target,
+        outcome=refusal.outcome,
+        count=count,
+    )

@@ -1,0 +1,107 @@
+"""Space: what is kept free on the master's volume, and how much of the blob store a job may take."""
+
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rolecall.spec.errors import QuotaExceeded, RolecallError
+from rolecall.spec.model import Value
+
+_SHARE, _MOST_RESERVE = 0.05, 2 << 30
+
+
+class NoRoom(RolecallError):
+    """The master's volume has no more than its reserve left; the same request succeeds when there is space."""
+
+
+class Volume(Value):
+    """The volume of the master's data folder, in bytes."""
+
+    free: int
+    total: int
+    reserve: int
+    """Free space below which logs and uploads are refused."""
+
+
+class Reserve:
+    """Keeps some of a volume free, so that the database and the workers' reports always have room."""
+
+    def __init__(self, folder: Path, reserve: int | None) -> None:
+        self._folder = folder
+        self._reserve = reserve
+
+    def look(self) -> Volume:
+        """The volume now."""
+        found = os.statvfs(self._folder)
+        total = found.f_blocks * found.f_frsize
+        reserve = min(int(_SHARE * total), _MOST_RESERVE) if self._reserve is None else self._reserve
+        return Volume(free=found.f_bavail * found.f_frsize, total=total, reserve=reserve)
+
+    def check(self, wanted: int = 0) -> None:
+        """Raise `NoRoom` if `wanted` more bytes would leave less than the reserve."""
+        volume = self.look()
+        if volume.free - wanted < volume.reserve:
+            raise NoRoom(
+                f"the master's volume (ROLECALL_DATA) has {volume.free} bytes free, and {volume.reserve} are reserved "
+                "(ROLECALL_RESERVE_BYTES): nothing was stored; delete jobs (rolecall prune) or give it a larger "
+                "volume, then try again"
+            )
+
+
+class Quota:
+    """How many bytes each job may have in the blob store; `None` is no limit."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self._arriving: Counter[str] = Counter()
+
+    def check(self, job: str, size: int) -> None:
+        """Raise `QuotaExceeded` if `size` bytes, and what arrives right now, are more than the job may have."""
+        if self.most is not None and size + self._arriving[job] > self.most:
+            raise QuotaExceeded(
+                f"job {job} would have {size + self._arriving[job]} bytes of checkpoints and artifacts; the limit is "
+                f"{self.most} (ROLECALL_MAX_JOB_BYTES). Write smaller or fewer checkpoints, or ask for a higher limit"
+            )
+
+    @contextmanager
+    def arriving(self, job: str) -> Generator[Callable[[int], None]]:
+        """Counts an upload while it arrives; call what is yielded with the size of each piece."""
+        counted = 0
+
+        def count(size: int) -> None:
+            nonlocal counted
+            counted += size
+            self._arriving[job] += size
+
+        try:
+            yield count
+        finally:
+            self._arriving[job] -= counted
+            if not self._arriving[job]:
+                del self._arriving[job]
+
+
+async def within_reserve(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
+    """The pieces, as long as the volume has room for them."""
+    async for piece in pieces:
+        reserve.check(len(piece))
+        yield piece
+
+
+async def within_quota(
+    pieces: AsyncIterator[bytes], quota: Quota, job: str, stored: Callable[[], Awaitable[int]]
+) -> AsyncIterator[bytes]:
+    """The pieces, as long as the job may have them beside what is `stored`, which is counted again at the end."""
+    if quota.most is None:
+        async for piece in pieces:
+            yield piece
+        return
+    before = await stored()
+    with quota.arriving(job) as count:
+        async for piece in pieces:
+            count(len(piece))
+            quota.check(job, before)
+            yield piece
+        quota.check(job, await stored())

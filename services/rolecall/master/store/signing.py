@@ -1,0 +1,30 @@
+"""The master's signing key, from which it derives the tokens of attempts."""
+
+import secrets
+
+from sqlalchemy import insert, select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store.database import Database
+from rolecall.master.store.schema import signing_key
+
+
+async def load_key(database: Database) -> str:
+    """The key, 256 random bits in hexadecimal; the first start makes it."""
+    try:
+        async with database.write() as connection:
+            return await _load_or_make(connection)
+    except IntegrityError:
+        # On PostgreSQL another master may make the key at the same time: the table takes one row only.
+        async with database.write() as connection:
+            return await _load_or_make(connection)
+
+
+async def _load_or_make(connection: AsyncConnection) -> str:
+    found = await connection.scalar(select(signing_key.c.value))
+    if found is not None:
+        return found
+    made = secrets.token_hex(32)
+    await connection.execute(insert(signing_key).values(id=1, value=made))
+    return made

@@ -1,0 +1,180 @@
+"""What a worker may touch. It restricts itself by Landlock before any code of a job or of a plug-in runs.
+
+A worker reads the system's software, Python's environment, the operator's data roots and plug-ins; it writes its own
+work folder, the node's cache and a few devices. Everything else is refused with `PermissionError`: above all the node's
+and the master's data, secrets, and the work folders of other jobs. Processes that it starts inherit the restriction.
+
+Two things need no rule. The kernel lets a restricted process look into the memory, environment and open files (below
+`/proc/PID`) of its own children only, so that `/proc` can be allowed as a whole. And what was open before stays open.
+"""
+
+import logging
+import os
+import site
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from rolecall import landlock
+from rolecall.landlock import DEVICE, LIST, READ, WRITE, Access
+from rolecall.process import keep_capabilities
+from rolecall.settings import WorkerSettings, read_library_paths
+from rolecall.spec.errors import SandboxUnavailable
+from rolecall.spec.fork import ForkRequest
+from rolecall.spec.workdir import Workdir
+
+Rule = tuple[Path, Access]
+
+_SOFTWARE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/proc", "/sys")
+# Of /etc what libraries look up, and nothing that may hold a secret.
+_ETC = (
+    "ImageMagick-6", "OpenCL", "X11", "alternatives", "ca-certificates", "ca-certificates.conf", "drirc", "egl",
+    "fonts", "gai.conf", "glvnd", "group", "host.conf", "hostname", "hosts", "inputrc", "krb5.conf", "ld.so.cache",
+    "ld.so.conf", "ld.so.conf.d", "libibverbs.d", "libnl-3", "locale.alias", "locale.conf", "localtime", "machine-id",
+    "magic", "magic.mime", "matplotlibrc", "mime.types", "nccl.conf", "networks", "nsswitch.conf", "os-release",
+    "passwd", "pki", "protocols", "rdma", "resolv.conf", "services", "ssl", "terminfo", "timezone", "vulkan", "xdg",
+)  # fmt: skip
+_DEVICES = ("dri", "full", "gdrdrv", "infiniband", "kfd", "null", "random", "urandom", "zero")
+_LISTED = ("/dev",)
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - loader processes and NCCL exchange data there
+_NEVER = (Path("/run"),)
+_CACHES = {
+    "XDG_CACHE_HOME": "cache",
+    "XDG_CONFIG_HOME": "config",
+    "XDG_RUNTIME_DIR": "runtime",
+    "TRITON_CACHE_DIR": "triton",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Where libraries keep what they compile or fetch: in the worker's own folder. What one job compiles must not run in
+another."""
+_CAPABILITIES = (0, 1, 2, 3, 14, 23, 24)
+"""What root keeps in a worker: `CHOWN`, `DAC_OVERRIDE`, `DAC_READ_SEARCH`, `FOWNER`, `IPC_LOCK` (RDMA), `SYS_NICE`,
+`SYS_RESOURCE`. Others lead around the sandbox: with `PERFMON` a process reads the environment of any other."""
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """The rules that this process lives under; none where it is not restricted."""
+
+    rules: Sequence[Rule] = ()
+
+    def hint(self, error: BaseException) -> str:
+        """What to add to an error's message if it was the sandbox that refused a path, else nothing."""
+        path = _refused(error)
+        if path is None or not self.rules or self._may_write(path) or not _open_but_for_us(path):
+            return ""
+        return (
+            f"; the sandbox keeps workers from {path}: add its folder to ROLECALL_DATA_ROOTS (data) or "
+            "ROLECALL_PLUGINS (code) to let them read it, write below $TMPDIR, or set ROLECALL_SANDBOX=off on this node"
+        )
+
+    def _may_write(self, path: Path) -> bool:
+        return any(path.is_relative_to(root.resolve()) for root, access in self.rules if access == WRITE)
+
+
+def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
+    """Restrict this process to what the worker needs, and give it folders of its own for temporary files.
+
+    Must come before the process has a second thread. Raises `SandboxUnavailable` where the operator requires a sandbox
+    and the kernel has none.
+    """
+    workdir = Workdir(request.workdir)
+    workdir.scratch.mkdir(exist_ok=True)
+    _use_own_folders(Path(request.env.get("TMPDIR", workdir.scratch)))
+    if settings.sandbox == "off":
+        return Sandbox()
+    rules = list(rules_of(request, settings))
+    try:
+        landlock.restrict(rules)
+        keep_capabilities(_CAPABILITIES)
+    except OSError as error:
+        if settings.sandbox == "required":
+            raise SandboxUnavailable(f"ROLECALL_SANDBOX=required, and the kernel refuses Landlock: {error}") from error
+        _LOG.warning("this worker runs without a sandbox: %s", error)
+        return Sandbox()
+    return Sandbox(rules)
+
+
+def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
+    """Each path with what a worker may do there."""
+    data = request.cache.parent
+    yield from ((Path(path), READ) for path in (*_SOFTWARE, *(f"/etc/{name}" for name in _ETC)))
+    yield from ((Path(path), LIST) for path in _LISTED)
+    readable = [*_python(), *read_library_paths(), *settings.plugins, *settings.data_roots]
+    for path in dict.fromkeys(path.resolve() for path in readable):
+        yield from _except(path, (data.resolve(), *_NEVER))
+    yield from ((Path("/dev", name), DEVICE) for name in _DEVICES)
+    yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))
+    yield _SHARED_MEMORY, WRITE
+    yield request.workdir, WRITE
+    yield request.cache, WRITE
+    url = request.launch.blob_url
+    if url and (folder := _local_blobs(url, request.launch.job)):
+        yield folder, WRITE
+
+
+def _use_own_folders(scratch: Path) -> None:
+    os.environ["TMPDIR"] = str(scratch)
+    tempfile.tempdir = None  # What the fork server's imports found is no longer true.
+    os.environ.update({name: str(scratch / folder) for name, folder in _CACHES.items()})
+
+
+def _python() -> Iterator[Path]:
+    """Where this Python finds code; the folder of the whole system or of a user's home is not meant by that."""
+    homes = {Path("/"), Path.home()}
+    known = [*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, site.getusersitepackages(), *_editable()]
+    yield from (path for path in (Path(one or ".").resolve() for one in known) if path not in homes)
+
+
+def _editable() -> Iterator[str]:
+    """Folders of packages in development, which setuptools maps by finders of its own."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__editable__"):
+            yield from getattr(module, "MAPPING", {}).values()
+
+
+def _except(path: Path, hidden: Iterable[Path]) -> Iterator[Rule]:
+    """Rules for all that lies at and below `path`, but for what is hidden.
+
+    A rule can only allow, and allows a whole tree. So where something below is hidden, each of its neighbours gets a
+    rule of its own, and the folder may be listed.
+    """
+    if path in hidden or not path.exists():
+        return
+    if not any(one.is_relative_to(path) for one in hidden):
+        yield path, READ
+        return
+    yield path, LIST
+    for child in path.iterdir():
+        if not child.is_symlink():
+            yield from _except(child, hidden)
+
+
+def _local_blobs(url: str, job: str) -> Path | None:
+    """The job's own folder, where the blob store is a file system. It is made now: a rule is for what exists."""
+    files, root = url_to_fs(url)
+    if not isinstance(files, LocalFileSystem):
+        return None
+    folder = Path(root, job)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _open_but_for_us(path: Path) -> bool:
+    """Whether the file's mode would let this user read it, or make it: the sandbox has no part in `access`."""
+    return os.access(path, os.R_OK) or os.access(path.parent, os.W_OK)
+
+
+def _refused(error: BaseException | None) -> Path | None:
+    """The path that a `PermissionError` in the chain of causes is about."""
+    while error is not None:
+        if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes | os.PathLike):
+            return Path(os.fsdecode(error.filename)).resolve()
+        error = error.__cause__ or error.__context__
+    return None

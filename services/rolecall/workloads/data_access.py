@@ -1,0 +1,151 @@
+"""Which data a job may read: files below the operator's data roots, and URLs of the schemes that it allows. Torch-free.
+
+The master judges a path as it is written, because the nodes' file system is not its own. A node judges the path that
+the kernel resolves it to, and once more the file that it has opened.
+"""
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from rolecall.settings import WorkerSettings, read_worker
+from rolecall.spec.errors import InputError
+
+_SYSTEM = ("/proc", "/sys", "/dev", "/run")
+_PLAIN = ("file", "local")  # fsspec's schemes for files of this machine
+
+
+class DataPath(str):
+    """A path, glob or URL that names a job's input. The type marks parameters that `DataAccess` judges."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Area:
+    """Folders that are open, and folders that are closed; absolute, with a slash at the end."""
+
+    open: tuple[str, ...]
+    closed: tuple[str, ...]
+
+    def holds(self, path: str) -> bool:
+        """Whether of all the folders around an absolute, normal `path` the deepest is open."""
+        depth = _depth(path, self.open)
+        return depth > 0 and depth >= _depth(path, self.closed)
+
+
+@dataclass(frozen=True, slots=True)
+class DataAccess:
+    """What the operator allows: `written` has the folders as the settings name them, `real` without symbolic links."""
+
+    written: _Area
+    real: _Area
+    schemes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: WorkerSettings) -> Self:
+        """System folders and `ROLECALL_DATA` are closed, unless a root is one of them or lies in one."""
+        roots, closed = settings.data_roots, (*map(Path, _SYSTEM), settings.data)
+        written = _Area(_folders(map(_normal, roots)), _folders(map(_normal, closed)))
+        real = _Area(_folders(map(os.path.realpath, roots)), _folders(map(os.path.realpath, closed)))
+        return cls(written, real, settings.data_schemes)
+
+    def check_written(self, path: str) -> None:
+        """Raises `InputError` for what no look at a disk could allow: a form, a scheme, an absolute path elsewhere.
+
+        Relative paths begin in the node's working directory, so the node decides about them.
+        """
+        plain = self.plain_path(path)
+        if plain is not None and os.path.isabs(plain) and not self.written.holds(_normal(plain)):
+            raise self._outside(path)
+
+    @property
+    def legal(self) -> str:
+        """What data may be named, in a few words."""
+        urls = f", or a URL of {', '.join(self.schemes)}" if self.schemes else ""
+        return f"a path below {self._roots}{urls}"
+
+    def plain_path(self, path: str) -> str | None:
+        """The path on this machine that `path` means; None for a URL of an allowed scheme.
+
+        Raises `InputError` for what is neither.
+        """
+        if "\0" in path:
+            raise InputError("a data path has a NUL character; name the data by a path or URL without one")
+        if "::" in path:
+            raise InputError("a data path chains URLs with '::'; name the data by a single path or URL")
+        scheme, separator, rest = path.partition("://")
+        if not separator and path.startswith("data:"):
+            scheme, separator = "data", ":"
+        if not separator or scheme in _PLAIN:
+            plain = rest if separator else path
+            if plain.startswith("~"):
+                raise InputError(f"{path} begins with '~', which is not expanded; write the folder in full")
+            return plain
+        if scheme not in self.schemes:
+            raise InputError(
+                f"jobs may not read {scheme}: URLs; schemes that the operator allows (ROLECALL_DATA_SCHEMES): "
+                + (", ".join(self.schemes) or "none")
+            )
+        return None
+
+    def resolve(self, path: str) -> str:
+        """The real path of a plain `path`, which need not exist; raises `InputError` unless it lies below a root."""
+        try:
+            real = os.path.realpath(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path!r} can't be resolved: {error}") from error
+        if not self.real.holds(real):
+            raise self._outside(path)
+        return real
+
+    def open(self, path: str) -> BinaryIO:
+        """The bytes of the file at a plain `path`.
+
+        Raises `InputError` if it lies elsewhere, also by a link that appears meanwhile; `OSError` if it can't be read.
+        """
+        # Non-blocking, because the open of a pipe would wait for its writer.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+        descriptor = os.open(self.resolve(path), flags)
+        try:
+            # A folder on the way may have become a link since the path was resolved: the kernel knows what was opened.
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InputError(f"{path} is not a regular file")
+            if not self.real.holds(os.readlink(f"/proc/self/fd/{descriptor}")):
+                raise self._outside(path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return os.fdopen(descriptor, "rb")
+
+    def _outside(self, path: str) -> InputError:
+        return InputError(
+            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}; "
+            "put the data there, or have the operator add its folder"
+        )
+
+    @property
+    def _roots(self) -> str:
+        return ", ".join(folder.rstrip("/") or "/" for folder in self.written.open) or "none"
+
+
+def read_access() -> DataAccess:
+    """What this program's environment allows."""
+    return DataAccess.of(read_worker())
+
+
+def _normal(path: str | Path) -> str:
+    """The absolute path without `.`, `..` and repeated slashes, of which `normpath` keeps two at the beginning."""
+    return "/" + os.path.abspath(path).lstrip("/")
+
+
+def _folders(paths: Iterable[str]) -> tuple[str, ...]:
+    return tuple(path.rstrip("/") + "/" for path in paths)
+
+
+def _depth(path: str, folders: Iterable[str]) -> int:
+    """The length of the longest of the folders around `path`; 0 if there is none."""
+    return max((len(folder) for folder in folders if f"{path}/".startswith(folder)), default=0)

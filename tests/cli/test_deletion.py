@@ -1,0 +1,50 @@
+"""`rolecall delete` and `rolecall prune` against a real cluster."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from tests.cli.test_commands import run
+from tests.conftest import Cluster
+
+from rolecall.cli.deletion import parse_age
+from rolecall.cli.exits import CommandError, Exit
+
+DATA = {"train": "none.csv", "label": "y", "categorical": ["a"]}
+WAITING = {"workload": "embedding-ddp", "roles": {"trainer": 64}, "params": {"data": DATA}}
+
+
+@pytest.mark.parametrize(
+    ("text", "age"),
+    [("30d", timedelta(days=30)), ("12h", timedelta(hours=12)), ("1.5m", timedelta(seconds=90)), ("2w", timedelta(14))],
+)
+def test_ages(text: str, age: timedelta) -> None:
+    assert parse_age(text) == age
+
+
+@pytest.mark.parametrize("text", ["", "30", "d", "-1d", "1y", "99999999999d"])
+def test_what_is_no_age_is_refused(text: str) -> None:
+    with pytest.raises(CommandError, match="30d") as caught:
+        parse_age(text)
+    assert caught.value.code is Exit.USAGE
+
+
+def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
+    jobs = [run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip() for _ in range(3)]
+    assert all(jobs)
+    refused = run(cluster, "delete", jobs[0])
+    assert refused.returncode == 5
+    assert "--force" in refused.stderr
+    assert run(cluster, "delete", jobs[0], "--force").returncode == 0
+    assert run(cluster, "show", jobs[0]).returncode == 4
+    for job in jobs[1:]:
+        run(cluster, "cancel", job)
+    listed = run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", "--dry-run")
+    assert jobs[1] in listed.stdout
+    assert jobs[2] in listed.stdout
+    assert run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", given="n\n").returncode == 2
+    assert run(cluster, "show", jobs[1]).returncode == 0
+    done = run(cluster, "prune", "--older-than", "0s", "--state", "cancelled", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "deleted" in done.stdout
+    assert run(cluster, "show", jobs[1]).returncode == 4

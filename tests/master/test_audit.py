@@ -1,0 +1,69 @@
+"""The audit log: changes are in it before they are answered, refusals in bounded numbers."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rolecall.master import refusals
+from rolecall.master.refusals import Refusal, Refusals
+from rolecall.master.store import audit
+from rolecall.spec.access import AuditEntry, Scope
+
+from .harness import Client, make_token, on_master, submit_as
+
+
+async def log(client: Client, count: int, **params: Any) -> list[AuditEntry]:
+    """The audit log once it has `count` entries."""
+    async with asyncio.timeout(10):
+        while True:
+            answer = await client.user("GET", "/audit", params=params)
+            entries = [AuditEntry.model_validate(entry) for entry in answer.json()["entries"]]
+            if len(entries) >= count:
+                return entries
+            await asyncio.sleep(0.1)
+
+
+def test_the_audit_log_has_changes_and_refusals(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        alice = await make_token(client, "alice", Scope.SUBMIT)
+        job = (await submit_as(client, alice)).json()["id"]
+        await client.call(alice, "POST", f"/jobs/{job}/cancel")
+        changes = await log(client, 3)
+        assert [(one.token, one.action, one.target, one.outcome) for one in changes] == [
+            ("admin", "POST /tokens", "alice", 201),
+            ("alice", "POST /jobs", job, 201),
+            ("alice", "POST /jobs/{job}/cancel", job, 200),
+        ]
+        assert {one.address for one in changes} == {"127.0.0.1"}
+        await client.call(alice, "POST", f"/jobs/{job}/cancel")
+        await client.call(alice, "GET", "/audit")
+        for _ in range(5):
+            await client.call("rc_guess", "GET", "/jobs")
+        refused = await log(client, 3, after=changes[-1].id)
+        said = Counter({(one.token, one.action, one.outcome): one.count for one in refused})
+        assert said[None, "GET /jobs", 401] >= 1
+        assert said["alice", "POST /jobs/{job}/cancel", 409] == 1
+        assert said["alice", "GET /audit", 403] == 1
+        assert [one.id for one in await log(client, 2, limit=2)] == [one.id for one in await log(client, 5)][-2:]
+        async with client.master.database.write() as connection:
+            assert await audit.prune(connection, changes[1].at) == 1
+        assert (await log(client, 1))[0].id == changes[1].id
+
+    on_master(tmp_path, flow)
+
+
+def test_a_flood_of_refusals_is_a_few_entries() -> None:
+    now = 0.0
+    log = Refusals(clock=lambda: now)
+    entries: list[AuditEntry] = []
+    for number in range(20_000):
+        now += 0.01
+        log.note(Refusal(None, f"10.0.{number % 256}.{number % 250}", "GET /jobs", "", 401))
+        if number % 100 == 0:
+            entries += log.take()
+    for _ in range(3):
+        now += refusals.WINDOW_S
+        entries += log.take()
+    assert len(entries) <= refusals.MOST_PER_WINDOW * (now / refusals.WINDOW_S + 1)
+    assert sum(entry.count for entry in entries) == 20_000

@@ -1,0 +1,270 @@
+"""A blob store in trouble: it keeps nobody waiting for ever, and nobody who does not need it."""
+
+import asyncio
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import fsspec
+import httpx
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+
+from rolecall.master.store_threads import StoreFile, StoreThreads
+from rolecall.master.trouble import StoreUnavailable
+from rolecall.spec.state import WorkerState
+
+from .harness import ONE_TRAINER, TOKEN, Client, Node, bearer, make_settings, one_trainer, serving
+
+BODY = os.urandom(3 << 20)
+
+
+class Trouble:
+    """What goes wrong in the store of these tests."""
+
+    def __init__(self) -> None:
+        self.goes_on = Event()
+        self.goes_on.set()
+        self.error: Exception | None = None
+
+    def meet(self) -> None:
+        """Called by whoever calls the store."""
+        self.goes_on.wait()
+        if self.error is not None:
+            raise self.error
+
+
+TROUBLE = Trouble()
+
+
+class TroubledFileSystem(LocalFileSystem):
+    """A folder behind a network that has its moods."""
+
+    protocol = "troubled"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:  # type: ignore[override]
+        return LocalFileSystem._strip_protocol(path.removeprefix("troubled://"))
+
+    def open(self, *arguments: Any, **options: Any) -> Any:
+        TROUBLE.meet()
+        return TroubledFile(super().open(*arguments, **options))
+
+    def size(self, path: str) -> Any:
+        TROUBLE.meet()
+        return super().size(path)
+
+
+class TroubledFile:
+    """A file there."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.close = file.close
+
+    def read(self, size: int) -> bytes:
+        """Read, when the store feels like it."""
+        TROUBLE.meet()
+        return self._file.read(size)
+
+
+class BucketError(Exception):
+    """Neither an OSError nor one of ours, like those of botocore."""
+
+
+@pytest.fixture
+def trouble() -> Iterator[Trouble]:
+    """The store's moods, good in the end."""
+    fsspec.register_implementation("troubled", TroubledFileSystem, clobber=True)
+    try:
+        yield TROUBLE
+    finally:
+        TROUBLE.error = None
+        TROUBLE.goes_on.set()
+
+
+@asynccontextmanager
+async def with_artifact(data: Path, **settings: Any) -> AsyncIterator[tuple[Client, Node, str]]:
+    """A master whose blobs are below a URL, and a running job with an artifact `model.bin` there."""
+    url = f"troubled://{data / 'shared'}"
+    async with serving(make_settings(data, blob_url=url, **settings)) as client:
+        node, job = await running_job(client)
+        path = data / "shared" / job / "1" / "model.bin"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(BODY)
+        digest = hashlib.sha256(BODY).hexdigest()
+        notice = {"name": "model.bin", "blob": "1/model.bin", "size": len(BODY), "sha256": digest}
+        (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).raise_for_status()
+        yield client, node, job
+
+
+async def running_job(client: Client) -> tuple[Node, str]:
+    """A job whose one worker runs."""
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    await client.until(job, "running")
+    return node, job
+
+
+def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, trouble: Trouble) -> None:
+    async def flow() -> None:
+        async with with_artifact(tmp_path, blob_timeout_s=4.0) as (client, node, job):
+            trouble.goes_on.clear()
+            downloading = asyncio.create_task(client.user("GET", f"/jobs/{job}/artifacts/model.bin"))
+            begun = time.monotonic()
+            await asyncio.sleep(0.1)
+            for path in ("/healthz", "/jobs", f"/jobs/{job}/logs"):
+                assert (await client.user("GET", path)).is_success
+            other = await client.submit(roles=ONE_TRAINER)
+            await client.until(other["id"], "placed")
+            assert len(await node.beat()) == 2
+            assert time.monotonic() - begun < 3.5
+            assert not downloading.done()
+            refused = await downloading
+            assert refused.status_code == 503
+            assert refused.headers["Retry-After"]
+            assert "the blob store (ROLECALL_BLOB_URL) does not answer" in refused.json()["detail"]
+            trouble.goes_on.set()
+            assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
+
+    asyncio.run(flow())
+
+
+def test_a_download_that_gets_stuck_breaks_off(
+    tmp_path: Path, trouble: Trouble, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def flow() -> None:
+        async with with_artifact(tmp_path, blob_timeout_s=0.5) as (client, _, job):
+            with pytest.raises(httpx.RemoteProtocolError):
+                await _read_until_stuck(client, job, trouble)
+            trouble.goes_on.set()
+            assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
+
+    asyncio.run(flow())
+    assert "breaks off: the blob store (ROLECALL_BLOB_URL) does not answer" in caplog.text
+
+
+async def _read_until_stuck(client: Client, job: str, trouble: Trouble) -> None:
+    async with client.http.stream("GET", f"/jobs/{job}/artifacts/model.bin", headers=bearer(TOKEN)) as answer:
+        assert answer.status_code == 200
+        async for _ in answer.aiter_bytes():
+            trouble.goes_on.clear()
+
+
+@pytest.mark.parametrize("error", [BucketError("SlowDown"), PermissionError(13, "Permission denied"), TimeoutError()])
+def test_whatever_a_store_raises_is_told_as_its_trouble(tmp_path: Path, trouble: Trouble, error: Exception) -> None:
+    async def flow() -> None:
+        async with with_artifact(tmp_path) as (client, _, job):
+            trouble.error = error
+            refused = await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
+            assert refused.status_code == 503
+            assert "the blob store (ROLECALL_BLOB_URL) " in refused.json()["detail"]
+            assert str(error) in refused.json()["detail"]
+            notice = {"name": "other", "blob": "1/model.bin", "size": 1, "sha256": "0" * 64}
+            assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 503
+
+    asyncio.run(flow())
+
+
+def test_an_upload_of_an_attempt_that_ended_is_stale(tmp_path: Path) -> None:
+    async def flow() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            node, job = await running_job(client)
+            half, rest = asyncio.Event(), asyncio.Event()
+
+            async def body() -> AsyncIterator[bytes]:
+                yield BODY
+                half.set()
+                await rest.wait()
+                yield b"the end"
+
+            upload = asyncio.create_task(
+                client.worker("PUT", job, 1, "/attempts/1/blobs/step-1/part", content=body(), timeout=30)
+            )
+            await half.wait()
+            folder = tmp_path / "blobs" / job
+            async with asyncio.timeout(20):
+                while not [path for path in folder.rglob("*") if path.is_file()]:  # noqa: ASYNC110 - the master's thread
+                    await asyncio.sleep(0.02)
+            (worker,) = await node.beat()
+            await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+            await client.until(job, "succeeded")
+            async with asyncio.timeout(20):
+                while [path for path in folder.rglob("*") if path.is_file()]:  # noqa: ASYNC110 - the sweep
+                    await asyncio.sleep(0.02)
+            rest.set()
+            refused = await upload
+            assert refused.status_code == 409, refused.text
+            assert "its attempt ended" in refused.json()["detail"]
+            assert not [path for path in folder.rglob("*") if path.is_file()]
+
+    asyncio.run(flow())
+
+
+def test_while_all_threads_hang_further_calls_fail_at_once() -> None:
+    async def flow() -> None:
+        threads, goes_on = StoreThreads("the store", timeout_s=0.3, threads=2), Event()
+        hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(2)]
+        queued = asyncio.create_task(threads.run(lambda: "too late"))
+        for one in (*hung, queued):
+            with pytest.raises(StoreUnavailable, match="the store does not answer"):
+                await one
+        assert threads.hung == 2
+        begun = time.monotonic()
+        with pytest.raises(StoreUnavailable, match="2 calls take longer"):
+            await threads.run(lambda: "never called")
+        assert time.monotonic() - begun < 0.25
+        goes_on.set()
+        async with asyncio.timeout(10):
+            while threads.hung:  # noqa: ASYNC110 - threads end when they end
+                await asyncio.sleep(0.01)
+        assert await threads.run(lambda: "well again") == "well again"
+        threads.close()
+
+    asyncio.run(flow())
+
+
+def test_other_programs_threads_are_free_while_the_stores_hang() -> None:
+    async def flow() -> None:
+        threads, goes_on = StoreThreads("the store", timeout_s=0.2), Event()
+        hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(40)]
+        async with asyncio.timeout(10):
+            assert await asyncio.to_thread(lambda: "free") == "free"
+        await asyncio.gather(*hung, return_exceptions=True)
+        goes_on.set()
+        threads.close()
+
+    asyncio.run(flow())
+
+
+def test_a_file_that_opens_too_late_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"data")
+
+    async def flow() -> None:
+        threads, goes_on, closed = StoreThreads("the store", timeout_s=0.2), Event(), Event()
+
+        def open_late() -> Any:
+            goes_on.wait()
+            return (tmp_path / "file").open("rb")
+
+        def close(file: Any) -> None:
+            file.close()
+            closed.set()
+
+        file = StoreFile(threads, open_late)
+        with pytest.raises(StoreUnavailable):
+            await file.opened()
+        file.close(close)
+        assert not closed.is_set()
+        goes_on.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+        threads.close()
+
+    asyncio.run(flow())

@@ -1,0 +1,108 @@
+"""Checks that sleep, loop or break hold up neither the event loop nor other workloads."""
+
+import asyncio
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from rolecall.master.catalogue import Catalogue
+from rolecall.master.checks import AT_ONCE, Checks
+from rolecall.spec.errors import BrokenWorkload, CheckTimeout, InvalidJob
+from rolecall.spec.job import JobRequest
+from rolecall.spec.role import Role
+from rolecall.spec.workload import Params
+
+from .harness import TOY
+
+SLOW, TOYS = JobRequest(workload="slow"), JobRequest(workload="toy")
+DEADLINE_S = 0.3
+
+
+def checks_of(check: object, deadline_s: float = DEADLINE_S) -> Checks:
+    """A catalogue of the toy and of one whose check does what the test says."""
+    slow = replace(TOY, name="slow", check_counts=check)  # type: ignore[arg-type]
+    return Checks(Catalogue({"toy": TOY, "slow": slow}), deadline_s)
+
+
+def spinning(_params: Params, _counts: dict[Role, int]) -> None:
+    while True:
+        time.monotonic()
+
+
+def is_checking() -> bool:
+    """Whether a thread checks the slow workload."""
+    return any(thread.name == "check-slow" for thread in threading.enumerate())
+
+
+async def ended() -> None:
+    """Return when no thread checks the slow workload any more."""
+    async with asyncio.timeout(20):
+        while is_checking():  # noqa: ASYNC110 - threads notify nobody
+            await asyncio.sleep(0.01)
+
+
+def test_a_check_that_loops_is_given_up_and_ended_while_the_loop_goes_on() -> None:
+    async def flow() -> None:
+        checks = checks_of(spinning)
+        slow = asyncio.create_task(checks.run(SLOW))
+        turns = 0
+        while not slow.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        assert turns > 5
+        with pytest.raises(CheckTimeout, match=r"this slow job did not end within 0\.3 s"):
+            await slow
+        await ended()  # its thread burns no more
+        assert (await checks.run(TOYS))["workload"] == "toy"
+
+    asyncio.run(flow())
+
+
+def test_checks_that_hang_keep_their_own_workload_waiting_and_no_other() -> None:
+    async def flow() -> None:
+        release = threading.Event()
+        checks = checks_of(lambda _params, _counts: release.wait())
+        tries = await asyncio.gather(*(checks.run(SLOW) for _ in range(AT_ONCE + 5)), return_exceptions=True)
+        assert all(isinstance(one, CheckTimeout) for one in tries)
+        assert sum("busy" in str(one) for one in tries) == 5
+        assert sum(thread.name == "check-slow" for thread in threading.enumerate()) == AT_ONCE
+        assert (await checks.run(TOYS))["workload"] == "toy"
+        with pytest.raises(CheckTimeout, match="busy with 2 other checks"):
+            await checks.run(SLOW)
+        release.set()
+        await ended()
+        assert (await checks_of(None, 20).run(SLOW))["workload"] == "slow"
+
+    asyncio.run(flow())
+
+
+@pytest.mark.parametrize("error", [KeyError("oops"), SystemExit(3), StopIteration(), RecursionError()])
+def test_a_check_that_breaks_is_told_as_the_workloads_defect(error: BaseException) -> None:
+    def broken(_params: Params, _counts: dict[Role, int]) -> None:
+        raise error
+
+    with pytest.raises(BrokenWorkload, match=f"check of workload slow is broken .{type(error).__name__}"):
+        asyncio.run(checks_of(broken, 20).run(SLOW))
+
+
+def test_what_is_wrong_with_a_request_arrives_as_it_is() -> None:
+    with pytest.raises(InvalidJob, match="there is no workload 'slwo'; did you mean 'slow'"):
+        asyncio.run(checks_of(None, 20).run(JobRequest(workload="slwo")))
+    with pytest.raises(InvalidJob, match="steps"):
+        asyncio.run(checks_of(None, 20).run(JobRequest(workload="slow", params={"steps": 0})))
+
+
+def test_a_caller_that_leaves_gives_the_slot_back() -> None:
+    async def flow() -> None:
+        checks = checks_of(lambda _params, _counts: time.sleep(0.05), 20)
+        for _ in range(2 * AT_ONCE):
+            left = asyncio.create_task(checks.run(SLOW))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            left.cancel()
+        assert (await checks.run(SLOW))["workload"] == "slow"
+        await ended()
+
+    asyncio.run(flow())

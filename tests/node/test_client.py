@@ -1,0 +1,61 @@
+"""The node's calls to a scripted master on a real socket."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from tests.node.harness import TOKEN, ScriptedMaster
+
+from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.node import Machine, NodeSpec
+from rolecall.spec.role import Role
+
+SPEC = NodeSpec(
+    name="n", role=Role.TRAINER, slots=1, address="127.0.0.1", interface="lo", metrics_port=0, version="0", started="1",
+    machine=Machine(boot_id="b", hostname="h", cores=1, cpu_slots=1, memory_bytes=1),
+)  # fmt: skip
+
+
+@pytest.fixture
+def master() -> Iterator[ScriptedMaster]:
+    master = ScriptedMaster()
+    with master.serving():
+        yield master
+
+
+def register(master: ScriptedMaster, *tokens: str | SettingsError) -> None:
+    """Register with the tokens that the node's file holds from one read to the next."""
+    left = list(tokens)
+
+    def read() -> str:
+        token = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(token, SettingsError):
+            raise token
+        return token
+
+    async def call() -> None:
+        client = MasterClient(f"http://127.0.0.1:{master.port}", read)
+        try:
+            await client.register(SPEC)
+        finally:
+            await client.close()
+
+    asyncio.run(call())
+
+
+def test_a_token_that_was_rotated_is_read_again(master: ScriptedMaster) -> None:
+    register(master, "the-token-before", TOKEN)
+    assert [spec.name for spec in master.specs] == ["n"]
+
+
+@pytest.mark.parametrize("second", ["the-token-before", SettingsError("the file is being replaced")])
+def test_a_token_that_is_wrong_is_refused(master: ScriptedMaster, second: str | SettingsError) -> None:
+    with pytest.raises(MasterRefuses, match="ROLECALL_NODE_TOKEN"):
+        register(master, "the-token-before", second)
+
+
+def test_a_port_where_nothing_listens_is_not_a_cut_network() -> None:
+    with pytest.raises(MasterUnreachable) as error:
+        register(ScriptedMaster(), TOKEN)
+    assert not error.value.cut_off

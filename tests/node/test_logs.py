@@ -1,0 +1,121 @@
+"""A worker's log on its way to the master's segments, in bounded space at both ends."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from rolecall.master import segments
+from rolecall.node.client import MasterUnreachable
+from rolecall.node.logs import PIECE_BYTES, Stream
+from rolecall.node.reconcile import Key
+
+KEEP = 4 << 20
+
+
+class Shelf:
+    """The master's side: takes pieces as its streams do, unless it is away."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.away = False
+
+    async def ship(self, key: Key, stream: str, offset: int, piece: bytes, *, cut: bool = False) -> int:
+        if self.away:
+            raise MasterUnreachable("away")
+        segments.append(self.folder, offset, piece, KEEP, cut=cut)
+        return segments.size(self.folder)
+
+
+class Log:
+    """A worker that writes, and the stream of its log."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "log.txt"
+        self.shelf = Shelf(tmp_path / "shelf")
+        self.stream = Stream(Key("job", 1, 0), "log", self.path, keep_bytes=KEEP)
+        self.written = b""
+        self._random = random.Random(3)
+
+    def write(self, size: int) -> None:
+        piece = self._random.randbytes(size)
+        self.written += piece
+        with self.path.open("ab") as file:
+            file.write(piece)
+
+    def ship(self) -> bool:
+        try:
+            return asyncio.run(self.stream.ship(self.shelf))  # type: ignore[arg-type]
+        except MasterUnreachable:
+            return False
+
+    def ship_all(self) -> None:
+        while self.ship():
+            pass
+
+    @property
+    def space(self) -> int:
+        return self.path.stat().st_blocks * 512
+
+    def check(self) -> list[tuple[int, int]]:
+        """The parts that the master lacks; what it has must be what was written."""
+        assert segments.size(self.shelf.folder) == len(self.written)
+        gaps, offset = list[tuple[int, int]](), 0
+        while (piece := segments.read(self.shelf.folder, offset, 1 << 30)).data:
+            assert piece.data == self.written[piece.start : piece.end]
+            if piece.start != offset:
+                gaps.append((offset, piece.start))
+            offset = piece.end
+        return gaps
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+def test_what_has_been_sent_takes_no_space_here(log: Log) -> None:
+    for _ in range(12):
+        log.write(1 << 20)
+        log.ship_all()
+        assert log.space <= 2 << 20
+    (gap,) = log.check()
+    assert gap[0] >= KEEP // 2
+
+
+def test_a_flood_while_the_master_is_away_leaves_the_head_and_the_newest_bytes(log: Log) -> None:
+    log.write(1000)
+    log.ship_all()
+    log.shelf.away = True
+    for _ in range(20):
+        log.write(1 << 20)
+        log.ship()
+        assert log.space <= KEEP + (2 << 20)
+    log.shelf.away = False
+    log.ship_all()
+    ((begin, end),) = log.check()
+    assert begin == KEEP // 2
+    assert len(log.written) - end >= KEEP // 4
+
+
+def test_a_master_that_lost_its_last_bytes_gets_them_again(log: Log) -> None:
+    log.write(PIECE_BYTES + 10)
+    log.ship_all()
+    (only,) = segments.segments(log.shelf.folder)
+    only.path.write_bytes(only.path.read_bytes()[:-100])
+    log.write(10)
+    log.ship_all()
+    assert log.check() == []
+
+
+def test_a_master_that_lost_what_is_freed_here_gets_the_rest(log: Log) -> None:
+    log.write(3 << 20)
+    log.ship_all()
+    for segment in segments.segments(log.shelf.folder):
+        segment.path.unlink()
+    log.write(1 << 20)
+    log.ship_all()
+    ((begin, end),) = log.check()
+    assert begin == 0
+    assert end <= 3 << 20

@@ -1,0 +1,104 @@
+"""A job on a real cluster whose code looks for what it should not have, and a stranger beside it."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.cluster.jobs import long_job, past_step, short_job
+from tests.conftest import Cluster, running_cluster
+
+from rolecall import landlock
+
+pytestmark = pytest.mark.timeout(240)
+THIEF = """
+import os, sys
+from pathlib import Path
+from torch import nn
+
+def attempt(name, act):
+    try:
+        act()
+        print("STOLEN", name, flush=True)
+    except OSError as error:
+        print("refused", name, type(error).__name__, flush=True)
+
+def steal(inputs, data, node):
+    attempt("database", lambda: Path(data, "master/rolecall.db").read_bytes())
+    attempt("token", lambda: Path(data, "token").read_bytes())
+    attempt("environment", lambda: Path(f"/proc/{node}/environ").read_bytes())
+    attempt("memory", lambda: open(f"/proc/{node}/mem", "rb"))
+    attempt("work", lambda: list(Path(data, "nodes/parameter-server-0").iterdir()) and
+            Path(data, "nodes/parameter-server-0/node.lock").read_text())
+    attempt("blobs", lambda: Path(data, "master/blobs", "x").write_text("x"))
+    attempt("kill", lambda: os.kill(node, 0))
+    return nn.Sequential(nn.Linear(inputs, 4), nn.Linear(4, 1))
+
+def blunder(inputs):
+    Path(__file__).with_name("made-by-a-job").write_text("x")
+"""
+
+
+@pytest.fixture(scope="module")
+def suspicious(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with a plug-in of a thief."""
+    try:
+        landlock.version()
+    except OSError as error:
+        pytest.skip(f"this kernel has no Landlock: {error}")
+    plugins = tmp_path_factory.mktemp("plugins")
+    (plugins / "thief.py").write_text(THIEF)
+    folder = tmp_path_factory.mktemp("suspicious")
+    with running_cluster(folder, "--trainers", "1", environment={"ROLECALL_PLUGINS": str(plugins)}) as started:
+        yield started
+
+
+def with_model(body: dict[str, Any], **model: Any) -> dict[str, Any]:
+    del body["params"]["hidden"]
+    body["params"]["model"] = model
+    return body
+
+
+def test_a_job_s_code_gets_at_nothing_of_the_cluster(suspicious: Cluster, rows: Path) -> None:
+    given = {"data": str(suspicious.data), "node": suspicious.pid("trainer-0")}
+    body = with_model(short_job(rows, trainers=1, epochs=1), builder="thief:steal", arguments=given)
+    document = suspicious.wait_for(suspicious.submit(body), "succeeded", 120)
+    log = suspicious.client.get(f"/jobs/{document['id']}/logs").text
+    refused = {line.split("refused ")[1].split()[0] for line in log.splitlines() if "refused " in line}
+    assert "STOLEN" not in log
+    assert {"database", "token", "environment", "memory", "work", "blobs"} <= refused
+    assert "kill" in refused or landlock.version() < 6
+
+
+def test_a_job_that_leaves_its_folder_is_told_about_the_sandbox(suspicious: Cluster, rows: Path) -> None:
+    body = with_model(short_job(rows, trainers=1), builder="thief:blunder") | {"max_restarts": 0}
+    document = suspicious.wait_for(suspicious.submit(body), "failed", 120)
+    assert "the sandbox keeps workers from" in document["reason"]
+    assert "made-by-a-job" in document["reason"]
+
+
+def test_nobody_else_reaches_a_running_gang(suspicious: Cluster, rows: Path) -> None:
+    job = suspicious.submit(long_job(rows, trainers=1))
+    document = suspicious.until(job, past_step(20), 120)
+    listeners = {
+        (worker["rank"], one.laddr)
+        for worker in document["attempts"][-1]["workers"]
+        for one in psutil.Process(worker["pid"]).net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN
+    }
+    assert {address.ip for _, address in listeners} == {"127.0.0.1"}
+    port = next(int(line["port"]) for line in _progress(suspicious, job) if line["kind"] == "rendezvous")
+    assert port not in {address.port for _, address in listeners}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+    suspicious.until(job, past_step(document["progress"]["step"] + 20), 120)
+    suspicious.client.post(f"/jobs/{job}/cancel").raise_for_status()
+    suspicious.wait_for(job, "cancelled")
+
+
+def _progress(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    paths = cluster.data.glob(f"nodes/*/work/{job}/*/0/progress.jsonl")
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]

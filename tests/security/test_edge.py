@@ -1,0 +1,288 @@
+"""Connections and bodies of clients that show no token, that are slow, or that are too many."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, one_trainer, serving
+from tests.master.test_server import program
+
+from rolecall.edge import connections
+from rolecall.edge.connections import Limits
+from rolecall.master import server
+from rolecall.master.api import gate
+from rolecall.spec.token import attempt_token
+
+MIB = 1 << 20
+BODY = 14 * MIB
+QUICK = Limits(head_s=0.3, body_window_s=0.3, stall_s=0.5)
+
+
+@pytest.fixture(scope="module")
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Process, str]]:
+    """A master in a process of its own, so that its memory can be measured."""
+    with program(tmp_path_factory.mktemp("master")) as (process, url):
+        httpx.get(f"{url}/healthz").raise_for_status()
+        yield psutil.Process(process.pid), url
+
+
+def dial(url: str) -> socket.socket:
+    """A raw connection to the master at `url`."""
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10)
+
+
+def head(method: str, path: str, token: str | None = None, **headers: str) -> bytes:
+    """The head of a request."""
+    given = {"Host": "master", **({"Authorization": f"Bearer {token}"} if token else {}), **headers}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {value}" for name, value in given.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """The whole answer on a connection that the server closes."""
+    received = b""
+    while piece := connection.recv(65536):
+        received += piece
+    top, _, body = received.partition(b"\r\n\r\n")
+    first, *rest = top.decode().split("\r\n")
+    return int(first.split()[1]), {line.split(": ")[0].lower(): line.split(": ")[1] for line in rest}, body
+
+
+OTHER_ATTEMPT = attempt_token(NODE_TOKEN, "toy-1", 2)
+UPLOAD = "/internal/jobs/toy-1/attempts/1/blobs/part"
+BEAT = "/internal/nodes/x/heartbeat"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "token"),
+    [
+        ("POST", "/jobs", None),
+        ("POST", "/jobs", NODE_TOKEN),
+        ("POST", BEAT, None),
+        ("POST", BEAT, TOKEN),
+        ("POST", BEAT, attempt_token(NODE_TOKEN, "toy-1", 1)),
+        ("PUT", UPLOAD, OTHER_ATTEMPT),
+        ("POST", "/internal/jobs/toy-1/attempts/1/checkpoints", OTHER_ATTEMPT),
+        ("POST", "/internal/no/such/route", None),
+        ("POST", "/no/such/route", None),
+        ("POST", "//jobs", None),
+        ("POST", "/docs", None),
+    ],
+)
+def test_a_request_without_its_token_is_answered_before_its_body(
+    method: str, path: str, token: str | None, master: tuple[psutil.Process, str]
+) -> None:
+    with closing(dial(master[1])) as connection:
+        connection.sendall(head(method, path, token, Content_Length=str(BODY), Content_Type="application/json"))
+        status, headers, body = answer(connection)
+    assert (status, headers["connection"]) == (401, "close")
+    assert headers["content-type"] == "application/problem+json"
+    assert json.loads(body)["status"] == 401
+    assert "Bearer" in headers["www-authenticate"]
+
+
+def test_a_body_without_a_token_costs_no_memory(master: tuple[psutil.Process, str]) -> None:
+    process, url = master
+    before = process.memory_info().rss
+    body = b'{"workers": [' + b"[1," * (BODY // 6)
+    most = before
+    for path in (BEAT, "/jobs", UPLOAD):
+        with closing(dial(url)) as connection:
+            connection.sendall(head("POST", path, Content_Length=str(BODY), Content_Type="application/json"))
+            with suppress(ConnectionError, TimeoutError):  # The server closes its end, as it should.
+                connection.sendall(body)
+            most = max(most, process.memory_info().rss)
+    assert most - before < 20 * MIB
+    assert httpx.get(f"{url}/healthz").is_success
+
+
+def test_who_waits_for_100_continue_is_refused_without_it(master: tuple[psutil.Process, str]) -> None:
+    with closing(dial(master[1])) as connection:
+        connection.sendall(head("POST", "/jobs", Content_Length=str(BODY), Expect="100-continue"))
+        assert answer(connection)[0] == 401
+
+
+def test_the_tokens_of_nodes_attempts_and_browsers_pass(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            node = await one_trainer(client)
+            await node.beat()
+            # 404 and not 401: they came through to the routes.
+            assert (await client.worker("PUT", "toy-1", 1, "/attempts/1/blobs/a")).status_code == 404
+            assert (await client.worker("GET", "toy-1", 3, "/blobs/1/a")).status_code == 404
+            assert (await client.http.get("/docs", auth=("me", TOKEN))).is_success
+            assert (await client.http.get("/jobs", auth=("me", TOKEN))).status_code == 401
+            assert (await client.http.get("/healthz")).is_success
+
+    asyncio.run(run())
+
+
+def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, flow: object) -> None:
+    """Run `flow(client, address)` against a master with these limits."""
+    monkeypatch.setattr(server, "LIMITS", limits)
+
+    async def run() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            await flow(client, (client.http.base_url.host, client.http.base_url.port))  # type: ignore[operator]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /healthz HTT",
+        b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\nGET /hea",
+        head("POST", "/jobs", TOKEN, Content_Length="1000") + b"{",
+        head("POST", "/jobs", TOKEN, Transfer_Encoding="chunked") + b"1\r\n{\r\n",
+    ],
+    ids=["nothing", "half a head", "half a second head", "half a body", "half a chunked body"],
+)
+def test_half_a_request_is_not_held(sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(_: object, address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(sent)
+        received = await asyncio.wait_for(reader.read(), 5)
+        assert b" 408 Request Timeout" in received
+        assert b"problem+json" in received
+        writer.close()
+
+    limited(tmp_path, monkeypatch, QUICK, flow)
+
+
+def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def drip(address: tuple[str, int], begin: bytes) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(begin)
+        closed = asyncio.ensure_future(reader.read())
+        while not closed.done():
+            writer.write(b"a")
+            await asyncio.wait({closed}, timeout=0.02)
+        # A byte that comes after the end resets the connection, maybe before the answer is read.
+        assert closed.exception() is not None or b" 408 " in closed.result()
+        writer.close()
+
+    async def flow(_: object, address: tuple[str, int]) -> None:
+        async with asyncio.timeout(5):
+            await asyncio.gather(
+                drip(address, b"GET /"), drip(address, head("POST", "/jobs", TOKEN, Content_Length="100000"))
+            )
+
+    limited(tmp_path, monkeypatch, QUICK, flow)
+
+
+def test_long_polls_and_busy_uploads_outlive_the_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(client: object, _: object) -> None:
+        node = await one_trainer(client)  # type: ignore[arg-type]
+        await node.beat(4 * QUICK.head_s)
+
+        async def slowly() -> object:
+            for _ in range(10):
+                yield b"x" * 50_000
+                await asyncio.sleep(QUICK.body_window_s / 3)
+
+        upload = await client.internal("PUT", "/jobs/toy-1/attempts/1/ranks/0/streams/log?offset=0", content=slowly())  # type: ignore[attr-defined]
+        assert upload.status_code == 404, upload.text
+
+    limited(tmp_path, monkeypatch, QUICK, flow)
+
+
+def test_strangers_beyond_the_limit_get_503_and_whoever_has_a_token_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flow(client: object, address: tuple[str, int]) -> None:
+        assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
+        with ExitStack() as stack:
+            for _ in range(5):
+                stack.enter_context(closing(socket.create_connection(address)))
+            await asyncio.sleep(0)
+            reader, writer = await asyncio.open_connection(*address)
+            received = await asyncio.wait_for(reader.read(), 5)
+            assert b" 503 Service Unavailable" in received
+            assert b"retry-after: " in received.lower()
+            writer.close()
+            # The connection that has shown a token is none of theirs.
+            assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
+        async with asyncio.timeout(5):
+            while not await _is_let_in(address):  # noqa: ASYNC110 - the master has to notice who has gone
+                await asyncio.sleep(0.01)
+
+    limited(tmp_path, monkeypatch, replace(QUICK, head_s=10, strangers_per_peer=5), flow)
+
+
+async def _is_let_in(address: tuple[str, int]) -> bool:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+    received = await reader.read()
+    writer.close()
+    return b" 200 " in received
+
+
+def test_all_connections_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(client: object, address: tuple[str, int]) -> None:
+        assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
+        with closing(socket.create_connection(address)), closing(socket.create_connection(address)):
+            reader, writer = await asyncio.open_connection(*address)
+            assert b" 503 " in await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+
+    limited(tmp_path, monkeypatch, replace(QUICK, head_s=10, connections=3), flow)
+
+
+def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(client: object, address: tuple[str, int]) -> None:
+        held = client.server.server_state.connections  # type: ignore[attr-defined]
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(address)
+            deaf.sendall(500 * head("GET", "/openapi.json", TOKEN))
+            own = deaf.getsockname()
+            async with asyncio.timeout(20):
+                for there in (True, False):
+                    while any(one.client == own for one in held) != there:  # noqa: ASYNC110 - no event tells it
+                        await asyncio.sleep(0.02)
+
+    limited(tmp_path, monkeypatch, QUICK, flow)
+
+
+async def follows_again(http: httpx.AsyncClient, path: str) -> bool:
+    async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(TOKEN)) as again:
+        return again.status_code == 200
+
+
+def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "FOLLOWERS", 3)
+
+    async def flow(client: object, _: object) -> None:
+        job = (await client.submit())["id"]  # type: ignore[attr-defined]
+        path, http = f"/jobs/{job}/logs", client.http  # type: ignore[attr-defined]
+        async with asyncio.timeout(10):
+            following = [http.stream("GET", path, params={"follow": "true"}, headers=bearer(TOKEN)) for _ in range(3)]
+            for one in following:
+                assert (await one.__aenter__()).status_code == 200
+            refused = await http.get(path, params={"follow": "1"}, headers=bearer(TOKEN))
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+            assert (await http.get(path, params={"follow": "false"}, headers=bearer(TOKEN))).is_success
+            await following.pop().__aexit__(None, None, None)
+            while not await follows_again(http, path):  # noqa: ASYNC110 - the master has to notice who has gone
+                await asyncio.sleep(0.01)
+            for one in following:
+                await one.__aexit__(None, None, None)
+
+    limited(tmp_path, monkeypatch, QUICK, flow)
+
+
+def test_the_default_limits_leave_room_for_many_nodes_behind_one_address() -> None:
+    assert connections.Limits().connections >= 4000
+    assert connections.Limits().strangers_per_peer >= 200
+    assert gate.FOLLOWERS >= 200

@@ -1,0 +1,89 @@
+"""No parameters, however they are made, cost the master more than a moment."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rolecall.master.catalogue import load, schema_of
+from rolecall.spec.errors import InvalidJob
+from rolecall.spec.job import JobRequest
+from rolecall.spec.role import Role
+
+from .documents import BYTES, MINIMAL, WORST, documents
+
+MOST_CPU_S = 0.2
+CATALOGUE = load()
+for _workload in CATALOGUE.workloads.values():
+    schema_of(_workload.params)  # made once in a master's life
+
+
+def checked(workload: str, params: Any, roles: dict[Role, int]) -> list[dict[str, str]]:
+    """The problems of a request, found in time and told in few words."""
+    request = JobRequest.model_construct(workload=workload, params=params, roles=roles)
+    begin = time.thread_time()
+    try:
+        CATALOGUE.check_request(request)
+        problems = []
+    except InvalidJob as error:
+        problems = error.problems
+    spent_s = time.thread_time() - begin
+    assert spent_s < MOST_CPU_S, f"{spent_s:.3f} s of CPU"
+    assert len(json.dumps(problems)) < 200_000
+    return problems
+
+
+@pytest.mark.parametrize("workload", sorted(CATALOGUE.workloads))
+def test_no_document_takes_long(workload: str) -> None:
+    schema = schema_of(CATALOGUE.workloads[workload].params)
+    counts = st.dictionaries(st.sampled_from(list(Role)), st.sampled_from([-1, 0, 1, 2, 7, 256, 10**6]), max_size=3)
+
+    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(params=documents(schema), roles=counts)
+    def examine(params: Any, roles: dict[Role, int]) -> None:
+        if isinstance(params, dict) and len(json.dumps(params)) <= BYTES:
+            checked(workload, params, roles)
+
+    examine()
+
+
+@pytest.mark.parametrize("number", range(len(WORST)))
+def test_the_worst_documents_are_checked_at_once(number: int) -> None:
+    workload, params = WORST[number]
+    problems = checked(workload, MINIMAL[workload] | params, {})
+    assert all(problem["message"] for problem in problems)
+    assert len(problems) <= 21
+
+
+def test_a_number_that_does_not_divide_is_answered_with_its_neighbours() -> None:
+    (problem,) = checked("transformer-pipeline", MINIMAL["transformer-pipeline"] | {"batch_size": 99_999_999}, {})
+    assert problem["message"].endswith(
+        "micro_batches 4 don't divide a replica's 99999999 sequences; nearest legal: 3 or 9"
+    )
+
+
+def test_the_bounds_are_part_of_the_schema() -> None:
+    for workload in CATALOGUE.workloads.values():
+        schema = schema_of(workload.params)
+        assert _unbounded(schema, schema, workload.name) == []
+
+
+def _unbounded(root: Any, schema: Any, path: str) -> list[str]:
+    """The numbers, texts and lists of a schema without an upper bound; `Any` values have the document's bounds."""
+    found: list[str] = []
+    bounds = {
+        "integer": ("maximum", "exclusiveMaximum"),
+        "number": ("maximum", "exclusiveMaximum"),
+        "string": ("maxLength", "enum", "const"),
+        "array": ("maxItems",),
+    }
+    if schema.get("type") in bounds and not any(key in schema for key in bounds[schema["type"]]):
+        found.append(path)
+    parts = {**schema.get("$defs", {}), **schema.get("properties", {})}
+    parts |= {str(number): one for number, one in enumerate([*schema.get("anyOf", ()), *schema.get("oneOf", ())])}
+    if "items" in schema:
+        parts["[]"] = schema["items"]
+    return found + [place for name, one in parts.items() for place in _unbounded(root, one, f"{path}.{name}")]

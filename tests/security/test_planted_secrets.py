@@ -1,0 +1,144 @@
+"""Secrets are planted in a real cluster; then everything that it shows, logs or leaves behind is searched for them."""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tests.cluster.jobs import short_job
+from tests.master.harness import make_settings
+from tests.security.programs import await_end, await_nodes, containers
+
+from rolecall.master.blobs import check_url
+from rolecall.master.server import run
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.token import attempt_token
+
+VAULT = Path(__file__).parent / "vault"
+PLACES = ("events", "logs", "metrics", "checkpoints", "artifacts")
+MAY_HOLD = ("rolecall.db", "rolecall.db-wal", "rolecall.db-shm")
+"""The database keeps what was asked, for the workers."""
+
+
+class Planted:
+    """Random values, each of another kind."""
+
+    def __init__(self) -> None:
+        self.user_token = secrets.token_hex(16)
+        self.node_token = secrets.token_hex(16)
+        self.blob_key = secrets.token_hex(16)
+        self.data_key = secrets.token_hex(16)
+        self.query_key = secrets.token_hex(16)
+        self.refused_key = secrets.token_hex(16)
+        self.attempts: dict[str, str] = {}
+
+    def found_in(self, text: str | bytes) -> list[str]:
+        """The kinds of those that `text` holds."""
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        kinds: Mapping[str, str] = {**vars(self), **self.attempts}
+        return [kind for kind, value in kinds.items() if isinstance(value, str) and value in shown]
+
+
+@pytest.mark.slow
+def test_no_secret_is_shown_anywhere(rows: Path, tmp_path: Path) -> None:
+    planted = Planted()
+    shared = {
+        "PYTHONPATH": f"{VAULT}:{os.environ.get('PYTHONPATH', '')}",
+        "ROLECALL_NODE_TOKEN": planted.node_token,
+        "ROLECALL_LOG_LEVEL": "debug",
+        "ROLECALL_DATA_ROOTS": f"{rows.parent}:{tmp_path}",
+        "ROLECALL_DATA_SCHEMES": "vault",
+    }
+    store = tmp_path / "blobs"
+    store.mkdir()
+    master = {
+        "ROLECALL_TOKEN": planted.user_token,
+        "ROLECALL_BLOB_URL": f"vault://me:{planted.blob_key}@store{store}",
+    }
+    source = f"vault://me:{planted.data_key}@store{rows}"
+    missing = f"vault://me:{planted.data_key}@store{rows.parent}/missing.csv?token={planted.query_key}"
+    roles = {"master": master, "parameter-server": {}, "trainer": {}}
+    with containers(tmp_path, shared, roles) as (port, pids):
+        url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {planted.user_token}"}
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=30) as client:
+            nodes = await_nodes(client, 3)
+            jobs = []
+            for path, state in ((source, "succeeded"), (missing, "failed")):
+                body = short_job(Path("rows"), trainers=1) | {"max_restarts": 0}
+                body["params"]["data"]["train"] = path
+                jobs.append(client.post("/jobs", json=body).raise_for_status().json()["id"])
+                planted.attempts[jobs[-1]] = attempt_token(planted.node_token, jobs[-1], 1)
+                document = await_end(client, jobs[-1])
+                assert document["state"] == state, document["reason"]
+                # That it is named without its credentials, and not left out, shows that what is searched is there.
+                assert "vault://***@store/" in str(document["params"]["data"]["train"])
+                shown = dict(_processes(pids))
+                assert not {what: found for what, text in shown.items() if (found := planted.found_in(text))}
+            assert "vault://***@store/" in document["reason"]
+            answers = dict(_answers(client, jobs, planted))
+            answers |= {f"metrics of {node['spec']['name']}": _metrics_of(node, planted) for node in nodes}
+            answers |= {f"rolecall show {job}": _show(url, planted, job) for job in jobs}
+            assert "rolecall_node_slots" in answers["metrics of trainer"]
+            assert "vault://***@store/" in answers[f"/jobs/{jobs[1]}/logs"]
+    assert not {what: found for what, text in answers.items() if (found := planted.found_in(text))}
+    left = {path: planted.found_in(path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
+    assert any(path.name == "trainer.log" for path in left)
+    assert not {path: found for path, found in left.items() if found and path.name not in MAY_HOLD}
+    assert not [path for path in tmp_path.rglob("*") if planted.found_in(str(path))]
+
+
+def _answers(client: httpx.Client, jobs: list[str], planted: Planted) -> Iterator[tuple[str, str]]:
+    for path in ("/jobs", "/nodes", "/workloads", "/metrics", "/openapi.json", "/docs"):
+        yield path, client.get(path).text
+    for job in jobs:
+        for path in (f"/jobs/{job}", *(f"/jobs/{job}/{place}" for place in PLACES)):
+            yield path, client.get(path).text
+    address = f"https://me:{planted.refused_key}@host/x?token={planted.refused_key}"
+    for number, params in enumerate(({"batch_size": address}, {address: 1}, {"data": {"train": [address], "a": {}}})):
+        refusal = client.post("/jobs", json={"workload": "embedding-ddp", "params": params})
+        assert refusal.status_code == 422
+        yield f"refusal {number}", refusal.text
+    yield "refusal of the workload", client.post("/jobs", json={"workload": address}).text
+    yield "an unknown job", client.get(f"/jobs/{address}").text
+    yield "a wrong token", client.get("/jobs", headers={"Authorization": f"Bearer {planted.refused_key}"}).text
+
+
+def _metrics_of(node: dict[str, dict[str, object]], planted: Planted) -> str:
+    headers = {"Authorization": f"Bearer {planted.node_token}"}
+    return httpx.get(f"http://127.0.0.1:{node['spec']['metrics_port']}/metrics", headers=headers, trust_env=False).text
+
+
+def _show(url: str, planted: Planted, job: str) -> str:
+    environment = os.environ | {"ROLECALL_URL": url, "ROLECALL_TOKEN": planted.user_token}
+    command = [sys.executable, "-m", "rolecall.cli", "show", job]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def _processes(pids: list[int]) -> Iterator[tuple[str, str]]:
+    """What `ps` shows of the programs and all that they started."""
+    for pid in pids:
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                yield f"process {process.pid}", "\0".join(process.cmdline())
+
+
+@pytest.mark.parametrize("url", ["nothing://me:SECRET@host/x", "me:SECRET@host", "s9://host/x?sig=SECRET"])
+def test_a_blob_url_of_no_use_is_named_without_its_credentials(url: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_url(url)
+    assert "SECRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgres:me:SECRET@host", "postgresql://me:SECRET@host:port/name", "what://me:SECRET@host"]
+)
+def test_a_database_url_of_no_use_is_not_shown(url: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="ROLECALL_DATABASE_URL") as caught:
+        run(make_settings(tmp_path, database_url=url))
+    assert "SECRET" not in str(caught.value)

@@ -1,0 +1,172 @@
+"""What a confined worker can and can't do: real processes that restrict themselves as a worker does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.harness import ROOT, launch
+
+from rolecall import landlock
+from rolecall.node.short_name import short_name
+from rolecall.spec.fork import ForkRequest
+from rolecall.spec.workdir import Workdir
+
+SETUP = """
+import json, os, signal, subprocess, sys, multiprocessing
+from rolecall.settings import read_worker
+from rolecall.spec.fork import ForkRequest
+from rolecall.worker.sandbox import confine
+
+def outcome(act):
+    try:
+        act()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+
+def read(path):
+    return outcome(lambda: open(path, "rb").read(1))
+
+def write(path):
+    return outcome(lambda: open(path, "w").write("x"))
+
+request = ForkRequest.model_validate_json(sys.argv[1])
+"""
+FORBIDDING = """
+import ctypes, struct
+def forbid(number, error):
+    '''A seccomp filter, as a container's profile is: the system call fails with this error.'''
+    code = ((0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | error), (0x06, 0, 0, 0x7FFF0000))
+    program = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *line) for line in code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(38, 1, 0, 0, 0)
+    filters = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(program)))
+    assert libc.prctl(22, 2, filters, 0, 0) == 0
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _landlock() -> None:
+    try:
+        landlock.version()
+    except OSError as error:
+        pytest.skip(f"this kernel has no Landlock: {error}")
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> ForkRequest:
+    """A worker's request, with all around it that a node and a master have in their data folder."""
+    data = tmp_path / "data"
+    for secret in ("rolecall.db", "token", "nodes/n/work/other/1/0/log.txt", "blobs/other/1/model"):
+        (data / secret).parent.mkdir(parents=True, exist_ok=True)
+        (data / secret).write_text("secret")
+    workdir = Workdir.of(data / "nodes/n", "mine", 1, 0).path
+    workdir.mkdir(parents=True)
+    (data / "cache").mkdir()
+    (tmp_path / "rows.csv").write_text("rows")
+    (tmp_path / "outside").mkdir()
+    return ForkRequest(
+        key="mine/1/0", launch=launch("mine", "none"), workdir=workdir, cache=data / "cache", master_url="", token=""
+    )
+
+
+def run(request: ForkRequest, code: str, **environment: str) -> Any:
+    """What `code` prints as JSON in a process that is a worker's until it confines itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP + code, request.model_dump_json()],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "services"), **environment},
+        capture_output=True, text=True, check=False, cwd="/",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_worker_reads_data_and_writes_its_own_folder_alone(request_of: ForkRequest, tmp_path: Path) -> None:
+    """The data root lies around the data folder, as in `rolecall local` where it was started."""
+    data, own = tmp_path / "data", request_of.workdir
+    code = f"""
+confine(request, read_worker())
+print(json.dumps({{
+    "allowed": [read("{tmp_path}/rows.csv"), read("/etc/hosts"), read("/proc/cpuinfo"), read("/proc/self/environ"),
+        read(sys.executable), write("{own}/x"), write("{data}/cache/x"), write(os.environ["TMPDIR"] + "/x"),
+        write("/dev/null"), write("/dev/shm/rolecall-test-{own.parts[2]}"), read("/dev/urandom"),
+        outcome(lambda: os.unlink("/dev/shm/rolecall-test-{own.parts[2]}")),
+        outcome(lambda: subprocess.run(["true"], check=True)), outcome(lambda: os.listdir("{tmp_path}"))],
+    "refused": [read("{data}/rolecall.db"), read("{data}/token"), read("{data}/nodes/n/work/other/1/0/log.txt"),
+        read("{data}/blobs/other/1/model"), read("/etc/shadow"), read("/root/.profile"), write("{tmp_path}/rows.csv"),
+        write("{tmp_path}/outside/x"), write("/usr/x"), write("/tmp/x"), read(f"/proc/{{os.getppid()}}/environ"),
+        read(f"/proc/{{os.getppid()}}/maps"), outcome(lambda: os.listdir("/tmp")),
+        outcome(lambda: os.kill(os.getppid(), 0))],
+}}))
+"""
+    said = run(request_of, code, ROLECALL_DATA_ROOTS=str(tmp_path))
+    assert set(said["allowed"]) == {"done"}, said
+    if landlock.version() < 6:  # No word about signals yet.
+        said["refused"].pop()
+    assert set(said["refused"]) == {"PermissionError"}, said
+
+
+def test_what_a_worker_starts_is_confined_too(request_of: ForkRequest, tmp_path: Path) -> None:
+    """Loader processes have their sockets below $TMPDIR."""
+    code = f"""
+confine(request, read_worker())
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    inside = pool.apply(read, ("{tmp_path}/data/token",))
+with multiprocessing.get_context("spawn").Manager() as manager:
+    shared = manager.list([1])[0]
+shell = subprocess.run(["cat", "{tmp_path}/data/token"], stderr=subprocess.DEVNULL).returncode
+print(json.dumps([inside, shared, shell]))
+"""
+    with short_name(tmp_path / "data/nodes/n/work") as work:
+        temporary = {"TMPDIR": str(work / "mine/1/0/scratch")}
+        assert run(request_of.model_copy(update={"env": temporary}), code) == ["PermissionError", 1, 1]
+
+
+def test_a_job_s_own_blobs_alone_are_open_in_a_shared_folder(request_of: ForkRequest, tmp_path: Path) -> None:
+    launched = request_of.launch.model_copy(update={"blob_url": (tmp_path / "blobs").as_uri()})
+    code = f"""
+confine(request, read_worker())
+print(json.dumps([write("{tmp_path}/blobs/mine/x"), write("{tmp_path}/blobs/x"), read("{tmp_path}/blobs/other")]))
+"""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/other").write_text("theirs")
+    said = run(request_of.model_copy(update={"launch": launched}), code)
+    assert said == ["done", "PermissionError", "PermissionError"]
+
+
+def test_a_refusal_names_the_sandbox_and_what_to_set(request_of: ForkRequest, tmp_path: Path) -> None:
+    code = f"""
+sandbox = confine(request, read_worker())
+hints = []
+for path, mode in (("{tmp_path}/rows.csv", "r"), ("/opt/made-by-a-job", "w"), ("{request_of.workdir}/none", "r")):
+    try:
+        open(path, mode)
+    except OSError as error:
+        hints.append(sandbox.hint(error))
+print(json.dumps(hints))
+"""
+    outside, written, inside = run(request_of, code)
+    assert f"the sandbox keeps workers from {tmp_path}/rows.csv" in outside
+    assert all(name in outside for name in ("ROLECALL_DATA_ROOTS", "ROLECALL_PLUGINS", "ROLECALL_SANDBOX=off"))
+    assert os.getuid() != 0 or "the sandbox keeps workers from /opt/made-by-a-job" in written
+    assert inside == ""
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("off", "done"), ("auto", "done"), ("required", "SandboxUnavailable")])
+def test_a_kernel_without_landlock(request_of: ForkRequest, tmp_path: Path, mode: str, expected: str) -> None:
+    code = f"""
+from rolecall.spec.errors import RolecallError
+{FORBIDDING}
+forbid(444, 1)
+said = "done"
+try:
+    assert not confine(request, read_worker()).rules
+except RolecallError as error:
+    said = type(error).__name__
+print(json.dumps([said, read("{tmp_path}/rows.csv")]))
+"""
+    assert run(request_of, code, ROLECALL_SANDBOX=mode) == [expected, "done"]

@@ -1,0 +1,273 @@
+"""TLS between master, nodes, workers and the command: what works, and what is said when it does not."""
+
+import asyncio
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from tests.cluster.jobs import short_job
+from tests.conftest import TOKEN
+from tests.master.harness import make_node, make_settings
+from tests.node.harness import ScriptedMaster
+from tests.security.certificates import Pair, make_ca, sign
+from tests.security.programs import await_end, await_nodes, containers
+
+from rolecall.cli.client import Client
+from rolecall.cli.connection import Connection
+from rolecall.cli.exits import CommandError
+from rolecall.edge.tls import Certificate
+from rolecall.master.server import read_certificate
+from rolecall.node import findings
+from rolecall.node.client import MasterClient, MasterUnreachable
+from rolecall.node.examination import Examiner
+from rolecall.node.findings import Cards
+from rolecall.settings import NodeSettings
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.finding import Finding, Level
+from rolecall.spec.role import Role
+from rolecall.spec.trust import Trust
+
+NODE_TOKEN = "a-node-token-for-the-tests"
+DAY_S = 86_400
+HEALTHCHECK = Path(__file__).parents[2] / "docker/healthcheck"
+Ask = Callable[[int, str, Trust | None], str]
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The CA that signs the master's certificates."""
+    return make_ca(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.fixture(scope="module")
+def pair(ca: Pair) -> Pair:
+    """A good certificate for 127.0.0.1."""
+    return sign(ca)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = b'{"status": "ok"}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_DELETE(self) -> None:
+        self.do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Clients that trust it not hang up."""
+
+
+@contextmanager
+def answering(certificate: Certificate | None) -> Iterator[int]:
+    """The port of a server that answers every request alike, by HTTPS if it has a certificate."""
+    with _Server(("127.0.0.1", 0), _Handler) as server:
+        if certificate:
+            server.socket = certificate.context.wrap_socket(server.socket, server_side=True)
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def command(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
+    """What `rolecall` says of the master there."""
+    with Client(Connection(f"{scheme}://127.0.0.1:{port}", "token", trust)) as client:
+        try:
+            return client.healthz().status
+        except CommandError as error:
+            return str(error)
+
+
+def node(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
+    """What a node's log says of the master there."""
+
+    async def ask() -> str:
+        client = MasterClient(f"{scheme}://127.0.0.1:{port}", "token", trust)
+        try:
+            await client.leave("x")
+        except MasterUnreachable as error:
+            return str(error)
+        finally:
+            await client.close()
+        return "ok"
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("ask", [command, node])
+def test_what_keeps_clients_from_a_server_is_said_in_one_line(ask: Ask, ca: Pair, pair: Pair) -> None:
+    trust, other = Trust(ca=str(ca.certificate)), make_ca(ca.certificate.parent, "other")
+
+    def said(port: int, scheme: str = "https", trust: Trust | None = trust) -> str:
+        text = ask(port, scheme, trust)
+        assert "\n" not in text
+        return text
+
+    with answering(Certificate(*pair)) as port:
+        assert said(port) == said(port, trust=Trust(ca=str(ca.certificate), name="rolecall-master")) == "ok"
+        foreign = said(port, trust=Trust(ca=str(other.certificate)))
+        assert f"its certificate is not signed by the CA in ROLECALL_TLS_CA={other.certificate}" in foreign
+        assert "is not signed by the system's CAs" in said(port, trust=None)
+        misnamed = said(port, trust=Trust(ca=str(ca.certificate), name="elsewhere"))
+        assert "not valid for 'elsewhere'" in misnamed
+        assert "ROLECALL_TLS_NAME" in misnamed
+        assert "if the master has a certificate (ROLECALL_TLS_CERT)" in said(port, "http")
+    with answering(Certificate(*sign(ca, "old", days=0))) as port:
+        assert "its certificate has expired; renew" in said(port)
+    with answering(Certificate(*sign(ca, "foreign", hosts=("DNS:elsewhere",)))) as port:
+        assert "not valid for '127.0.0.1'" in said(port)
+    with answering(None) as port:
+        assert "no TLS is spoken there; write http://" in said(port)
+
+
+def test_tls_of_before_1_2_is_refused(pair: Pair) -> None:
+    assert Certificate(*pair).context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(ca: Pair, tmp_path: Path) -> None:
+    live = Pair(tmp_path / "live.crt", tmp_path / "live.key")
+
+    def install(fresh: Pair) -> None:
+        for source, target in zip(fresh, live, strict=True):
+            partial = target.with_suffix(".new")
+            partial.write_bytes(source.read_bytes())
+            partial.rename(target)
+
+    def serial(port: int) -> str:
+        context = ssl.create_default_context(cafile=str(ca.certificate))
+        with context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="127.0.0.1") as wrapped:
+            return str((wrapped.getpeercert() or {})["serialNumber"])
+
+    install(sign(ca, "first"))
+    with answering(Certificate(*live)) as port:
+        first = serial(port)
+        assert serial(port) == first
+        live.certificate.write_text("half a file")
+        assert serial(port) == first, "what can't be read is not served"
+        install(sign(ca, "second"))
+        assert serial(port) != first
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (("absent", "absent"), "No such file or directory; mount both files"),
+        (("empty", "key"), "give PEM files of a certificate and of its key"),
+        (("certificate", "other"), "KEY_VALUES_MISMATCH; give PEM files"),
+        (("certificate", "locked"), "give PEM files of a certificate and of its key"),
+    ],
+)
+def test_files_of_no_use_are_named(files: tuple[str, str], said: str, ca: Pair, pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("")
+    locked = ["openssl", "ec", "-in", pair.key, "-aes128", "-passout", "pass:secret", "-out", tmp_path / "locked"]
+    subprocess.run(locked, check=True, capture_output=True)
+    known = {"certificate": pair.certificate, "key": pair.key, "other": ca.key}
+    with pytest.raises(SettingsError, match=said) as caught:
+        Certificate(*(known.get(name, tmp_path / name) for name in files))
+    assert "ROLECALL_TLS_CERT=" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_ca_file_of_no_use_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"ROLECALL_TLS_CA=/nowhere: No such file"):
+        MasterClient("https://127.0.0.1:1", "token", Trust(ca="/nowhere"))
+    (tmp_path / "ca.crt").write_text("no certificate")
+    with pytest.raises(CommandError, match="holds no certificate; give a PEM file"):
+        Client(Connection("https://127.0.0.1:1", "token", Trust(ca=str(tmp_path / "ca.crt"))))
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(15 * DAY_S, Level.OK), (13 * DAY_S, Level.WARNING)])
+def test_a_certificate_that_ends_soon_is_a_warning(ahead: float, level: Level) -> None:
+    assert findings.certificate(ahead).level is level
+
+
+@pytest.mark.parametrize(
+    ("address", "boot_id", "level"),
+    [
+        ("192.0.2.1", "another-machine", Level.WARNING),
+        ("192.0.2.1", "", Level.WARNING),
+        ("192.0.2.1", "m0", Level.OK),
+        ("127.0.0.1", "another-machine", Level.OK),
+    ],
+)
+def test_clear_text_that_leaves_the_machine_is_a_warning(
+    address: str, boot_id: str, level: Level, tmp_path: Path
+) -> None:
+    master = ScriptedMaster()
+    master.boot_id = boot_id
+    settings = NodeSettings(role=Role.TRAINER, master_addr=address, data=tmp_path, node_token=SecretStr(NODE_TOKEN))
+
+    async def examine() -> tuple[Finding, ...]:
+        client = MasterClient(f"http://127.0.0.1:{master.port}", NODE_TOKEN)
+        found, _ = await Examiner(settings, client, Cards(0, 0)).examine(make_node("trainer-0", Role.TRAINER))
+        await client.close()
+        return found
+
+    with master.serving():
+        (finding,) = [one for one in asyncio.run(examine()) if one.check == "tls"]
+    assert finding.level is level
+    assert f"http://127.0.0.1:{master.port}" in finding.message
+
+
+def test_half_a_pair_is_an_error(pair: Pair, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="ROLECALL_TLS_CERT and ROLECALL_TLS_KEY belong together"):
+        read_certificate(make_settings(tmp_path, tls_cert=pair.certificate))
+
+
+@pytest.mark.slow
+def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_path: Path) -> None:
+    shared = {
+        "ROLECALL_NODE_TOKEN": NODE_TOKEN,
+        "ROLECALL_TLS_CA": str(ca.certificate),
+        "ROLECALL_TLS_NAME": "rolecall-master",
+        "ROLECALL_DATA_ROOTS": str(rows.parent),
+    }
+    tls = {"ROLECALL_TLS_CERT": str(pair.certificate), "ROLECALL_TLS_KEY": str(pair.key)}
+    roles = {"master": {"ROLECALL_TOKEN": TOKEN, **tls}, "parameter-server": {}, "trainer": {}}
+    verified = ssl.create_default_context(cafile=str(ca.certificate))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with containers(tmp_path, shared, roles) as (port, _):
+        url = f"https://127.0.0.1:{port}"
+        with httpx.Client(base_url=url, verify=verified, headers=headers, trust_env=False, timeout=30) as client:
+            await_nodes(client, 3)
+            body = short_job(rows, trainers=1) | {"max_restarts": 0}
+            job = client.post("/jobs", json=body).raise_for_status().json()["id"]
+            document = await_end(client, job)
+            assert document["state"] == "succeeded", document["reason"]
+            # What the workers sent for themselves.
+            assert client.get(f"/jobs/{job}/artifacts").json()["artifacts"]
+            nodes = client.get("/nodes").json()["nodes"]
+        said = {one["message"] for node in nodes for one in node["findings"] if one["check"] == "tls"}
+        assert said == {"the master's certificate ends in 30 days"}
+        shell = {"ROLECALL_URL": url, "ROLECALL_TOKEN": TOKEN, "ROLECALL_TLS_CA": str(ca.certificate)}
+        listed = _run([sys.executable, "-m", "rolecall.cli", "jobs"], shell)
+        assert job in listed.stdout, listed.stderr
+        metrics_port = next(node["spec"]["metrics_port"] for node in nodes if node["spec"]["role"] == "master")
+        asked = {"ROLE": "master", "ROLECALL_PORT": str(port), "ROLECALL_METRICS_PORT": str(metrics_port)}
+        checked = _run([str(HEALTHCHECK)], asked | tls)
+        assert checked.returncode == 0, checked.stderr
+
+
+def _run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
