@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 
 from rolecall.master.api import cluster
+from rolecall.spec.access import Scope
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, Node, failure, make_settings, one_trainer, serving
+from .harness import ONE_TRAINER, Client, Node, failure, make_settings, make_token, one_trainer, serving
 
 Flow = Callable[[Client], Awaitable[Any]]
 
 
-def on_master(data: Path, flow: Flow) -> Any:
+def on_master(data: Path, flow: Flow, **values: Any) -> Any:
     """Run `flow` against a master on what is in `data`; return what it returns."""
 
     async def run() -> Any:
-        async with serving(make_settings(data)) as client:
+        async with serving(make_settings(data, **values)) as client:
             return await flow(client)
 
     return asyncio.run(run())
@@ -147,11 +148,34 @@ def test_a_checkpoint_that_cant_be_read_is_passed_over_and_its_parts_stay(tmp_pa
         assert resume_from.step == 5
         found = (await client.user("GET", f"/jobs/{job}/checkpoints")).json()["checkpoints"]
         assert [one["manifest"]["step"] for one in found] == [5]
+        assert (await client.checkpoint(job, 2, 7)).status_code == 201
+        await client.master.cleaner.clean()
+        await node.say(node.desired.workers[0], WorkerState.SUCCEEDED, exit_code=0)
+        document = await client.until(job, "succeeded")
+        assert [one["state"] for one in document["attempts"]] == ["failed", "succeeded"]
+        await client.master.cleaner.clean()
 
     job = on_master(tmp_path, before)
     damage(tmp_path, "checkpoints", "manifest", json.dumps({"step": 6}), "step = 6")
+    on_master(tmp_path, after, keep_checkpoints=1)
+    assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-5", "step-6", "step-7"}
+
+
+def test_a_token_that_cant_be_read_is_valid_for_nothing_and_the_others_are(tmp_path: Path) -> None:
+    async def before(client: Client) -> tuple[str, str]:
+        bad, good = [await make_token(client, name, Scope.READ) for name in ("bad", "good")]
+        return bad, good
+
+    async def after(client: Client) -> None:
+        assert (await client.call(bad, "GET", "/jobs")).status_code == 401
+        assert (await client.call(good, "GET", "/jobs")).status_code == 200
+        await is_well(client)
+        found = (await client.user("GET", "/tokens")).json()["tokens"]
+        assert "good" in {token["name"] for token in found}
+
+    bad, good = on_master(tmp_path, before)
+    damage(tmp_path, "tokens", "scopes", '["fly"]', "name = 'bad'")
     on_master(tmp_path, after)
-    assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-5", "step-6"}
 
 
 def test_a_master_whose_passes_fail_is_not_ready_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
