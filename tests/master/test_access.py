@@ -110,7 +110,8 @@ def test_every_route_takes_the_scopes_of_the_table_and_no_other(tmp_path: Path) 
             where = path.replace(":path", "").format_map(filled)
             for scope, secret in secrets.items():
                 answer = await client.call(secret, method, where)
-                expected = 403 if allowed else 401
+                # Below /internal the gate refuses them, before it reads anything.
+                expected = 403 if allowed and not path.startswith("/internal/") else 401
                 assert (answer.status_code not in {401, 403}) == (scope in allowed), (scope, method, path, answer.text)
                 if scope not in allowed:
                     assert answer.status_code == expected, (scope, method, path)
@@ -347,7 +348,7 @@ def test_bearer_is_all_that_is_asked_of_a_call(tmp_path: Path) -> None:
         basic = await client.http.get("/jobs", headers={"Authorization": f"Basic {TOKEN}"})
         assert basic.status_code == 401
         secret = await make_token(client, "alice", Scope.READ)
-        assert "openapi.json" in (await client.http.get("/docs", auth=("me", secret))).text
+        assert "swagger-ui" in (await client.http.get("/docs", auth=("me", secret))).text
         assert (await client.http.get("/jobs", headers=bearer(secret))).status_code == 200
 
     on_master(tmp_path, flow)
