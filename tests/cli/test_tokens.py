@@ -55,7 +55,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
+def test_tokens_are_created_used_rotated_and_revoked(run: Run, tmp_path: Path) -> None:
     code, printed, said = run(
         "tokens", "create", "alice", "--scope", "submit", "--max-queued", "1", "--expires-in", "1d"
     )
