@@ -55,14 +55,14 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_tokens_are_created_used_rotated_and_revoked(run: Run, tmp_path: Path) -> None:
+def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     code, printed, said = run(
         "tokens", "create", "alice", "--scope", "submit", "--max-queued", "1", "--expires-in", "1d"
     )
     assert (code, "not shown again" in said) == (0, True)
     secret = printed.strip()
     assert secret.startswith("rc_")
-    data = {"train": str(tmp_path / "none.csv"), "label": "y", "categorical": ["a"]}
+    data = {"train": "none.csv", "label": "y", "categorical": ["a"]}
     job = json.dumps({"workload": "embedding-ddp", "params": {"data": data}})
     code, printed, said = run("submit", "-", given=job, token=secret)
     assert code == 0, said
