@@ -227,7 +227,7 @@ class World:
         self.now = START
         self.data = data
         self.database = Database(sqlite_url(data / "test.db"))
-        self.blobs, self.streams = Blobs(data / "blobs", None), Streams(data / "streams")
+        self.blobs, self.streams = Blobs(data / "blobs", None), Streams(data / "streams", 1 << 20)
         self.cleaner = Cleaner(
             database=self.database,
             blobs=self.blobs,

@@ -4,7 +4,7 @@ import asyncio
 import atexit
 import shutil
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import pairwise
@@ -18,17 +18,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sqlalchemy import update
 
+from rolecall.master.access import Principal
+from rolecall.master.answers import Answers
 from rolecall.master.api import files, jobs, nodes
 from rolecall.master.core import Master, open_master
-from rolecall.master.signals import Signal
+from rolecall.master.leadership import Leadership
+from rolecall.master.signals import Signals
 from rolecall.master.store import schema
+from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict
 from rolecall.spec.job import JobDocument, JobRequest
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.role import Role
 from rolecall.spec.state import TRANSITIONS, JobState, WorkerState
-from rolecall.spec.wire import Heartbeat
+from rolecall.spec.wire import Desired, Heartbeat
 
 from .harness import CATALOGUE, failure, make_node, make_settings
 
@@ -46,6 +50,7 @@ SPECS = [
 ]
 NODES = st.sampled_from(range(len(SPECS)))
 MOST_JOBS, MOST_RESTARTS = 4, 1
+USER = Principal("admin", frozenset({Scope.ADMIN}))
 picks = st.integers(0, 99)
 
 
@@ -85,7 +90,7 @@ class JobLife(RuleBasedStateMachine):
     @rule(shape=st.sampled_from(SHAPES), priority=st.integers(0, 2))
     def submit(self, shape: dict[Role, int], priority: int) -> None:
         request = JobRequest(workload="toy", roles=shape, priority=priority, max_restarts=MOST_RESTARTS)
-        job: JobDocument = self.run(jobs.submit(request, Response(), self.master, None))
+        job: JobDocument = self.run(jobs.submit(request, Response(), self.master, USER))
         self.jobs.append(job.id)
         self.settled = False
 
@@ -93,7 +98,7 @@ class JobLife(RuleBasedStateMachine):
     @rule(action=st.sampled_from([jobs.cancel, jobs.pause, jobs.resume, jobs.retry]), pick=picks)
     def steer(self, action: Any, pick: int) -> None:
         with suppress(Conflict):
-            self.run(action(self._job(pick), self.master))
+            self.run(action(self._job(pick), self.master, USER))
         self.settled = False
 
     @rule()
@@ -169,7 +174,7 @@ class JobLife(RuleBasedStateMachine):
 
     @invariant()
     def jobs_live_by_the_rules(self) -> None:
-        documents = self.run(jobs.page(self.master)).jobs
+        documents = self.run(jobs.page(self.master, USER)).jobs
         for job in documents:
             self._check(job)
         live = [worker for job in documents for one in job.attempts for worker in one.workers if not worker.state.ended]
@@ -197,8 +202,7 @@ class JobLife(RuleBasedStateMachine):
         assert states[-1] is self._document(job).state
 
     async def _open(self) -> None:
-        opened = open_master(make_settings(self.folder, heartbeat_s=0.01), CATALOGUE, Signal(), Signal())
-        self.master: Master = await self.open.enter_async_context(opened)
+        self.master: Master = await self.open.enter_async_context(_opened(self.folder))
         for place in range(len(SPECS)):
             await self._enter(place)
 
@@ -217,12 +221,13 @@ class JobLife(RuleBasedStateMachine):
     async def _beat(self, place: int, *reports: WorkerReport, draining: bool = False) -> None:
         spec = self._spec(place)
         beat = Heartbeat(started=spec.started, workers=reports, draining=draining)
-        answer = await nodes.heartbeat(spec.name, beat, self.master)
+        answer = Desired.model_validate_json((await nodes.heartbeat(spec.name, beat, self.master)).body)
         launches = [worker.launch for worker in answer.workers]
         self.launched |= {(one.job, one.attempt, one.worker.rank, one.worker.node) for one in launches}
 
     async def _pass(self) -> None:
         await self.master.reconciler.reconcile()
+        await self.master.placer.place()
         self.settled = True
         for place in range(len(SPECS)):
             await self._beat(place)
@@ -232,6 +237,7 @@ class JobLife(RuleBasedStateMachine):
         query = update(schema.jobs).values(**values)
         async with self.master.database.write() as connection:
             await connection.execute(query if job is None else query.where(schema.jobs.c.id == job))
+        self.master.waking.jobs(*self.jobs)
 
     def _spec(self, place: int) -> NodeSpec:
         return SPECS[place].model_copy(update={"started": f"{SPECS[place].name}-{self.lives[place]}"})
@@ -250,6 +256,11 @@ class JobLife(RuleBasedStateMachine):
         return self.run(jobs.show(job, self.master))
 
 
+def _opened(folder: Path) -> AbstractAsyncContextManager[Master]:
+    settings = make_settings(folder, heartbeat_s=0.01)
+    return open_master(settings, CATALOGUE, Answers(), Signals(), Leadership(settings))
+
+
 @cache
 def _template() -> Path:
     """A data folder with a migrated database, which takes longer to make than to copy."""
@@ -257,7 +268,7 @@ def _template() -> Path:
     atexit.register(shutil.rmtree, folder)
 
     async def migrate() -> None:
-        async with open_master(make_settings(folder), CATALOGUE, Signal(), Signal()):
+        async with _opened(folder):
             pass
 
     asyncio.run(migrate())

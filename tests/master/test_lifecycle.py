@@ -166,7 +166,8 @@ def test_backoff_doubles_up_to_a_bound() -> None:
 
 
 def test_start_times_are_cut_where_responsibility_changes() -> None:
-    times = lifecycle.start_times(make_gang(J.RUNNING, R, R))
+    gang = make_gang(J.RUNNING, R, R)
+    times = lifecycle.start_times(gang.attempt, gang.workers)
     assert times is not None
     assert (times.queue, times.spawn, times.join, times.first_step, times.total) == (1.0, 1.0, 1.0, 1.0, 4.0)
 

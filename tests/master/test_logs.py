@@ -1,13 +1,18 @@
 """Logs over HTTP: whole, followed, and followed again after a break."""
 
+import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx
 import psutil
 import pytest
 from httpx_sse import ServerSentEvent, aconnect_sse
+from sqlalchemy import event
 from tests.master.harness import ONE_TRAINER, TOKEN, Client, Node, bearer, on_master, one_trainer
 
+from rolecall.master.api import logs
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import DesiredWorker
 
@@ -112,6 +117,54 @@ def test_a_log_is_bounded_and_the_cut_is_marked(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in (tmp_path / "streams").rglob("log*.txt")) < 3 << 19
 
     on_master(tmp_path, flow, log_bytes=1 << 20)
+
+
+def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_KEEP_ALIVE_S", 600.0)  # who waits is woken by news, or not at all
+
+    async def flow(client: Client) -> None:
+        node, loud, worker = await running(client)
+        silent = [(await client.submit(roles={"trainer": 100}))["id"] for _ in range(5)]
+        looks: list[Any] = []
+        engine = client.master.database._reader.sync_engine  # pyright: ignore[reportPrivateUsage]
+
+        def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
+            looks.extend(set(silent).intersection(map(str, parameters)))
+
+        async with httpx.AsyncClient(base_url=client.http.base_url, timeout=60, limits=httpx.Limits()) as http:
+            followers = [asyncio.create_task(_first_of(http, job)) for job in silent * 20]
+            while len(client.master.news) < len(silent) or _waiting(client) < 100:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            heard = asyncio.create_task(followed(client, loud, until="[trainer-0] line 49"))
+            event.listen(engine, "before_cursor_execute", note)
+            size = 0
+            for number in range(50):
+                size = await node.ship(worker, "log", b"line %d\n" % number, offset=size)
+            async with asyncio.timeout(20):
+                assert len(await heard) == 50
+            assert looks == []
+            await client.user("POST", f"/jobs/{silent[0]}/cancel")
+            async with asyncio.timeout(20):
+                assert await asyncio.gather(*followers[::5]) == ["end"] * 20
+            for follower in followers:
+                follower.cancel()
+            await asyncio.wait(followers)
+
+    on_master(tmp_path, flow)
+
+
+async def _first_of(http: httpx.AsyncClient, job: str) -> str:
+    """The first event that a follower of a job gets."""
+    async with aconnect_sse(http, "GET", f"/jobs/{job}/logs?follow=true", headers=bearer(TOKEN)) as source:
+        return (await anext(source.aiter_sse())).event
+
+
+def _waiting(client: Client) -> int:
+    """How many followers wait for news."""
+    events = client.master.news._events.values()  # pyright: ignore[reportPrivateUsage]
+    return sum(len(event._waiters) for event in events)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

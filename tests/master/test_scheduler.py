@@ -165,3 +165,27 @@ def test_who_is_at_its_limit_waits_and_holds_nobody_back() -> None:
     waits = outcomes["b"]
     assert isinstance(waits, Waiting)
     assert waits.reason.endswith("token alice uses 3 of its 3 slots, and this job needs 2")
+
+
+def test_nodes_to_avoid_are_taken_only_if_there_is_no_other_place() -> None:
+    spare = alive(make_node("trainer-1", Role.TRAINER, 1, boot="m1"))
+    wary = replace(job("wary", 1), avoid=("trainer-0",))
+    assert _places(schedule([wary], [*NODES, spare], [], NOW, WINDOW)["wary"]) == {"trainer-1"}
+    both = schedule([wary, job("other", 1)], [*NODES, spare], [], NOW, WINDOW)
+    assert _places(both["other"]) == {"trainer-0"}, "of the same shape, but free to go there"
+    large = replace(wary, roles={Role.TRAINER: 2})
+    assert _places(schedule([large], [*NODES, spare], [], NOW, WINDOW)["wary"]) >= {"trainer-0"}
+
+
+def test_what_runs_on_a_node_to_avoid_takes_its_share_of_the_machine() -> None:
+    nodes = [alive(make_node(name, Role.TRAINER, 2, cores=2)) for name in ("trainer-0", "trainer-1")]
+    first = schedule([replace(job("x", 2), avoid=("trainer-1",))], nodes, [], NOW, WINDOW)["x"]
+    assert isinstance(first, GangPlan)
+    assert _places(first) == {"trainer-0"}
+    wary = replace(job("wary", 1), avoid=("trainer-0",))
+    assert isinstance(schedule([wary], nodes, first.workers, NOW, WINDOW)["wary"], Waiting)
+
+
+def _places(outcome: GangPlan | Waiting) -> set[str]:
+    assert isinstance(outcome, GangPlan)
+    return {worker.node for worker in outcome.workers}

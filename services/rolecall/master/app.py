@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from rolecall import __version__
+from rolecall.master.answers import Answers
 from rolecall.master.api import (
     attempts,
     audit,
@@ -28,7 +29,7 @@ from rolecall.master.api.standby import StandbyGate
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.core import open_master
 from rolecall.master.leadership import Leadership
-from rolecall.master.signals import Signal
+from rolecall.master.signals import Signals
 from rolecall.settings import MasterSettings
 
 _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submit one with `POST /jobs`."
@@ -62,8 +63,8 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     app.state.settled = asyncio.Event()
     app.state.fault = None
     app.state.stop = lambda: None
-    app.state.news = Signal()
-    app.state.changed = Signal(echo=app.state.news)
+    app.state.answers = Answers()
+    app.state.news = Signals()
     for module in (jobs, deletion, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
         app.include_router(module.router)
     app.include_router(cluster.metrics_router)
@@ -82,7 +83,8 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
 
 def release(app: FastAPI) -> None:
     """Answer all calls that are held back, now and from now on: the program is about to end."""
-    app.state.changed.close()
+    app.state.answers.close()
+    app.state.news.close()
 
 
 @asynccontextmanager
@@ -106,10 +108,11 @@ async def _lead(app: FastAPI) -> None:
     leadership = Leadership(state.settings)
     try:
         await leadership.take(waits=state.settled.set)
-        async with open_master(state.settings, state.catalogue, state.changed, state.news, leadership) as master:
+        async with open_master(state.settings, state.catalogue, state.answers, state.news, leadership) as master:
             state.master = master
             parts = {
                 "reconciler": master.reconciler,
+                "placer": master.placer,
                 "cleaner": master.cleaner,
                 "verifier": master.verifier,
                 "tokens": master.sync,

@@ -16,7 +16,7 @@ from rolecall.master.retention import KEEP_KEYS, Policy, blobs_of, deletion_reas
 from rolecall.master.signals import Signal, wait
 from rolecall.master.store import artifacts, attempts, checkpoints, deletion, events, jobs
 from rolecall.master.store.database import Database
-from rolecall.master.store.records import CheckpointRecord
+from rolecall.master.store.records import CheckpointRecord, UnreadableRow
 from rolecall.master.streams import Streams
 from rolecall.master.trouble import Complaints
 from rolecall.spec.errors import NotFound
@@ -136,6 +136,8 @@ class Cleaner:
     async def _sweep(self, job: str, number: int) -> None:
         """Delete what the attempts up to `number` left in the blob store and nobody can ask for."""
         async with self._database.read() as connection:
+            if await checkpoints.has_unreadable(connection, job):
+                return  # Nobody knows which blobs it names, so that none is left over for certain.
             known = blobs_of(record.manifest for record in await checkpoints.of_job(connection, job))
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         if swept := await self._blobs.sweep(job, number, shared | known):
@@ -152,13 +154,15 @@ class Cleaner:
 
     async def _collect(self, job: str) -> None:
         async with self._database.read() as connection:
+            if await checkpoints.has_unreadable(connection, job):
+                return  # Its blobs may be those of others.
             try:
                 record = await jobs.get(connection, job)
-            except NotFound:
-                return  # It was deleted meanwhile.
+                in_use = await attempts.resumed_from(connection, record) if record.state.holds_slots else None
+            except (NotFound, UnreadableRow):
+                return  # It was deleted meanwhile, or is about to be set aside.
             known = await checkpoints.of_job(connection, job)
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
-            in_use = await attempts.resumed_from(connection, record) if record.state.holds_slots else None
         kept_s = self._policy.finished_checkpoints
         if kept_s is not None and record.state.ended and _is_old(record.ended_at, self._clock() - kept_s):
             manifests, why = [one.manifest for one in known], f"the job succeeded more than {kept_s} ago"

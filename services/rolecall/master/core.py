@@ -9,21 +9,25 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from rolecall.master.access import Access, built_in
 from rolecall.master.access_sync import AccessSync
+from rolecall.master.answers import Answers
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.checks import Checks
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.leadership import Leadership
+from rolecall.master.placer import Placer
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
 from rolecall.master.retention import Policy
-from rolecall.master.signals import Signal
+from rolecall.master.signals import Signal, Signals
 from rolecall.master.space import Quota, Reserve
 from rolecall.master.store import signing
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import Streams
 from rolecall.master.verification import Verifier
+from rolecall.master.view import View
+from rolecall.master.waking import Waking
 from rolecall.settings import MasterSettings
 
 _WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
@@ -48,28 +52,27 @@ class Master:
     progress: ProgressBook
     reserve: Reserve
     quota: Quota
+    view: View
     reconciler: Reconciler
+    placer: Placer
     cleaner: Cleaner
     verifier: Verifier
-    changed: Signal
-    """Notified when what a node should run may be different."""
-    news: Signal
-    """Notified when there may be more for those who follow a job: the echo of `changed`, and new lines of logs."""
+    answers: Answers
+    """What each node was answered last, and the signal that it may be different."""
+    news: Signals
+    """A signal for each job: there may be more for those who follow it."""
+    waking: Waking
+    """To be called after each commit, by whoever changed something."""
     garbage: Signal
     """Notified when there may be something to delete or to verify."""
     registry: CollectorRegistry
     term: int
     """The number of its term of leadership."""
 
-    def changed_by_hand(self) -> None:
-        """A call changed what is stored: let the reconciler and all who wait look again."""
-        self.changed.notify()
-        self.reconciler.wake()
-
 
 @asynccontextmanager
 async def open_master(
-    settings: MasterSettings, catalogue: Catalogue, changed: Signal, news: Signal, leadership: Leadership
+    settings: MasterSettings, catalogue: Catalogue, answers: Answers, news: Signals, leadership: Leadership
 ) -> AsyncGenerator[Master]:
     """A master on its migrated database, in a new term of its own; closes what it opened at the end."""
     database = Database(_database_url(settings))
@@ -79,7 +82,7 @@ async def open_master(
         term = await leadership.begin(database)
         signing_key = await signing.load_key(database)
         master = _assemble(
-            settings, catalogue, database, blobs, changed=changed, news=news, term=term, signing_key=signing_key
+            settings, catalogue, database, blobs, answers=answers, news=news, term=term, signing_key=signing_key
         )
         await master.sync.refresh()
         yield master
@@ -94,8 +97,8 @@ def _assemble(
     database: Database,
     blobs: Blobs,
     *,
-    changed: Signal,
-    news: Signal,
+    answers: Answers,
+    news: Signals,
     term: int,
     signing_key: str,
 ) -> Master:
@@ -105,18 +108,30 @@ def _assemble(
     presence = Presence(settings.node_timeout_s)
     streams = Streams(settings.data / "streams", settings.log_bytes)
     progress = ProgressBook(streams)
+    view = View(database, catalogue)
+    waking = Waking(view, answers, news)
     garbage = Signal()
     reconciler = Reconciler(
+        database=database,
+        catalogue=catalogue,
+        presence=presence,
+        progress=progress,
+        view=view,
+        waking=waking,
+        garbage=garbage,
+    )
+    placer = Placer(
         database=database,
         access=access,
         catalogue=catalogue,
         presence=presence,
-        progress=progress,
-        changed=changed,
-        garbage=garbage,
+        view=view,
+        waking=waking,
         placement_seconds=_placement_seconds(registry),
         backfill_window=timedelta(seconds=settings.backfill_window_s),
     )
+    waking.add(reconciler.wake)
+    waking.add(placer.wake)
     cleaner = Cleaner(
         database=database,
         blobs=blobs,
@@ -125,7 +140,7 @@ def _assemble(
         garbage=garbage,
         clock=_now,
     )
-    verifier = Verifier(database=database, blobs=blobs, garbage=garbage, settled=reconciler.wake, clock=_now)
+    verifier = Verifier(database=database, blobs=blobs, garbage=garbage, settled=waking.jobs, clock=_now)
     return Master(
         settings=settings,
         catalogue=catalogue,
@@ -140,11 +155,14 @@ def _assemble(
         progress=progress,
         reserve=Reserve(settings.data, settings.reserve_bytes),
         quota=Quota(settings.max_job_bytes),
+        view=view,
         reconciler=reconciler,
+        placer=placer,
         cleaner=cleaner,
         verifier=verifier,
-        changed=changed,
+        answers=answers,
         news=news,
+        waking=waking,
         garbage=garbage,
         registry=registry,
         term=term,

@@ -2,24 +2,35 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rolecall.master.store.records import Gang, WorkerRecord
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.token import attempt_token, gang_secret
 from rolecall.spec.wire import Desired, DesiredWorker
 
+Params = Mapping[str, dict[str, Any]]
+
 
 def desired(
-    node: str, gangs: Iterable[Gang], addresses: Mapping[str, str], blob_url: str | None, signing_key: str
+    node: str,
+    gangs: Iterable[Gang],
+    params: Params,
+    addresses: Mapping[str, str],
+    *,
+    blob_url: str | None,
+    signing_key: str,
 ) -> Desired:
-    """The workers of `node` that have not ended, with all that they need; `addresses` has each node's.
+    """The workers of `node` that have not ended, with all that they need.
 
-    Their attempts' tokens and secrets are derived from `signing_key`.
-
-    The version is drawn from the content, so that it means the same after a restart of the master.
+    `params` has each job's. `addresses` has those of nodes whose gangs' plans don't tell them. Tokens and secrets
+    of attempts are derived from `signing_key`. The version is drawn from the content, so that it means the same after a
+    restart of the master.
     """
     workers = tuple(
-        DesiredWorker(launch=_launch(gang, worker, addresses, blob_url, signing_key), stop=gang.attempt.stop)
+        DesiredWorker(
+            launch=_launch(gang, worker, params[gang.job.id], addresses, blob_url, signing_key), stop=gang.attempt.stop
+        )
         for gang in gangs
         for worker in gang.workers
         if worker.node == node and not worker.state.ended
@@ -29,8 +40,19 @@ def desired(
     return unnumbered.model_copy(update={"version": int.from_bytes(digest[:6])})
 
 
-def _launch(
-    gang: Gang, worker: WorkerRecord, addresses: Mapping[str, str], blob_url: str | None, signing_key: str
+def unaddressed(gangs: Iterable[Gang]) -> set[str]:
+    """The nodes where gangs meet whose plans don't tell the address: release 0.1.0 could store such plans."""
+    firsts = {gang.attempt.plan.workers[0].node: gang.attempt.plan.addresses for gang in gangs}
+    return {node for node, addresses in firsts.items() if node not in addresses}
+
+
+def _launch(  # noqa: PLR0917 - all that a worker needs
+    gang: Gang,
+    worker: WorkerRecord,
+    params: dict[str, Any],
+    addresses: Mapping[str, str],
+    blob_url: str | None,
+    signing_key: str,
 ) -> WorkerLaunch:
     plan = gang.attempt.plan
     first = plan.workers[0].node
@@ -38,10 +60,10 @@ def _launch(
         job=gang.job.id,
         attempt=gang.attempt.number,
         workload=gang.job.workload,
-        params=gang.job.params,
+        params=params,
         worker=plan.workers[worker.rank],
         gang=plan,
-        master_addr=addresses.get(first, first),
+        master_addr=plan.addresses.get(first) or addresses.get(first, first),
         rendezvous_port=gang.attempt.rendezvous_port,
         resume_from=gang.attempt.resume_from,
         secret=gang_secret(signing_key, gang.job.id, gang.attempt.number),

@@ -1,31 +1,37 @@
 """A job's document, put together from the records. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rolecall.master.lifecycle import start_times
-from rolecall.master.store.records import AttemptRecord, Gang, JobRecord, WorkerRecord
+from rolecall.master.store.records import AttemptSummary, JobRecord, WorkerRecord
 from rolecall.spec.job import AttemptDocument, JobDocument, Progress, WorkerDocument
 
 Members = Mapping[tuple[str, int], Sequence[WorkerRecord]]
 
 
 def job_document(
-    job: JobRecord, attempts: Iterable[AttemptRecord], workers: Members, progress: Progress | None
+    job: JobRecord,
+    attempts: Sequence[AttemptSummary],
+    workers: Members,
+    *,
+    progress: Progress | None,
+    waiting_for: str | None,
 ) -> JobDocument:
-    """The job as users see it; `progress` is newer than the stored one, if there is any."""
-    mine = [attempt for attempt in attempts if attempt.job == job.id]
-    last = mine[-1] if mine else None
-    gang = last and Gang(job=job, attempt=last, workers=tuple(workers.get((job.id, last.number), ())))
-    times = {"start_s": start_times(gang) if gang else None}
-    shown = {name: getattr(job, name) for name in JobDocument.model_fields if name not in {"progress", "attempts"}}
+    """The job as users see it, with its own `attempts`; `progress` is newer than the stored one, if there is any."""
+    last = attempts[-1] if attempts else None
+    times = {"start_s": start_times(last, workers.get((job.id, last.number), ())) if last else None}
+    own = {"progress", "attempts", "waiting_for", "reason"}
+    shown = {name: getattr(job, name) for name in JobDocument.model_fields if name not in own}
     return JobDocument(
         **shown,
+        reason=job.reason or job.unreadable,
+        waiting_for=waiting_for,
         progress=(progress or job.progress).model_copy(update=times),
-        attempts=[_attempt(attempt, workers.get((job.id, attempt.number), ())) for attempt in mine],
+        attempts=[_attempt(attempt, workers.get((job.id, attempt.number), ())) for attempt in attempts],
     )
 
 
-def _attempt(attempt: AttemptRecord, workers: Sequence[WorkerRecord]) -> AttemptDocument:
+def _attempt(attempt: AttemptSummary, workers: Sequence[WorkerRecord]) -> AttemptDocument:
     return AttemptDocument(
         number=attempt.number,
         state=attempt.state,

@@ -4,12 +4,12 @@ The reconciler asks again after each step that it took, until there is none. Not
 questions, so that a master that was killed in between asks the same and gets the same.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 
-from rolecall.master.store.records import Gang, JobRecord, WorkerRecord
+from rolecall.master.store.records import AttemptSummary, Gang, JobSummary, WorkerRecord
 from rolecall.spec.errors import IllegalTransition
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.report import Failure, StartTimes, WorkerReport, first_cause
@@ -97,12 +97,12 @@ def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str
     return _desertion(gang, expendable) or _interruption(gang, draining, now)
 
 
-def overdue_step(job: JobRecord, now: datetime) -> Step | None:
+def overdue_step(job: JobSummary, now: datetime) -> Step | None:
     """The end of a job that waited in the queue past its deadline."""
     return Step(JobState.FAILED, _overdue(job)) if is_overdue(job, now) else None
 
 
-def is_overdue(job: JobRecord, now: datetime) -> bool:
+def is_overdue(job: JobSummary, now: datetime) -> bool:
     """Whether the job's deadline has passed."""
     return job.deadline_at is not None and now >= job.deadline_at
 
@@ -134,22 +134,23 @@ def accused(gang: Gang) -> Accusation | None:
     return Accusation(gang.attempt.resume_from, tuple(sorted({worker.node for worker in told})))
 
 
-def start_times(gang: Gang) -> StartTimes | None:
+def start_times(attempt: AttemptSummary, workers: Iterable[WorkerRecord]) -> StartTimes | None:
     """The attempt's way to the first optimizer step, in seconds; None while it is on its way.
 
     Machines' clocks may differ a little, so that no part is allowed to be negative.
     """
-    spawned = [worker.spawned_at for worker in gang.workers if worker.spawned_at]
-    joined = [worker.joined_at for worker in gang.workers if worker.joined_at]
-    if gang.attempt.first_step_at is None or not spawned or not joined:
+    workers = list(workers)
+    spawned = [worker.spawned_at for worker in workers if worker.spawned_at]
+    joined = [worker.joined_at for worker in workers if worker.joined_at]
+    if attempt.first_step_at is None or not spawned or not joined:
         return None
-    marks = [gang.attempt.queued_at, gang.attempt.started_at, max(spawned), max(joined), gang.attempt.first_step_at]
+    marks = [attempt.queued_at, attempt.started_at, max(spawned), max(joined), attempt.first_step_at]
     parts = [max(0.0, (end - begin).total_seconds()) for begin, end in pairwise(marks)]
     names = ("queue", "spawn", "join", "first_step")
     return StartTimes(**{n: round(p, 3) for n, p in zip(names, parts, strict=True)}, total=round(sum(parts), 3))
 
 
-def cancel(job: JobRecord, by: str) -> Step:
+def cancel(job: JobSummary, by: str) -> Step:
     """The step by which the token `by` cancels `job` from where it stands."""
     _refuse_ended(job, "cancelled")
     if job.state.holds_slots:
@@ -157,7 +158,7 @@ def cancel(job: JobRecord, by: str) -> Step:
     return Step(JobState.CANCELLED, f"cancelled by {by}")
 
 
-def pause(job: JobRecord, stop: StopMode | None, by: str) -> Step:
+def pause(job: JobSummary, stop: StopMode | None, by: str) -> Step:
     """The step by which the token `by` pauses `job`; `stop` is how its gang is being stopped already."""
     _refuse_ended(job, "paused")
     if job.state is JobState.STOPPING and stop not in {StopMode.PAUSE, StopMode.DRAIN}:
@@ -167,19 +168,19 @@ def pause(job: JobRecord, stop: StopMode | None, by: str) -> Step:
     return Step(JobState.PAUSED, f"paused by {by}")
 
 
-def check_resume(job: JobRecord) -> None:
+def check_resume(job: JobSummary) -> None:
     """Raise `IllegalTransition` unless `job` is paused."""
     if job.state is not JobState.PAUSED:
         raise IllegalTransition(f"job {job.id} is {job.state}; only a paused job can be resumed")
 
 
-def check_retry(job: JobRecord) -> None:
+def check_retry(job: JobSummary) -> None:
     """Raise `IllegalTransition` unless `job` failed or was cancelled."""
     if job.state not in {JobState.FAILED, JobState.CANCELLED}:
         raise IllegalTransition(f"job {job.id} is {job.state}; only a failed or cancelled job can be retried")
 
 
-def _refuse_ended(job: JobRecord, verb: str) -> None:
+def _refuse_ended(job: JobSummary, verb: str) -> None:
     if job.state.ended:
         raise IllegalTransition(f"job {job.id} has already ended ({job.state}); it can't be {verb}")
 
@@ -251,5 +252,5 @@ def _has_joined(gang: Gang, expendable: Collection[Role]) -> bool:
     )
 
 
-def _overdue(job: JobRecord) -> str:
+def _overdue(job: JobSummary) -> str:
     return f"its deadline of {job.deadline_s:g} s after the submission has passed"

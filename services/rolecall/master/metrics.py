@@ -8,15 +8,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from rolecall.master.core import Master
-from rolecall.master.placement import capacity
-from rolecall.master.reconciler import taken_places
+from rolecall.master.placement import Cluster, Seating
 from rolecall.master.store import attempts, jobs, nodes
 from rolecall.master.store.records import JobRecord
+from rolecall.master.view import taken_places
 from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
+
+_RUNNING = tuple(state for state in JobState if state.holds_slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,8 +26,9 @@ class Scene:
     """All that the metrics tell, at one moment."""
 
     counts: dict[JobState, int]
-    live: list[tuple[JobRecord, Progress]]
-    """Jobs that have not ended, with their newest progress."""
+    oldest_queued_at: datetime | None
+    running: list[tuple[JobRecord, Progress]]
+    """Jobs that hold slots, with their newest progress."""
     nodes: list[NodeState]
     taken: list[WorkerPlan]
     now: datetime
@@ -46,25 +49,26 @@ async def exposition(master: Master) -> bytes:
 
 async def _look(master: Master) -> Scene:
     async with master.database.read() as connection:
-        live = await jobs.in_states(connection, jobs.LIVE)
-        placed = await attempts.gangs(connection, [job for job in live if job.state.holds_slots])
+        running = await jobs.in_states(connection, _RUNNING)
+        placed = await attempts.gangs(connection, running)
         return Scene(
             counts=await jobs.count_by_state(connection),
-            live=[(job, master.progress.of_job(job.id, job.attempt) or job.progress) for job in live],
+            oldest_queued_at=await jobs.oldest_queued_at(connection),
+            running=[(job, master.progress.of_job(job.id, job.attempt) or job.progress) for job in running],
             nodes=master.presence.states(await nodes.everything(connection)),
-            taken=taken_places(placed, master.catalogue),
+            taken=taken_places(placed.found, master.catalogue),
             now=datetime.now(UTC),
         )
 
 
 def _queue(scene: Scene) -> Iterator[GaugeMetricFamily]:
-    queued = [job for job, _ in scene.live if job.state is JobState.QUEUED]
-    ages = [(scene.now - job.queued_at).total_seconds() for job in queued]
+    oldest = scene.oldest_queued_at
+    age_s = (scene.now - oldest).total_seconds() if oldest else 0.0
     counts = (([state.value], float(count)) for state, count in scene.counts.items())
     yield _gauge("rolecall_jobs", "Jobs by state.", ["state"], counts)
-    yield _gauge("rolecall_queue_depth", "Jobs that wait for slots.", [], [([], len(queued))])
+    yield _gauge("rolecall_queue_depth", "Jobs that wait for slots.", [], [([], scene.counts[JobState.QUEUED])])
     about = "Seconds that the oldest queued job has waited; 0 when none waits."
-    yield _gauge("rolecall_queue_oldest_age_seconds", about, [], [([], max(ages, default=0.0))])
+    yield _gauge("rolecall_queue_oldest_age_seconds", about, [], [([], age_s)])
 
 
 def _nodes(scene: Scene) -> Iterator[GaugeMetricFamily]:
@@ -72,8 +76,10 @@ def _nodes(scene: Scene) -> Iterator[GaugeMetricFamily]:
         return (([role.value], value) for role, value in zip(Role, values, strict=True))
 
     alive = [sum(node.alive and node.spec.role is role for node in scene.nodes) for role in Role]
-    total = [capacity(role, scene.nodes) for role in Role]
-    free = [capacity(role, scene.nodes, scene.taken) for role in Role]
+    cluster = Cluster(scene.nodes)
+    empty, busy = Seating(cluster, ()), Seating(cluster, scene.taken)
+    total = [empty.room(role) for role in Role]
+    free = [busy.room(role) for role in Role]
     ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in scene.nodes)
     yield _gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
     yield _gauge("rolecall_slots", "Workers that the living nodes can take in all.", ["role"], per_role(total))
@@ -84,8 +90,7 @@ def _nodes(scene: Scene) -> Iterator[GaugeMetricFamily]:
 
 def _running(scene: Scene) -> Iterator[GaugeMetricFamily]:
     labels = ["job", "workload"]
-    running = [(job, progress) for job, progress in scene.live if job.state.holds_slots]
-    named = [([job.id, job.workload], job, progress) for job, progress in running]
+    named = [([job.id, job.workload], job, progress) for job, progress in scene.running]
     states = (([*who, job.state.value], 1.0) for who, job, _ in named)
     losses = ((who, progress.loss) for who, _, progress in named if progress.loss is not None)
     speeds = ((who, p.samples_per_s) for who, _, p in named if p.samples_per_s is not None)

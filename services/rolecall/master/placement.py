@@ -7,10 +7,14 @@ Ford and Fulkerson 1956), and whole or not at all.
 
 A node whose address is a loopback address shares a gang only with nodes of its own network namespace: no other could
 reach its workers.
+
+Equal shapes have equal outcomes: a `Cluster` computes what depends on the nodes alone once per shape, a `Seating` what
+depends on the taken places too. A thousand waiting jobs of five shapes cost five searches, and none while nothing
+changes.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +23,7 @@ from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
 
 Counts = Mapping[Role, int]
+Shape = frozenset[tuple[Role, int]]
 _MOST_NAMES = 4
 
 
@@ -29,6 +34,13 @@ class Waiting:
     reason: str
     feasible: bool
     """Whether the cluster could hold it if nothing else ran."""
+    gist: str = ""
+    """The reason without what changes from moment to moment, where it has such parts."""
+
+    @property
+    def lasting(self) -> str:
+        """The reason as it is stored: it changes only when the job waits for something else."""
+        return self.gist or self.reason
 
 
 class Pool(NamedTuple):
@@ -52,21 +64,131 @@ class Seat(NamedTuple):
         return None if self.pool.kind in {"compute", "serve"} else self.pool.kind
 
 
-def place(roles: Counts, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> GangPlan | Waiting:
+Outcome = GangPlan | Waiting
+
+
+class Cluster:
+    """Nodes as placement sees them, at one moment. What it computes it keeps."""
+
+    def __init__(self, nodes: Iterable[NodeState], avoid: Collection[str] = ()) -> None:
+        self.nodes = tuple(nodes)
+        self.living = [node for node in self.nodes if node.alive]
+        self.offers = [spec for spec in _offers(self.nodes) if spec.name not in avoid]
+        self.circles = _circles(self.offers)
+        self.addresses = {node.spec.name: node.spec.address for node in self.nodes}
+        self._known = [node.spec for node in self.living]
+        self._totals: dict[Role, int] = {}
+        self._rooms: dict[Role, int] = {}
+        self._feasible: dict[Shape, bool] = {}
+        self._seating: tuple[tuple[WorkerPlan, ...], Seating] | None = None
+        self._without: dict[frozenset[str], Cluster] = {}
+
+    def without(self, avoid: frozenset[str]) -> "Cluster":
+        """The same nodes, of which those of `avoid` offer nothing: what runs there takes its share all the same."""
+        if avoid not in self._without:
+            self._without[avoid] = Cluster(self.nodes, avoid)
+        return self._without[avoid]
+
+    def seating(self, taken: Sequence[WorkerPlan]) -> "Seating":
+        """What is free beside `taken`; the last one is kept."""
+        taken = tuple(taken)
+        if self._seating is None or self._seating[0] != taken:
+            self._seating = taken, Seating(self, taken)
+        return self._seating[1]
+
+    def total(self, role: Role) -> int:
+        """How many workers of `role` the living nodes could take, also those that take none at the moment."""
+        if role not in self._totals:
+            self._totals[role] = _room(role, self._known, ())
+        return self._totals[role]
+
+    def is_feasible(self, roles: Counts) -> bool:
+        """Whether the gang would fit if nothing else ran."""
+        shape = shape_of(roles)
+        if shape not in self._feasible:
+            fits = all(count <= self._room_alone(role) for role, count in shape)
+            self._feasible[shape] = fits and any(not Flow(circle, ()).fill(roles) for circle in self.circles)
+        return self._feasible[shape]
+
+    def _room_alone(self, role: Role) -> int:
+        if role not in self._rooms:
+            self._rooms[role] = _room(role, self.offers, ())
+        return self._rooms[role]
+
+
+class Seating:
+    """A cluster with some of its places taken. What it computes it keeps."""
+
+    def __init__(self, cluster: Cluster, taken: Sequence[WorkerPlan]) -> None:
+        self._cluster = cluster
+        self._taken = taken
+        self._occupied = _occupied(cluster.nodes, taken)
+        self._rooms: dict[Role, int] = {}
+        self._outcomes: dict[Shape, Outcome] = {}
+        self._elsewhere: dict[frozenset[str], Seating] = {}
+
+    def place(self, roles: Counts, avoid: Collection[str] = ()) -> Outcome:
+        """A place for every worker of a gang with these role counts, or the reason why there is none.
+
+        It is on none of the nodes of `avoid` if there is such a place.
+        """
+        if avoid and isinstance(elsewhere := self._without(frozenset(avoid)).place(roles), GangPlan):
+            return elsewhere
+        shape = shape_of(roles)
+        if shape not in self._outcomes:
+            self._outcomes[shape] = self._search(roles)
+        return self._outcomes[shape]
+
+    def room(self, role: Role) -> int:
+        """How many more workers of `role` alone fit."""
+        if role not in self._rooms:
+            self._rooms[role] = _room(role, self._cluster.offers, self._occupied)
+        return self._rooms[role]
+
+    def _without(self, avoid: frozenset[str]) -> "Seating":
+        if avoid not in self._elsewhere:
+            self._elsewhere[avoid] = Seating(self._cluster.without(avoid), self._taken)
+        return self._elsewhere[avoid]
+
+    def _search(self, roles: Counts) -> Outcome:
+        # A role for which there is no room alone needs no search.
+        if all(count <= self.room(role) for role, count in shape_of(roles)):
+            for reachable in self._cluster.circles:
+                free = Flow(reachable, self._occupied)
+                if not free.fill(roles):
+                    return _plan(roles, reachable, free)
+        return self._waiting(roles)
+
+    def _waiting(self, roles: Counts) -> Waiting:
+        cluster, feasible = self._cluster, self._cluster.is_feasible(roles)
+        wanted = {role: roles[role] for role in RANK_ORDER if roles.get(role, 0)}
+        short = {role: count for role, count in wanted.items() if count > self.room(role)}
+        reasons = [_shortage(role, count, self.room(role), cluster.total(role)) for role, count in short.items()]
+        gist = "; ".join(f"waiting for {_slots(role, count)}" for role, count in short.items())
+        if not reasons:
+            apart = not Flow(cluster.offers, self._occupied if feasible else ()).fill(roles)
+            gist = f"waiting for {_listed_counts(wanted)} slots"
+            reasons = [
+                _unreachable(roles, cluster.offers)
+                if apart
+                else _shared_shortage(wanted, cluster.offers, self._occupied, feasible)
+            ]
+        return Waiting("; ".join([*reasons, *_obstacles(roles, cluster.living)]), feasible, gist)
+
+
+def shape_of(roles: Counts) -> Shape:
+    """What alone decides, beside nodes and taken places, where a gang goes."""
+    return frozenset((role, count) for role, count in roles.items() if count)
+
+
+def place(roles: Counts, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> Outcome:
     """A place for every worker of a gang with these role counts, or the reason why there is none."""
-    nodes = list(nodes)
-    occupied = _occupied(nodes, taken)
-    for reachable in _circles(_offers(nodes)):
-        free = Flow(reachable, occupied)
-        if not free.fill(roles):
-            return _plan(roles, reachable, free)
-    return _waiting(roles, [node for node in nodes if node.alive], occupied)
+    return Cluster(nodes).seating(taken).place(roles)
 
 
 def capacity(role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = ()) -> int:
     """How many more workers of `role` the nodes can take beside those of `taken`."""
-    nodes = list(nodes)
-    return _room(role, _offers(nodes), _occupied(nodes, taken))
+    return Cluster(nodes).seating(taken).room(role)
 
 
 def _occupied(nodes: Iterable[NodeState], taken: Iterable[WorkerPlan]) -> list[Seat]:
@@ -122,6 +244,12 @@ class Flow:
     def _seat(self, role: Role, seen: set[Pool]) -> bool:
         """Seat one more worker of `role`, moving others of the gang out of its way if need be."""
         choices = [Seat(node, pool) for node in self._open_nodes(role) for pool in self._pools[node]]
+        if not choices:
+            return False
+        best = min(choices, key=self._load)
+        if self._pool_left[best.pool] > 0 and best.pool not in seen:  # Nearly always; then there is nothing to sort.
+            self._occupy(best, 1)
+            return True
         for seat in sorted(choices, key=self._load):
             if seat.pool not in seen and self._make_room(seat.pool, seen):
                 self._occupy(seat, 1)
@@ -202,20 +330,6 @@ def _threads(spec: NodeSpec) -> int:
     return max(1, spec.machine.cores // spec.machine.cpu_slots) if spec.role.computes else 1
 
 
-def _waiting(roles: Counts, living: Sequence[NodeState], occupied: Sequence[Seat]) -> Waiting:
-    offers, known = _offers(living), [node.spec for node in living]
-    feasible = any(not Flow(circle, ()).fill(roles) for circle in _circles(offers))
-    reasons = [
-        _shortage(role, roles[role], _room(role, offers, occupied), _room(role, known, ()))
-        for role in RANK_ORDER
-        if roles.get(role, 0) and roles[role] > _room(role, offers, occupied)
-    ]
-    if not reasons:
-        apart = not Flow(offers, occupied if feasible else ()).fill(roles)
-        reasons = [_unreachable(roles, offers) if apart else _shared_shortage(roles, offers, occupied, feasible)]
-    return Waiting("; ".join([*reasons, *_obstacles(roles, living)]), feasible)
-
-
 def _obstacles(roles: Counts, living: Sequence[NodeState]) -> list[str]:
     """Why nodes that are there take none, those with the same reason together."""
     names: defaultdict[str, list[str]] = defaultdict(list)
@@ -227,7 +341,7 @@ def _obstacles(roles: Counts, living: Sequence[NodeState]) -> list[str]:
 
 def _unreachable(roles: Counts, offers: Sequence[NodeSpec]) -> str:
     """There is room, but not among nodes that reach each other."""
-    listed = " and ".join(f"{roles[role]} {role}" for role in RANK_ORDER if roles.get(role, 0))
+    listed = _listed_counts({role: roles[role] for role in RANK_ORDER if roles.get(role, 0)})
     lonely = sorted(spec.name for spec in offers if spec.loopback_of is not None and roles.get(spec.role, 0))
     return (
         f"waiting for {listed} slots that reach each other: {_listed(lonely)} can only be reached on "
@@ -247,18 +361,25 @@ def _room(role: Role, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> i
 
 
 def _shortage(role: Role, wanted: int, free: int, total: int) -> str:
-    slots = f"{wanted} {role} slot{'s' * (wanted != 1)}"
+    slots = _slots(role, wanted)
     if wanted > total:
         return f"waiting for {slots}: the cluster has {total} in all; add nodes or ask for fewer"
     return f"waiting for {slots}: {free} of {total} {'is' if free == 1 else 'are'} free"
 
 
-def _shared_shortage(roles: Counts, offers: Sequence[NodeSpec], occupied: Sequence[Seat], feasible: bool) -> str:
+def _shared_shortage(wanted: Counts, offers: Sequence[NodeSpec], occupied: Sequence[Seat], feasible: bool) -> str:
     """Each role alone would fit, but they share machines."""
-    wanted = {role: roles[role] for role in RANK_ORDER if roles.get(role, 0)}
-    listed = " and ".join(f"{count} {role}" for role, count in wanted.items())
+    listed = _listed_counts(wanted)
     busy = () if not feasible else occupied
-    fit = sum(wanted.values()) - Flow(offers, busy).fill(roles).total()
+    fit = sum(wanted.values()) - Flow(offers, busy).fill(wanted).total()
     if not feasible:
         return f"waiting for {listed} slots: they share machines that hold {fit} in all; add nodes or ask for fewer"
     return f"waiting for {listed} slots: they share machines with room for {fit} now"
+
+
+def _slots(role: Role, count: int) -> str:
+    return f"{count} {role} slot{'s' * (count != 1)}"
+
+
+def _listed_counts(wanted: Counts) -> str:
+    return " and ".join(f"{count} {role}" for role, count in wanted.items())

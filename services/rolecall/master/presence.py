@@ -44,6 +44,7 @@ class Presence:
             self._begun = now
             self._heard = dict.fromkeys(self._heard, now)
         self._last_pass = now
+        self._held = {life: until for life, until in self._held.items() if until > now}
 
     def hear(self, node: str, life: str) -> None:
         """Note a sign of this life, which bears the name for certain."""
@@ -73,9 +74,7 @@ class Presence:
 
     def hold(self, life: str, wait_s: float = 0.0) -> None:
         """A call of this life of a node is answered in `wait_s`: until it calls again it counts as going on."""
-        now = time.monotonic()
-        self._held = {one: until for one, until in self._held.items() if until > now}
-        self._held[life] = now + wait_s + _BETWEEN_CALLS_S
+        self._held[life] = time.monotonic() + wait_s + _BETWEEN_CALLS_S
 
     def holds(self, life: str) -> bool:
         """Whether this life of a node goes on for certain."""

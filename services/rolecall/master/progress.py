@@ -1,5 +1,6 @@
 """From the lines of progress streams to a job's progress, result, events and step series."""
 
+import asyncio
 import logging
 import math
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,13 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import attempts, events, jobs
+from rolecall.master.store.database import Database
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.job import Progress
 from rolecall.spec.report import ProgressLine
 
+_STORED = frozenset({"first_step", "event", "result"})
+_STEPS = frozenset({"first_step", "step"})
 _log = logging.getLogger(__name__)
 
 
@@ -39,19 +43,25 @@ class ProgressBook:
         self._latest: dict[str, Latest] = {}
         self._unstored: set[str] = set()
 
-    async def ingest(self, connection: AsyncConnection, key: StreamKey) -> int:
+    async def ingest(self, database: Database, key: StreamKey) -> None:
         """Take in the lines of a stream of a job's current attempt that have not been read yet.
 
-        Returns how far was read, for `settle`. Reading lines twice changes nothing.
+        The database is asked only for lines that it has to keep. Reading lines twice changes nothing.
         """
         start = self._parsed.get(key, 0)
-        while piece := self._streams.read(key, start):
-            for offset, line in parse(piece, start):
-                await self._take(connection, key, offset, line)
+        while piece := await asyncio.to_thread(self._streams.read, key, start):
+            lines = list(parse(piece, start))
+            if kept := [(offset, line) for offset, line in lines if line.kind in _STORED]:
+                async with database.write() as connection:
+                    for offset, line in kept:
+                        await _store(connection, key, offset, line)
+            for _, line in lines:
+                if line.kind in _STEPS:
+                    self._step(key, line)
             start += len(piece)
-        return start
+            self._settle(key, start)
 
-    def settle(self, key: StreamKey, offset: int) -> None:
+    def _settle(self, key: StreamKey, offset: int) -> None:
         """Never read again what lies before `offset`: it is committed."""
         self._parsed[key] = max(offset, self._parsed.get(key, 0))
 
@@ -77,23 +87,6 @@ class ProgressBook:
         self._unstored.discard(job)
         self._parsed = {key: offset for key, offset in self._parsed.items() if key.job != job}
 
-    async def _take(self, connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
-        match line.kind:
-            case "step":
-                self._step(key, line)
-            case "first_step":
-                await attempts.set_first_step(connection, key.job, key.attempt, line.at)
-                self._step(key, line)
-            case "event":
-                origin = f"{key.job}/{key.attempt}/{key.rank}/{offset}"
-                await events.add_once(
-                    connection, key.job, line.at, line.message or "", attempt=key.attempt, origin=origin
-                )
-            case "result":
-                await jobs.set_result(connection, key.job, key.attempt, result(line))
-            case "forked" | "rendezvous" | "joined":
-                pass  # The node's report has these.
-
     def _step(self, key: StreamKey, line: ProgressLine) -> None:
         before = self._latest.get(key.job)
         if before is None or before.attempt < key.attempt:
@@ -101,6 +94,19 @@ class ProgressBook:
         if is_newer(before, key, line):
             self._latest[key.job] = Latest(key.attempt, key.rank, advance(before.progress, line))
             self._unstored.add(key.job)
+
+
+async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
+    match line.kind:
+        case "first_step":
+            await attempts.set_first_step(connection, key.job, key.attempt, line.at)
+        case "event":
+            origin = f"{key.job}/{key.attempt}/{key.rank}/{offset}"
+            await events.add_once(connection, key.job, line.at, line.message or "", attempt=key.attempt, origin=origin)
+        case "result":
+            await jobs.set_result(connection, key.job, key.attempt, result(line))
+        case "step" | "forked" | "rendezvous" | "joined":
+            pass  # The book has the first, the node's report the others.
 
 
 def parse(piece: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:

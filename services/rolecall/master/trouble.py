@@ -3,12 +3,14 @@
 import errno
 import logging
 import re
+import time
+from collections.abc import Awaitable
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rolecall.spec.errors import RolecallError
+from rolecall.spec.errors import Conflict, RolecallError
 
 _FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
 # As SQLite and PostgreSQL say it.
@@ -75,8 +77,7 @@ class Complaints:
 
     def failed(self, what: str, error: Exception) -> None:
         """`what` ended with `error`: a line if it is the storage's fault, a traceback if it may be ours."""
-        trouble = storage_trouble(error)
-        reason = trouble.detail if trouble else f"{type(error).__name__}: {_own_words(error)}"
+        trouble, reason = storage_trouble(error), in_words(error)
         if self._reasons.get(what) == reason:
             return
         self._reasons[what] = reason
@@ -86,6 +87,48 @@ class Complaints:
         """`what` has been done."""
         if self._reasons.pop(what, None) is not None:
             _log.info("%s goes well again", what)
+
+    async def apart(self, what: str, step: Awaitable[bool]) -> bool:
+        """Whether the step was taken. One that fails must not hold others back: it is tried again next time."""
+        try:
+            taken = await step
+        except Conflict as conflict:
+            _log.debug("%s was overtaken: %s", what, conflict)  # by a call, which has asked for the next pass
+        except Exception as error:  # noqa: BLE001 - each step is a tick of its own
+            self.failed(what, error)
+        else:
+            self.went_well(what)
+            return taken
+        return False
+
+
+class Pulse:
+    """When a loop last went well, and why it has not since."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._error = ""
+
+    def went_well(self) -> None:
+        """A pass ended well."""
+        self._last, self._error = time.monotonic(), ""
+
+    def failed(self, error: Exception) -> None:
+        """A pass ended with `error`."""
+        self._error = in_words(error)
+
+    def trouble(self, patience_s: float) -> str | None:
+        """What keeps the loop from passing, if it has not passed for `patience_s` seconds."""
+        silent_s = time.monotonic() - self._last
+        if silent_s <= patience_s:
+            return None
+        return f"no pass succeeded for {silent_s:.0f} s: {self._error or 'the present one has not come to its end'}"
+
+
+def in_words(error: Exception) -> str:
+    """What `error` says of the storage, or else of itself, in one line or few."""
+    trouble = storage_trouble(error)
+    return trouble.detail if trouble else f"{type(error).__name__}: {_own_words(error)}"
 
 
 def _own_words(error: Exception) -> str:

@@ -48,7 +48,7 @@ class Verifier:
         database: Database,
         blobs: Blobs,
         garbage: Signal,
-        settled: Callable[[], None],
+        settled: Callable[[str], None],
         clock: Callable[[], datetime],
     ) -> None:
         self._database = database
@@ -79,7 +79,7 @@ class Verifier:
             async with self._database.write() as connection:
                 await self._conclude(connection, job, manifest, verdict)
             self._garbage.notify()
-            self._settled()
+            self._settled(job)
 
     async def _conclude(
         self, connection: AsyncConnection, job: str, manifest: CheckpointManifest, verdict: Verdict

@@ -28,7 +28,7 @@ from rolecall.spec.fork import ForkRequest
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import WorkerState
-from rolecall.spec.wire import DesiredWorker, Heartbeat, Registered
+from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered
 
 _LOG = logging.getLogger(__name__)
 _NAME_PATIENCE_S = 5.0
@@ -72,6 +72,7 @@ class Daemon:
         self._examiner = examiner
         self._standing = standing
         self._desired: tuple[DesiredWorker, ...] = ()
+        self._spared: frozenset[Key] = frozenset()
         self._seen = -1
         self._heartbeat_s: float | None = None
         self._contact = Contact(settings.fence_s)
@@ -264,9 +265,8 @@ class Daemon:
         try:
             await asyncio.wait({call} if urgent else {call, news}, return_when=asyncio.FIRST_COMPLETED)
             if call.done():
-                desired = call.result()
+                self._learn(call.result())
                 self._contact.answered(time.monotonic())
-                self._desired, self._seen = desired.workers, desired.version
         except BaseException:
             self._news.set()  # What this call should have told is still untold.
             raise
@@ -274,10 +274,18 @@ class Daemon:
             call.cancel()
             news.cancel()
 
+    def _learn(self, desired: Desired) -> None:
+        """What the master wants; a worker whose entry is of a newer release goes on as it is."""
+        self._desired, self._seen = desired.workers, desired.version
+        spared = {Key(one.job, one.attempt, one.rank): one.why for one in desired.unread}
+        for key in spared.keys() - self._spared:
+            _LOG.warning("the master's word on worker %s is ignored: this release can't read it: %s", key, spared[key])
+        self._spared = frozenset(spared)
+
     async def _reconcile(self) -> None:
         while True:
             actual = {key: worker.actual for key, worker in self.workers.items()}
-            for action in actions(self._desired, actual, self._settings.stop_grace_s):
+            for action in actions(self._desired, actual, self._settings.stop_grace_s, self._spared):
                 try:
                     self._do(action)
                 except Exception:  # noqa: BLE001 - a loop's tick: the next comparison tries again

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from rolecall.node.backoff import delays_s
 from rolecall.settings import SECRETS
 from rolecall.spec.errors import RolecallError
@@ -103,13 +105,20 @@ class ForkClient:
             # A server that dies with a request unread resets the connection.
             with contextlib.suppress(ConnectionError):
                 while line := await reader.readline():
-                    self._hear(FORK_REPLY.validate_json(line))
+                    self._read(line)
         finally:
             self._writer.close()
             process.terminate()  # A server that still runs kills its workers and leaves.
             status = _reap(process)
             self.pid = None
         return status
+
+    def _read(self, line: bytes) -> None:
+        """One message. A fork server that was upgraded below a running node may say what this release doesn't know."""
+        try:
+            self._hear(FORK_REPLY.validate_json(line))
+        except ValidationError as error:
+            _LOG.warning("a message of the fork server is ignored: %r (%s)", line[:200], error)
 
     def _hear(self, reply: ForkReply) -> None:
         match reply:

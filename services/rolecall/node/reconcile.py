@@ -3,7 +3,7 @@
 Level-triggered: an action that was lost, or did not help, follows again from the next comparison.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -89,12 +89,17 @@ class Forget:
 Action = Start | Decline | TellPort | Ask | Kill | Forget
 
 
-def actions(desired: Sequence[DesiredWorker], actual: Mapping[Key, Actual], grace_s: float) -> list[Action]:
-    """The actions that lead from `actual` to `desired`; a worker that was asked to leave is killed after `grace_s`."""
+def actions(
+    desired: Sequence[DesiredWorker], actual: Mapping[Key, Actual], grace_s: float, spared: Collection[Key] = ()
+) -> list[Action]:
+    """The actions that lead from `actual` to `desired`; a worker that was asked to leave is killed after `grace_s`.
+
+    Those of `spared` are wanted, but this release can't read how: they go on if they run, and are not started.
+    """
     wanted = {Key.of(worker.launch): worker for worker in desired}
     found: list[Action] = []
     for key, have in actual.items():
-        if key not in wanted:
+        if key not in wanted and key not in spared:
             found += _unwanted(key, have)
     for key, worker in wanted.items():
         found += _running(key, worker, actual[key], grace_s) if key in actual else _missing(worker)

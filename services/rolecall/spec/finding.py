@@ -14,6 +14,11 @@ class Level(StrEnum):
     ERROR = "error"
     """No job can be trusted to run there. A node that finds one in itself gets no workers; one of a way bars nobody."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "Level | None":
+        """A level of a newer release is shown, and bars nobody."""
+        return cls.WARNING if isinstance(value, str) else None
+
 
 class Finding(Value):
     """One thing that was examined."""

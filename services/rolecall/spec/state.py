@@ -73,6 +73,11 @@ class StopMode(StrEnum):
     COMPLETE = "complete"
     """Rank 0 is done and its gang's result is in: stragglers are killed after the grace time; then `succeeded`."""
 
+    @classmethod
+    def _missing_(cls, value: object) -> "StopMode | None":
+        """A mode of a newer release: leave with a checkpoint, which loses nothing, and go back to the queue."""
+        return cls.DRAIN if isinstance(value, str) else None
+
     @property
     def asks(self) -> bool:
         """Whether workers get the chance to leave between two steps before they are killed."""

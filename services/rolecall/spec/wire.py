@@ -1,6 +1,8 @@
 """The messages between nodes, workers and the master (below `/internal/`)."""
 
-from pydantic import Field
+from typing import Any, cast
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from rolecall.spec.bounds import MOST_BYTES
 from rolecall.spec.finding import Finding
@@ -8,6 +10,9 @@ from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.state import StopMode
+
+_REPORTS: TypeAdapter[WorkerReport] = TypeAdapter(WorkerReport)
+_FINDINGS: TypeAdapter[Finding] = TypeAdapter(Finding)
 
 
 class Heartbeat(Value):
@@ -23,6 +28,16 @@ class Heartbeat(Value):
     draining: bool = False
     findings: tuple[Finding, ...] = ()
     """What the node found when it last examined itself."""
+    unread: tuple[str, ...] = Field(default=(), exclude=True)
+    """What of it the receiver's release can't read: one such entry must not cost the whole call."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_one_by_one(cls, data: Any) -> Any:
+        fields = _fields(data)
+        workers, unread = _readable(_REPORTS, fields.get("workers", ()))
+        findings, more = _readable(_FINDINGS, fields.get("findings", ()))
+        return data if not fields else {**fields, "workers": workers, "findings": findings, "unread": unread + more}
 
 
 class DesiredWorker(Value):
@@ -32,12 +47,40 @@ class DesiredWorker(Value):
     stop: StopMode | None = None
 
 
+class UnreadWorker(Value):
+    """A worker of which an entry can't be read, but for its name."""
+
+    job: str
+    attempt: int
+    rank: int
+    why: str
+
+
+_DESIRED: TypeAdapter[DesiredWorker] = TypeAdapter(DesiredWorker)
+
+
 class Desired(Value):
     """What a node should be running. It starts what is missing and kills what is not listed."""
 
     version: int
     """Changes whenever the rest changes."""
     workers: tuple[DesiredWorker, ...]
+    unread: tuple[UnreadWorker, ...] = Field(default=(), exclude=True)
+    """Workers of which the receiver's release can't read the entry: one that runs goes on, one that doesn't is not
+    started."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_one_by_one(cls, data: Any) -> Any:
+        fields = _fields(data)
+        workers: list[Any] = []
+        unread: list[UnreadWorker] = []
+        for entry in fields.get("workers", ()):
+            try:
+                workers.append(_DESIRED.validate_python(entry))
+            except ValidationError as error:
+                unread.append(UnreadWorker(**_name(entry), why=_first(error)))
+        return data if not fields else {**fields, "workers": workers, "unread": unread}
 
 
 class Registered(Value):
@@ -76,3 +119,34 @@ class ArtifactNotice(Value):
     blob: str
     size: int = Field(ge=0, le=MOST_BYTES)
     sha256: str = Field(max_length=64)
+
+
+def _fields(data: Any) -> dict[str, Any]:
+    """The fields of a message that is not read yet; none of what is no message."""
+    return cast(dict[str, Any], data) if isinstance(data, dict) else {}
+
+
+def _name(entry: Any) -> dict[str, Any]:
+    """Which worker an entry is about."""
+    launch = _fields(_fields(entry).get("launch"))
+    worker = _fields(launch.get("worker"))
+    return {"job": launch.get("job"), "attempt": launch.get("attempt"), "rank": worker.get("rank")}
+
+
+def _readable(kind: TypeAdapter[Any], entries: Any) -> tuple[Any, list[str]]:
+    """Those of `entries` that this release can read, and what is wrong with the others."""
+    if not isinstance(entries, list | tuple):
+        return entries, []
+    found: list[Any] = []
+    unread: list[str] = []
+    for entry in cast(list[Any], entries):
+        try:
+            found.append(kind.validate_python(entry))
+        except ValidationError as error:
+            unread.append(_first(error))
+    return found, unread
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{error.title}.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

@@ -16,7 +16,7 @@ from rolecall.master.quota import measure, metered
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
-from rolecall.master.store.records import JobRecord
+from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MOST, MOST_BYTES
@@ -61,17 +61,15 @@ async def append(  # noqa: PLR0917 - the framework passes by name
     """Append what the master lacks of these bytes; answer how much it has."""
     key = StreamKey(job, attempt, rank, kind)
     async with master.database.read() as connection:
-        record = await jobs.get(connection, job)
+        record = await jobs.summary(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
     # Below the reserve there is room for reports, and for nothing that can wait.
     pieces = request.stream() if kind == "progress" else within_reserve(request.stream(), master.reserve)
     size = await master.streams.append(key, offset, pieces, cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
-        async with master.database.write() as connection:
-            taken = await master.progress.ingest(connection, key)
-        master.progress.settle(key, taken)
-    master.news.notify()
+        await master.progress.ingest(master.database, key)
+    master.waking.followers(job)
     return StreamOffset(size=size)
 
 
@@ -108,11 +106,11 @@ async def get_blob(  # noqa: PLR0917 - the framework passes by name
 ) -> StreamingResponse:
     """A blob's bytes, for the workers of the job's current attempt."""
     async with master.database.read() as connection:
-        record = await jobs.find(connection, job)
+        newest = await jobs.newest_attempt(connection, job)
     # Whoever does not bear its token is told the same of every job.
-    await require_attempt(request, job, record.attempt if record else 0, master, bearer)
+    await require_attempt(request, job, newest, master, bearer)
     async with master.database.read() as connection:
-        await _check_current(connection, job, record.attempt if record else 0)
+        await _check_current(connection, job, newest)
     pieces = await master.blobs.read(job, f"{number}/{name}")
     return StreamingResponse(pieces, media_type="application/octet-stream")
 
@@ -131,7 +129,7 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
         await _check_quota(connection, master, job, {part.blob: part.size for part in manifest.parts})
         fresh = await checkpoints.add(connection, job, manifest, datetime.now(UTC))
     master.cleaner.recorded(job)
-    master.changed_by_hand()
+    master.waking.jobs(job)
     return Recorded(recorded=fresh)
 
 
@@ -184,8 +182,8 @@ async def _check_quota(connection: AsyncConnection, master: Master, job: str, fr
     master.quota.check(job, sum((sizes | fresh).values()))
 
 
-async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobRecord:
-    record = await jobs.get(connection, job)
+async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobSummary:
+    record = await jobs.summary(connection, job)
     if record.attempt != attempt or not record.state.holds_slots:
         raise StaleAttempt(f"attempt {attempt} of job {job} is over (the job is {record.state})")
     return record

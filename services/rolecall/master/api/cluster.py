@@ -10,6 +10,7 @@ from rolecall.master.api.auth import USERS, Running, needs
 from rolecall.master.catalogue import schema_of
 from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
+from rolecall.master.reconciler import TICK_S
 from rolecall.master.space import Volume
 from rolecall.master.store import nodes
 from rolecall.spec.access import Scope
@@ -19,6 +20,8 @@ from rolecall.spec.node import NodeDocument
 from rolecall.spec.role import Role
 from rolecall.spec.workload import Workload
 
+_PATIENCE_S = 3 * TICK_S + 8.5
+"""How long the loops may take for a pass: some ticks, and time for a database that is busy."""
 router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 metrics_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.METRICS, Scope.READ, Scope.ADMIN))])
 admin_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.ADMIN))])
@@ -103,11 +106,14 @@ async def list_nodes(master: Running) -> NodeList:
 
 @router.get("/readyz", summary="Whether the master can work")
 async def readyz(master: Running) -> Readiness:
-    """200 when the database answers, else 503."""
+    """200 when the database answers and the master's loops have lately done their work, else 503 with the reason."""
     try:
         await master.database.ping()
     except SQLAlchemyError as error:
         raise HTTPException(503, f"the database does not answer: {error}") from None
+    for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
+        if trouble := pulse.trouble(_PATIENCE_S):
+            raise HTTPException(503, f"{what}: {trouble}")
     return Readiness(status="ready", volume=master.reserve.look())
 
 

@@ -81,6 +81,7 @@ async def delete(job: str, master: Running, caller: Caller, force: bool = False)
 
     It is hidden at once, and its files are gone soon after. Deleting it again changes nothing.
     """
+    nodes = set[str]()
     async with master.database.write() as connection:
         if await deletion.is_marked(connection, job):
             return
@@ -91,10 +92,10 @@ async def delete(job: str, master: Running, caller: Caller, force: bool = False)
                     f"job {job} is {record.state} and can't be deleted; cancel it first, or add ?force=true "
                     "(rolecall delete --force), which cancels it and deletes it when it has ended"
                 )
-            await apply_step(connection, record, lifecycle.cancel(record, caller.name))
+            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
         await deletion.mark(connection, job, _now())
     master.garbage.notify()
-    master.changed_by_hand()
+    master.waking.gang(job, nodes)
 
 
 def _stream_sizes(streams: Streams, ids: list[str]) -> Counter[str]:

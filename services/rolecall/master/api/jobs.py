@@ -2,7 +2,9 @@
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
@@ -19,7 +21,8 @@ from rolecall.master.lifecycle import Step
 from rolecall.master.problems import MOST_PROBLEMS, problem, shortened, unknown
 from rolecall.master.quota import check_submission
 from rolecall.master.reconciler import redirect_stop, take_step
-from rolecall.master.store import attempts, idempotency, jobs, nodes, workers
+from rolecall.master.store import attempts, idempotency, jobs, workers
+from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MOST
@@ -61,7 +64,7 @@ async def submit(
     _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, caller, key)
-    master.changed_by_hand()
+    master.waking.jobs(job.id)
     response.headers["Location"] = f"/jobs/{job.id}"
     return await _document(master, job.id)
 
@@ -97,19 +100,19 @@ async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        await apply_step(connection, record, lifecycle.cancel(record, caller.name))
-    return await _changed(master, job)
+        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
+    return await _changed(master, job, nodes)
 
 
 @router.post("/jobs/{job}/pause", dependencies=_STEERS, summary="Pause a job")
 async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
     """Let it write a checkpoint and leave its slots; `resume` queues it again."""
     async with master.database.write() as connection:
-        record = await jobs.get(connection, job)
+        record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            await apply_step(connection, record, lifecycle.pause(record, stop, caller.name))
-    return await _changed(master, job)
+            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name))
+    return await _changed(master, job, nodes)
 
 
 @router.post("/jobs/{job}/resume", dependencies=_STEERS, summary="Resume a paused job")
@@ -133,22 +136,26 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job)
 
 
-async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) -> None:
-    """Take a step that a user asked for, from whatever state the job is in."""
+async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) -> set[str]:
+    """Take a step that a user asked for, from whatever state the job is in.
+
+    Returns the nodes that may have to run something else then.
+    """
     if not job.state.holds_slots:
         await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
-        return
+        return set()
     gang = await attempts.gang(connection, job)
     if job.state is JobState.STOPPING:
         await redirect_stop(connection, gang, step)
     else:
         await take_step(connection, gang, step, _now())
+    return gang.nodes
 
 
 async def _check_nodes(master: Master, asked: list[str]) -> None:
     """Raise `InvalidJob` for names that no node has."""
     async with master.database.read() as connection:
-        known = {node.name for node in await nodes.everything(connection)}
+        known = {node.name for node in await node_store.everything(connection)}
     strange = [(place, name) for place, name in enumerate(asked) if name not in known]
     problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in strange[:MOST_PROBLEMS]]
     if problems:
@@ -188,8 +195,8 @@ async def _add_once(connection: AsyncConnection, spec: JobSpec, owner: Principal
     return job
 
 
-async def _changed(master: Master, job: str) -> JobDocument:
-    master.changed_by_hand()
+async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDocument:
+    master.waking.gang(job, nodes)
     return await _document(master, job)
 
 
@@ -201,7 +208,17 @@ async def _document(master: Master, job: str) -> JobDocument:
 async def _documents(master: Master, connection: AsyncConnection, shown: list[JobRecord]) -> list[JobDocument]:
     tries = await attempts.of_jobs(connection, [job.id for job in shown])
     members = await workers.of_attempts(connection, [(one.job, one.number) for one in tries])
-    return [job_document(job, tries, members, master.progress.of_job(job.id, job.attempt)) for job in shown]
+    grouped = {job: list(some) for job, some in groupby(tries, key=lambda one: one.job)}
+    return [
+        job_document(
+            job,
+            grouped.get(job.id, ()),
+            members,
+            progress=master.progress.of_job(job.id, job.attempt),
+            waiting_for=master.placer.waiting_for(job),
+        )
+        for job in shown
+    ]
 
 
 def _now() -> datetime:

@@ -80,7 +80,7 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     """
     choice = Choice(role, rank)
     async with master.database.read() as connection:
-        record = await jobs.get(connection, job)
+        record = await jobs.summary(connection, job)
     if follow:
         events = _follow(master, job, choice, attempt, Position.parse(last_event_id))
         return StreamingResponse(events, media_type="text/event-stream")
@@ -110,9 +110,12 @@ async def _follow(
     """The lines of a job as they come, over all attempts that begin meanwhile unless one is asked for."""
     number, follower = position.attempt or attempt, _Follower(master, position)
     while not master.news.closed:
-        ticket = master.news.ticket()
+        ticket = master.news.ticket(job)
         async with master.database.read() as connection:
-            record = await jobs.get(connection, job)
+            try:
+                record = await jobs.summary(connection, job)
+            except NotFound:
+                return  # It was deleted meanwhile.
         number = number or record.attempt or None
         over = record.state.ended or (number is not None and number < record.attempt)
         if number is not None:

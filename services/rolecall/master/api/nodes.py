@@ -1,18 +1,23 @@
 """`/internal/nodes`: how nodes register, tell what they run, and learn what they should."""
 
+import asyncio
+import logging
 import time
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any, cast
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall import __version__
 from rolecall.master import lifecycle
+from rolecall.master.answers import Answer
 from rolecall.master.api.auth import Running, needs
 from rolecall.master.core import Master
-from rolecall.master.desired import desired
+from rolecall.master.desired import desired, unaddressed
 from rolecall.master.presence import Presence
 from rolecall.master.reconciler import lose_workers
 from rolecall.master.signals import wait
@@ -23,25 +28,44 @@ from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
+from rolecall.spec.role import Role
 from rolecall.spec.wire import Desired, Heartbeat, Registered, Surroundings
 
+_log = logging.getLogger(__name__)
 router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(needs(Scope.NODE))])
 
 
-@router.post("", summary="Register a node")
+async def _known_role(request: Request) -> None:
+    """Let a node of a newer release wait whose role this master doesn't know; asked before the body is checked."""
+    try:
+        body: Any = await request.json()
+    except ValueError:
+        return  # What is no JSON is refused with the body.
+    role = cast(dict[str, Any], body).get("role") if isinstance(body, dict) else None
+    if isinstance(role, str) and role not in set(Role):
+        raise HTTPException(
+            503, f"this master (version {__version__}) has no role {role!r}; upgrade the master before its nodes"
+        )
+
+
+@router.post("", summary="Register a node", dependencies=[Depends(_known_role)])
 async def register(spec: NodeSpec, master: Running) -> Registered:
     """Enter the cluster, or enter it again after a restart: then the workers of the earlier life are lost."""
     now = datetime.now(UTC)
+    bereaved: set[str] = set()
     async with master.database.write() as connection:
-        known = await nodes.find(connection, spec.name)
-        if known is not None and known.started != spec.started:
-            _refuse_rival(known, spec, master.presence)
-            master.presence.replace(known.started)
-            await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
+        life = await nodes.life(connection, spec.name)
+        if life is not None and life.started != spec.started:
+            known = await nodes.find(connection, spec.name)
+            if known is not None:
+                _refuse_rival(known, spec, master.presence)
+            master.presence.replace(life.started)
+            bereaved = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
         await nodes.put(connection, spec, now)
     master.presence.enter(spec.name, spec.started)
     master.presence.hold(spec.started)
-    master.changed_by_hand()
+    master.waking.nodes(spec.name)
+    master.waking.jobs(*bereaved)
     return Registered(
         heartbeat_s=_longest_wait_s(master),
         master_version=__version__,
@@ -49,19 +73,21 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
     )
 
 
-@router.post("/{name}/heartbeat", summary="Report and ask")
-async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Desired:
-    """Take in what the node runs; answer with what it should run, at once or as soon as that changes."""
-    if await _take_in(master, name, beat):
-        master.changed_by_hand()
+@router.post("/{name}/heartbeat", summary="Report and ask", response_model=Desired)
+async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
+    """Take in what the node runs; answer with what it should run, at once or as soon as that changes.
+
+    A heartbeat that brings no news, and gets none, is answered from memory (see `master.answers`).
+    """
+    await _take_in(master, name, beat)
     until = time.monotonic() + min(beat.wait_s, _longest_wait_s(master))
     while True:
-        ticket = master.changed.ticket()
-        answer = await _desired(master, name, beat.started)
+        ticket = master.answers.ticket(name)
+        answer = await _answer(master, name, beat.started, ticket)
         remaining_s = until - time.monotonic()
-        if answer.version != beat.seen or remaining_s <= 0 or master.changed.closed:
+        if answer.version != beat.seen or remaining_s <= 0 or master.answers.closed:
             master.presence.hold(beat.started)
-            return answer
+            return Response(answer.body, media_type="application/json")
         master.presence.hold(beat.started, remaining_s)
         await wait(ticket, remaining_s)
 
@@ -69,12 +95,12 @@ async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Desired:
 @router.get("/{name}/surroundings", summary="Look around")
 async def surroundings(name: str, master: Running) -> Surroundings:
     """What a node measures itself against: the master's clock and version, and who else is there."""
-    async with master.database.read() as connection:
-        states = master.presence.states(await nodes.everything(connection))
-    own = next((state.spec for state in states if state.spec.name == name), None)
-    if own is None:
+    await master.view.refresh()
+    known = master.view.nodes
+    if name not in known:
         raise NotFound(f"node {name} has not registered; register it again")
-    strangers = sum(state.alive and _place(state.spec) != _place(own) for state in states)
+    own = _place(known[name].spec)
+    strangers = sum(master.presence.is_alive(node.name) and _place(node.spec) != own for node in known.values())
     return Surroundings(time_s=time.time(), version=__version__, boot_id=_boot_id(), strangers=strangers)
 
 
@@ -82,68 +108,123 @@ async def surroundings(name: str, master: Running) -> Surroundings:
 async def leave(name: str, master: Running) -> None:
     """Take a node out of the cluster; what it still runs is lost."""
     async with master.database.write() as connection:
-        await lose_workers(connection, name, f"node {name} left the cluster", datetime.now(UTC))
+        bereaved = await lose_workers(connection, name, f"node {name} left the cluster", datetime.now(UTC))
         await nodes.remove(connection, name)
     master.presence.forget(name)
-    master.changed_by_hand()
+    master.waking.nodes(name)
+    master.waking.jobs(*bereaved)
 
 
-async def _take_in(master: Master, name: str, beat: Heartbeat) -> bool:
-    """Store what is new in a heartbeat; return whether anything was."""
+async def _take_in(master: Master, name: str, beat: Heartbeat) -> None:
+    """Store what is new in a heartbeat, and wake who is to look at it."""
+    for entry in beat.unread:
+        _tell_once(name, entry)
     if master.presence.knows(name, beat.started):
         # Before the database is asked: while that one is away, the node lives nevertheless.
         master.presence.hear(name, beat.started)
+        if master.answers.has_heard(name, beat):
+            _note(master, name, beat)
+            return
+    ticket = master.answers.ticket(name)
     async with master.database.read() as connection:
         node = await _living(connection, name, beat.started)
-        fresh = await _news(connection, node, beat)
+        fresh = await _news(connection, node, name, beat)
     master.presence.hear(name, beat.started)
-    otherwise = master.presence.note(name, beat.findings)
-    if not fresh:
-        return otherwise
-    for report in beat.workers:
-        if report.state.ended and report.log_bytes is not None:
-            master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
-    async with master.database.write() as connection:
-        node = await _living(connection, name, beat.started)
-        await nodes.set_draining(connection, name, beat.draining)
-        await _store_reports(connection, name, beat.workers)
-    return True
+    _note(master, name, beat)
+    if fresh:
+        for report in beat.workers:
+            if report.state.ended and report.log_bytes is not None:
+                master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
+        async with master.database.write() as connection:
+            await _living(connection, name, beat.started)
+            await nodes.set_draining(connection, name, beat.draining)
+            changes = await _store_reports(connection, name, beat.workers)
+            met = await attempts.gangs(connection, [await jobs.summary(connection, job) for job in sorted(changes.met)])
+        if node.draining != beat.draining:
+            master.waking.nodes(name)
+        master.waking.jobs(*changes.jobs)
+        for gang in met.found:
+            master.waking.gang(gang.job.id, gang.nodes)
+        if changes.ended:
+            master.answers.notify(name)
+        ticket = ticket if not ticket.is_set() else master.answers.ticket(name)
+    master.answers.hear(name, beat, ticket)
 
 
-async def _news(connection: AsyncConnection, node: NodeRecord, beat: Heartbeat) -> bool:
-    known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, node.name)}
-    ports = [report for report in beat.workers if report.rendezvous_port is not None and report.rank == 0]
-    told = [(known.get(_key(report)), report) for report in beat.workers]
-    changed = any(worker is not None and lifecycle.observe(worker, report) != worker for worker, report in told)
-    return changed or node.draining != beat.draining or await _has_new_port(connection, ports)
+def _note(master: Master, name: str, beat: Heartbeat) -> None:
+    if master.presence.note(name, beat.findings):
+        master.waking.loops()
 
 
-async def _has_new_port(connection: AsyncConnection, reports: list[WorkerReport]) -> bool:
-    keys = {(report.job, report.attempt) for report in reports}
-    tries = await attempts.of_jobs(connection, {job for job, _ in keys}) if keys else []
-    return any((one.job, one.number) in keys and one.rendezvous_port is None for one in tries)
+@lru_cache(maxsize=1024)
+def _tell_once(name: str, entry: str) -> None:
+    _log.warning("a part of node %s's heartbeat is ignored, because this release can't read it: %s", name, entry)
 
 
-async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> None:
+async def _news(connection: AsyncConnection, node: nodes.Life, name: str, beat: Heartbeat) -> bool:
+    if node.draining != beat.draining:
+        return True
+    if not beat.workers:
+        return False
     known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
+    told = [(known.get(_key(report)), report) for report in beat.workers]
+    if any(worker is not None and lifecycle.observe(worker, report) != worker for worker, report in told):
+        return True
+    ports = {(one.job, one.attempt) for one in beat.workers if one.rendezvous_port is not None and one.rank == 0}
+    return bool(ports and await attempts.lack_port(connection, ports))
+
+
+@dataclass(slots=True)
+class _Changes:
+    jobs: set[str] = field(default_factory=set[str])
+    met: set[str] = field(default_factory=set[str])
+    """Those whose gangs know now where they meet."""
+    ended: bool = False
+    """Whether a worker of the node has ended."""
+
+
+async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> _Changes:
+    known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
+    changes = _Changes()
     for report in reports:
         worker = known.get(_key(report))
         if worker is None:
             continue  # It ended, or its attempt is over: the node learns that from the answer.
-        if report.rendezvous_port is not None and report.rank == 0:
-            await attempts.set_port(connection, report.job, report.attempt, report.rendezvous_port)
+        if (
+            report.rendezvous_port is not None
+            and report.rank == 0
+            and await attempts.set_port(connection, report.job, report.attempt, report.rendezvous_port)
+        ):
+            changes.met.add(report.job)
         after = lifecycle.observe(worker, report)
         if after != worker:
             await workers.store(connection, worker, after)
+            changes.jobs.add(report.job)
+            changes.ended = changes.ended or after.state.ended
+    return changes
+
+
+async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event) -> Answer:
+    kept = master.answers.kept(name, started)
+    if kept is None:
+        kept = Answer.of(await _desired(master, name, started))
+        master.answers.keep(name, started, kept, ticket)
+    return kept
 
 
 async def _desired(master: Master, name: str, started: str) -> Desired:
     async with master.database.read() as connection:
         await _living(connection, name, started)
-        mine = {worker.job for worker in await workers.on_node(connection, name)}
-        gangs = await attempts.gangs(connection, [await jobs.get(connection, job) for job in sorted(mine)])
-        addresses = {node.name: node.spec.address for node in await nodes.everything(connection)} if gangs else {}
-    return desired(name, gangs, addresses, master.settings.blob_url, master.signing_key)
+        mine = sorted({worker.job for worker in await workers.on_node(connection, name)})
+        found = (
+            (await attempts.gangs(connection, (await jobs.live(connection, mine)).live.values())).found if mine else []
+        )
+        params = await jobs.parameters(connection, mine) if found else {}
+        unknown = unaddressed(found)
+        others = (await nodes.look(connection, unknown)).known if unknown else {}
+    addresses = {node.name: node.spec.address for node in others.values()}
+    blob_url, signing_key = master.settings.blob_url, master.signing_key
+    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key)
 
 
 @cache
@@ -156,8 +237,8 @@ def _longest_wait_s(master: Master) -> float:
     return min(master.settings.heartbeat_s, master.settings.node_timeout_s / 3)
 
 
-async def _living(connection: AsyncConnection, name: str, started: str) -> NodeRecord:
-    node = await nodes.find(connection, name)
+async def _living(connection: AsyncConnection, name: str, started: str) -> nodes.Life:
+    node = await nodes.life(connection, name)
     if node is None:
         raise NotFound(f"node {name} has not registered; register it again")
     if node.started != started:

@@ -76,13 +76,13 @@ async def revoke(name: str, master: Running) -> None:
     async with master.database.write() as connection:
         await tokens.remove(connection, name)
     await master.sync.refresh()
-    master.reconciler.wake()
+    master.placer.wake()
 
 
 async def _changed(master: Master, name: str) -> TokenDocument:
     """The token as it is now, after the master knows it."""
     await master.sync.refresh()
-    master.reconciler.wake()  # Jobs may fit into other limits.
+    master.placer.wake()  # Jobs may fit into other limits.
     async with master.database.read() as connection:
         token = await tokens.get(connection, name)
         return _document(token, await tokens.secrets(connection))

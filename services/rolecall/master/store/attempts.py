@@ -1,23 +1,46 @@
 """Attempts and gangs: one try at a job."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, func, insert, or_, select, update
+from sqlalchemy import Row, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import jobs as job_store
 from rolecall.master.store import workers as worker_store
-from rolecall.master.store.records import AttemptRecord, Gang, JobRecord, read
+from rolecall.master.store.records import (
+    AttemptRecord,
+    AttemptSummary,
+    Gang,
+    JobSummary,
+    UnreadableRow,
+    WorkerRecord,
+    member,
+    read,
+    readable,
+)
 from rolecall.master.store.schema import attempts
-from rolecall.spec.errors import StaleAttempt
+from rolecall.master.store.types import Unreadable
+from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.state import JobState, StopMode
 
+_SUMMARY = tuple(attempts.c[one.name] for one in fields(AttemptSummary))
+
+
+@dataclass(frozen=True, slots=True)
+class Gangs:
+    """Gangs as read in one go."""
+
+    found: list[Gang] = field(default_factory=list[Gang])
+    unreadable: dict[str, str] = field(default_factory=dict[str, str])
+    """Jobs whose attempt or workers can't be read, and what of them."""
+
 
 async def begin(
-    connection: AsyncConnection, job: JobRecord, plan: GangPlan, resume_from: CheckpointManifest | None, now: datetime
+    connection: AsyncConnection, job: JobSummary, plan: GangPlan, resume_from: CheckpointManifest | None, now: datetime
 ) -> None:
     """Commit a plan as the next attempt of a queued job."""
     number = job.attempt + 1
@@ -51,9 +74,19 @@ async def set_first_step(connection: AsyncConnection, job: str, number: int, at:
     await connection.execute(update(attempts).where(*_key(job, number), later).values(first_step_at=at))
 
 
-async def resumed_from(connection: AsyncConnection, job: JobRecord) -> CheckpointManifest | None:
-    """The checkpoint that the job's current attempt resumed from."""
-    return await connection.scalar(select(attempts.c.resume_from).where(*_key(job.id, job.attempt)))
+async def fail_unreadable(connection: AsyncConnection, job: str, cause: str, now: datetime) -> None:
+    """End the attempts of a job of which something can't be read, whatever their states say."""
+    ended = (state for state in JobState if state.ended)
+    guard = (attempts.c.job == job, attempts.c.state.not_in(tuple(ended)), attempts.c.ended_at.is_(None))
+    await connection.execute(update(attempts).where(*guard).values(state=JobState.FAILED, cause=cause, ended_at=now))
+
+
+async def resumed_from(connection: AsyncConnection, job: JobSummary) -> CheckpointManifest | None:
+    """The checkpoint that the job's current attempt resumed from. Raises `UnreadableRow`."""
+    found = await connection.scalar(select(attempts.c.resume_from).where(*_key(job.id, job.attempt)))
+    if isinstance(found, Unreadable):
+        raise UnreadableRow("resume_from", found.why)
+    return found
 
 
 async def unswept(connection: AsyncConnection) -> dict[str, int]:
@@ -70,31 +103,63 @@ async def set_swept(connection: AsyncConnection, job: str, number: int, swept: b
     )
 
 
-async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[AttemptRecord]:
-    """All attempts of `jobs`, in order."""
-    query = select(attempts).where(attempts.c.job.in_(tuple(jobs))).order_by(attempts.c.job, attempts.c.number)
-    return [_record(row) for row in await connection.execute(query)]
+async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[AttemptSummary]:
+    """All attempts of `jobs`, in order; one that can't be read is left out."""
+    query = select(*_SUMMARY).where(attempts.c.job.in_(tuple(jobs))).order_by(attempts.c.job, attempts.c.number)
+    return list(readable(await connection.execute(query), _summary, "attempt"))
 
 
-async def gangs(connection: AsyncConnection, jobs: Sequence[JobRecord]) -> list[Gang]:
+async def lack_port(connection: AsyncConnection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Which of the attempts `(job, number)` have no port yet."""
+    key = tuple_(attempts.c.job, attempts.c.number)
+    query = select(attempts.c.job, attempts.c.number).where(key.in_(tuple(keys)), attempts.c.rendezvous_port.is_(None))
+    return {(row.job, row.number) for row in await connection.execute(query)}
+
+
+async def gangs(connection: AsyncConnection, jobs: Iterable[JobSummary]) -> Gangs:
     """Each of `jobs` that was ever placed, with its current attempt and workers."""
-    current = {(job.id, job.attempt): job for job in jobs}
-    found = [a for a in await of_jobs(connection, {job.id for job in jobs}) if (a.job, a.number) in current]
-    members = await worker_store.of_attempts(connection, [(a.job, a.number) for a in found])
-    return [
-        Gang(job=current[a.job, a.number], attempt=a, workers=tuple(members.get((a.job, a.number), ()))) for a in found
-    ]
+    current = {(job.id, job.attempt): job for job in jobs if job.attempt}
+    if not current:
+        return Gangs()
+    key = tuple_(attempts.c.job, attempts.c.number)
+    rows = (await connection.execute(select(attempts).where(key.in_(tuple(current))))).all()
+    members = await worker_store.rows_of(connection, tuple(current))
+    gangs = Gangs()
+    for row in rows:
+        number = (row.job, row.number)
+        try:
+            workers = tuple(worker_store.record(one) for one in members.get(number, ()))
+            gangs.found.append(_gang(current[number], _record(row), workers))
+        except UnreadableRow as error:
+            gangs.unreadable[row.job] = f"of its attempt {row.number}, {error}"
+    return gangs
 
 
-async def gang(connection: AsyncConnection, job: JobRecord) -> Gang:
-    """A placed job with its current attempt and workers."""
-    return (await gangs(connection, [job]))[0]
+async def gang(connection: AsyncConnection, job: JobSummary) -> Gang:
+    """A placed job with its current attempt and workers. Raises `NotFound` when they are not there or not readable."""
+    read = await gangs(connection, [job])
+    if not read.found:
+        raise NotFound(read.unreadable.get(job.id, f"job {job.id} has no attempt {job.attempt}"))
+    return read.found[0]
+
+
+def _gang(job: JobSummary, attempt: AttemptRecord, workers: Sequence[WorkerRecord]) -> Gang:
+    if len(workers) != attempt.plan.world_size:
+        raise UnreadableRow("plan", f"it has {attempt.plan.world_size} workers, but {len(workers)} are stored")
+    return Gang(job=job, attempt=attempt, workers=tuple(workers))
 
 
 def _key(job: str, number: int) -> tuple[Any, Any]:
     return attempts.c.job == job, attempts.c.number == number
 
 
+def _summary(row: Row[Any]) -> AttemptSummary:
+    return read(AttemptSummary, row, state=member(JobState, row, "state"), stop=_stop(row))
+
+
 def _record(row: Row[Any]) -> AttemptRecord:
-    stop = None if row.stop is None else StopMode(row.stop)
-    return read(AttemptRecord, row, state=JobState(row.state), stop=stop)
+    return read(AttemptRecord, row, state=member(JobState, row, "state"), stop=_stop(row))
+
+
+def _stop(row: Row[Any]) -> StopMode | None:
+    return None if row.stop is None else StopMode(row.stop)

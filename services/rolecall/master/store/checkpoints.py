@@ -1,17 +1,19 @@
 """Checkpoints: the manifests that count."""
 
+from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, case, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.records import CheckpointRecord, read
+from rolecall.master.store.records import CheckpointRecord, read, readable
 from rolecall.master.store.schema import checkpoints
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import CheckpointManifest
 
-_RECORD = [checkpoints.c[name] for name in ("manifest", "created_at", "verify_at")]
+_RECORD = tuple(one.name for one in fields(CheckpointRecord))
 
 
 async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifest, now: datetime) -> bool:
@@ -28,10 +30,14 @@ async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifes
 
 
 async def of_job(connection: AsyncConnection, job: str) -> list[CheckpointRecord]:
-    """The checkpoints of `job`, newest first."""
-    order = (checkpoints.c.attempt.desc(), checkpoints.c.step.desc())
-    query = select(*_RECORD).where(checkpoints.c.job == job).order_by(*order)
-    return [read(CheckpointRecord, row) for row in await connection.execute(query)]
+    """The checkpoints of `job`, newest first; one that can't be read is left out."""
+    rows = await connection.execute(_of_job(job))
+    return list(readable(rows, lambda row: read(CheckpointRecord, row, _RECORD), "checkpoint"))
+
+
+async def has_unreadable(connection: AsyncConnection, job: str) -> bool:
+    """Whether `job` has a checkpoint that can't be read: then nobody knows which blobs it needs."""
+    return any(isinstance(value, Unreadable) for row in await connection.execute(_of_job(job)) for value in row)
 
 
 async def newest(connection: AsyncConnection, job: str, *, undoubted: bool = False) -> CheckpointManifest | None:
@@ -51,9 +57,10 @@ async def doubt(connection: AsyncConnection, job: str, manifest: CheckpointManif
 
 
 async def doubted(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
-    """The checkpoints, each with its job, that are to be verified by the time `by`."""
+    """The readable checkpoints, each with its job, that are to be verified by the time `by`."""
     query = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
-    return [(row.job, row.manifest) for row in await connection.execute(query.order_by(checkpoints.c.verify_at))]
+    rows = await connection.execute(query.order_by(checkpoints.c.verify_at))
+    return [(row.job, row.manifest) for row in rows if not isinstance(row.manifest, Unreadable)]
 
 
 async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
@@ -66,6 +73,12 @@ async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
 async def remove(connection: AsyncConnection, job: str, manifest: CheckpointManifest) -> None:
     """Forget a checkpoint."""
     await connection.execute(delete(checkpoints).where(*_key(job, manifest)))
+
+
+def _of_job(job: str) -> Select[Any]:
+    columns = [checkpoints.c[name] for name in ("job", "attempt", "step", *_RECORD)]
+    order = (checkpoints.c.attempt.desc(), checkpoints.c.step.desc())
+    return select(*columns).where(checkpoints.c.job == job).order_by(*order)
 
 
 def _key(job: str, manifest: CheckpointManifest) -> tuple[ColumnElement[bool], ...]:

@@ -8,6 +8,7 @@ from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.schema import artifacts, checkpoints, events, idempotency, jobs
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.state import JobState
 
 ENDED = tuple(state for state in JobState if state.ended)
@@ -56,7 +57,8 @@ async def ended(
     guard = (jobs.c.state.in_(tuple(states)), jobs.c.ended_at < before, jobs.c.deleted_at.is_(None))
     guard = guard if owner is None else (*guard, jobs.c.owner == owner)
     rows = await connection.execute(select(*columns).where(*guard).order_by(jobs.c.ended_at, jobs.c.id))
-    return [(row.id, row.name, JobState(row.state), row.ended_at) for row in rows]
+    readable = (row for row in rows if not isinstance(row.ended_at, Unreadable))
+    return [(row.id, row.name, JobState(row.state), row.ended_at) for row in readable]
 
 
 async def recorded_sizes(connection: AsyncConnection, ids: Sequence[str]) -> Counter[str]:
@@ -64,7 +66,8 @@ async def recorded_sizes(connection: AsyncConnection, ids: Sequence[str]) -> Cou
     blobs: dict[tuple[str, str], int] = {}
     manifests = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.job.in_(ids))
     for row in await connection.execute(manifests):
-        blobs |= {(row.job, part.blob): part.size for part in row.manifest.parts}
+        if not isinstance(row.manifest, Unreadable):
+            blobs |= {(row.job, part.blob): part.size for part in row.manifest.parts}
     files = select(artifacts.c.job, artifacts.c.blob, artifacts.c.size).where(artifacts.c.job.in_(ids))
     blobs |= {(row.job, row.blob): row.size for row in await connection.execute(files)}
     sizes: Counter[str] = Counter()

@@ -1,21 +1,46 @@
 """Jobs: the table's statements, and the one way a job changes its state."""
 
-from collections.abc import Iterable
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Row, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events
-from rolecall.master.store.records import JobRecord, read
+from rolecall.master.store.records import JobRecord, JobSummary, UnreadableRow, member, read
 from rolecall.master.store.schema import artifacts, checkpoints, jobs
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import ADMIN
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.state import JobState, check_transition
 
-LIVE = tuple(state for state in JobState if not state.ended)
+ENDED = tuple(state for state in JobState if state.ended)
+_SUMMARY_NAMES = tuple(one.name for one in fields(JobSummary))
+_SUMMARY = tuple(jobs.c[name] for name in _SUMMARY_NAMES)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# What stands for a value that can't be read where a job is shown.
+_EMPTY: Mapping[str, Any] = {
+    "params": {},
+    "roles": {},
+    "progress": Progress(),
+    "created_at": _EPOCH,
+    "queued_at": _EPOCH,
+}
+
+
+@dataclass(slots=True)
+class Summaries:
+    """Jobs as read in one go."""
+
+    live: dict[str, JobSummary] = field(default_factory=dict[str, JobSummary])
+    """Those that have not ended, oldest first."""
+    unreadable: dict[str, str] = field(default_factory=dict[str, str])
+    """Those that have not ended, and what of them can't be read."""
+    last: int | None = None
+    """The sequence number of the last row; None when there was none."""
 
 
 async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
@@ -37,9 +62,7 @@ async def get(connection: AsyncConnection, job: str) -> JobRecord:
 
 async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
     """The job, if there is such a job."""
-    query = select(jobs).where(jobs.c.id == job, _visible())
-    # PostgreSQL refuses a NUL in a text, and no id has one.
-    row = (await connection.execute(query)).one_or_none() if job.isprintable() else None
+    row = await _row(connection, job, tuple(jobs.c))
     return None if row is None else _record(row)
 
 
@@ -69,6 +92,48 @@ async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> 
     return [_record(row) for row in await connection.execute(query)]
 
 
+async def live(
+    connection: AsyncConnection, among: Collection[str] | None = None, *, after: int = -1, limit: int | None = None
+) -> Summaries:
+    """The jobs that have not ended, of `among` or of all; up to `limit` behind the sequence number `after`.
+
+    A job in a state that this release doesn't know has not ended: it counts as unreadable.
+    """
+    query = select(*_SUMMARY, jobs.c.progress).where(jobs.c.state.not_in(ENDED), jobs.c.sequence > after)
+    query = query if among is None else query.where(jobs.c.id.in_(tuple(among)))
+    found = Summaries()
+    for row in await connection.execute(query.order_by(jobs.c.sequence).limit(limit)):
+        found.last = row.sequence
+        try:
+            found.live[row.id] = _summary(row)
+        except UnreadableRow as error:
+            found.unreadable[row.id] = str(error)
+    return found
+
+
+async def summary(connection: AsyncConnection, job: str) -> JobSummary:
+    """What is small of the job. Raises `NotFound`."""
+    row = await _row(connection, job, _SUMMARY)
+    if row is None:
+        raise unknown(job)
+    try:
+        return _summary(row)
+    except UnreadableRow:
+        return await get(connection, job)
+
+
+async def newest_attempt(connection: AsyncConnection, job: str) -> int:
+    """The number of the job's current attempt, or of the last; 0 if there is none, or no such job."""
+    row = await _row(connection, job, (jobs.c.attempt,))
+    return 0 if row is None else row.attempt
+
+
+async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The parameters of jobs by their ids."""
+    query = select(jobs.c.id, jobs.c.params).where(jobs.c.id.in_(tuple(among)))
+    return {row.id: {} if isinstance(row.params, Unreadable) else row.params for row in await connection.execute(query)}
+
+
 async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
     """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
     query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, _visible())
@@ -78,7 +143,14 @@ async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> l
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     """How many jobs are in each state, also those that none is in."""
     rows = await connection.execute(select(jobs.c.state, func.count()).where(_visible()).group_by(jobs.c.state))
-    return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows}
+    return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows if state in set(JobState)}
+
+
+async def oldest_queued_at(connection: AsyncConnection) -> datetime | None:
+    """When the job that has waited longest entered the queue; None when none waits."""
+    query = select(jobs.c.queued_at).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.queued_at).limit(1)
+    found = await connection.scalar(query)
+    return None if isinstance(found, Unreadable) else found
 
 
 async def count_waiting(connection: AsyncConnection, owner: str) -> int:
@@ -103,7 +175,7 @@ async def stored_bytes(connection: AsyncConnection, owner: str, besides: Iterabl
 
 
 async def move(
-    connection: AsyncConnection, job: JobRecord, after: JobState, now: datetime, message: str, **values: Any
+    connection: AsyncConnection, job: JobSummary, after: JobState, now: datetime, message: str, **values: Any
 ) -> None:
     """Take `job` from the state and attempt of the record to `after`, and note it as an event.
 
@@ -121,7 +193,7 @@ async def move(
 
 async def requeue(
     connection: AsyncConnection,
-    job: JobRecord,
+    job: JobSummary,
     now: datetime,
     reason: str | None,
     wait_s: float,
@@ -145,7 +217,7 @@ async def requeue(
     )
 
 
-async def renew(connection: AsyncConnection, job: JobRecord, now: datetime, reason: str) -> None:
+async def renew(connection: AsyncConnection, job: JobSummary, now: datetime, reason: str) -> None:
     """Queue an ended job again by a user's wish, with fresh restarts and a fresh deadline."""
     deadline = _deadline(job.deadline_s, now)
     await requeue(
@@ -162,13 +234,23 @@ async def renew(connection: AsyncConnection, job: JobRecord, now: datetime, reas
     )
 
 
-async def set_waiting(connection: AsyncConnection, job: JobRecord, reason: str) -> None:
-    """Tell why `job` is still queued; nothing happens if it no longer is."""
-    guard = (jobs.c.id == job.id, jobs.c.state == JobState.QUEUED, jobs.c.attempt == job.attempt)
-    await connection.execute(update(jobs).where(*guard).values(waiting_for=reason))
+async def set_waiting(connection: AsyncConnection, reasons: Iterable[tuple[JobSummary, str]]) -> None:
+    """Tell why jobs are still queued; nothing happens to one that no longer is."""
+    guard = (jobs.c.id == bindparam("job"), jobs.c.state == JobState.QUEUED, jobs.c.attempt == bindparam("number"))
+    values = [{"job": job.id, "number": job.attempt, "why": reason} for job, reason in reasons]
+    await connection.execute(update(jobs).where(*guard).values(waiting_for=bindparam("why")), values)
 
 
-async def set_reason(connection: AsyncConnection, job: JobRecord, reason: str | None) -> None:
+async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, now: datetime) -> bool:
+    """End a job of which something can't be read, whatever its state says; return whether it had not ended."""
+    values = {"state": JobState.FAILED, "reason": reason, "ended_at": now, "waiting_for": None, "not_before": None}
+    changed = await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(ENDED)).values(values))
+    if changed.rowcount == 1:
+        await events.add(connection, job, now, JobState.FAILED, reason)
+    return changed.rowcount == 1
+
+
+async def set_reason(connection: AsyncConnection, job: JobSummary, reason: str | None) -> None:
     """Change why `job` is in the state that it is in; raises `StaleAttempt` when it no longer is."""
     guard = (jobs.c.id == job.id, jobs.c.state == job.state, jobs.c.attempt == job.attempt)
     changed = await connection.execute(update(jobs).where(*guard).values(reason=reason))
@@ -176,13 +258,13 @@ async def set_reason(connection: AsyncConnection, job: JobRecord, reason: str | 
         raise StaleAttempt(f"job {job.id} is no longer {job.state} in attempt {job.attempt}")
 
 
-async def avoid(connection: AsyncConnection, job: JobRecord, nodes: Iterable[str]) -> None:
+async def avoid(connection: AsyncConnection, job: JobSummary, nodes: Iterable[str]) -> None:
     """Let the next attempts go to other nodes than these if they fit there."""
     avoided = tuple(sorted({*(job.avoid or ()), *nodes}))
     await connection.execute(update(jobs).where(jobs.c.id == job.id).values(avoid=avoided))
 
 
-async def release(connection: AsyncConnection, job: JobRecord, not_before: datetime) -> None:
+async def release(connection: AsyncConnection, job: JobSummary, not_before: datetime) -> None:
     """Let a queued job be placed from `not_before` on; nothing happens if it is no longer queued."""
     guard = (jobs.c.id == job.id, jobs.c.state == JobState.QUEUED, jobs.c.attempt == job.attempt)
     await connection.execute(update(jobs).where(*guard).values(not_before=not_before, waiting_for=None))
@@ -200,12 +282,35 @@ async def set_result(connection: AsyncConnection, job: str, attempt: int, result
 
 def _visible() -> ColumnElement[bool]:
     """A job that is marked for deletion is gone for everybody once it has ended."""
-    return or_(jobs.c.deleted_at.is_(None), jobs.c.state.in_(LIVE))
+    return or_(jobs.c.deleted_at.is_(None), jobs.c.state.not_in(ENDED))
 
 
 def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
     return None if deadline_s is None else now + timedelta(seconds=deadline_s)
 
 
+async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any] | None:
+    query = cast(Select[Any], select(*columns)).where(jobs.c.id == job, _visible())
+    # PostgreSQL refuses a NUL in a text, and no id has one.
+    return (await connection.execute(query)).one_or_none() if job.isprintable() else None
+
+
+def _summary(row: Row[Any]) -> JobSummary:
+    return read(JobSummary, row, _SUMMARY_NAMES, state=member(JobState, row, "state"))
+
+
 def _record(row: Row[Any]) -> JobRecord:
-    return read(JobRecord, row, state=JobState(row.state))
+    """The job, with empty values for what can't be read: then it is shown nevertheless."""
+    found = row._asdict()  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
+    broken = {column: value.why for column, value in found.items() if isinstance(value, Unreadable)}
+    try:
+        state, why = member(JobState, row, "state"), None
+    except UnreadableRow as error:
+        state, why = JobState.FAILED, str(error)
+    why = why or next((str(UnreadableRow(column, said)) for column, said in broken.items()), None)
+    values: dict[str, Any] = found | _blank(broken) | {"state": state, "unreadable": why}
+    return JobRecord(**values)
+
+
+def _blank(columns: Iterable[str]) -> dict[str, Any]:
+    return {column: _EMPTY.get(column) for column in columns}

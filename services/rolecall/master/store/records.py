@@ -1,12 +1,22 @@
-"""What the tables hold, as frozen values with the columns' names."""
+"""What the tables hold, as frozen values with the columns' names.
 
-from dataclasses import dataclass
+Each row is read by itself: one that this release can't read (a newer release wrote it, or a disk damaged it) raises
+`UnreadableRow`, and whoever reads many goes on with the others.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
+from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import Limits, Scope
+from rolecall.spec.errors import RolecallError
 from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest, GangPlan
@@ -15,22 +25,61 @@ from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
 _R = TypeVar("_R")
+_E = TypeVar("_E", bound=StrEnum)
+_log = logging.getLogger(__name__)
 
 
-def read(kind: type[_R], row: Row[Any], **values: Any) -> _R:
-    """A record from a row with its columns; `values` replace those that the database knows only as text."""
-    return kind(**(row._asdict() | values))  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
+class UnreadableRow(RolecallError):
+    """A row has a value that this release can't read."""
+
+    def __init__(self, column: str, why: str) -> None:
+        super().__init__(f"its stored {column} can't be read ({why})")
+
+
+def read(kind: type[_R], row: Row[Any], names: Sequence[str] = (), **values: Any) -> _R:
+    """A record from a row with its columns, or from those of `names` alone.
+
+    `values` replace columns that the database knows only as text. Raises `UnreadableRow`, also for a column that the
+    record does not take.
+    """
+    found = row._asdict()  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
+    for column, value in found.items():
+        if isinstance(value, Unreadable):
+            raise UnreadableRow(column, value.why)
+    taken = {name: found[name] for name in names} if names else found
+    return kind(**(taken | values))
+
+
+def member(kind: type[_E], row: Row[Any], column: str) -> _E:
+    """The member of an enumeration that `column` holds. Raises `UnreadableRow`."""
+    text = getattr(row, column)
+    try:
+        return kind(text)
+    except ValueError:
+        raise UnreadableRow(column, f"{text!r} is none of {', '.join(kind)}") from None
+
+
+def readable(rows: Iterable[Row[Any]], parse: Callable[[Row[Any]], _R], what: str) -> Iterator[_R]:
+    """What can be read of `rows`. What can't is left out, and told once in the log as `what`."""
+    for row in rows:
+        try:
+            yield parse(row)
+        except UnreadableRow as error:
+            _tell_once(f"{what} {'/'.join(str(value) for value in tuple(row)[:3])}", str(error))
+
+
+@lru_cache(maxsize=1024)
+def _tell_once(what: str, why: str) -> None:
+    _log.error("%s is left out: %s", what, why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
-    """A job."""
+class JobSummary:
+    """What placing and advancing a job needs of it: nothing that may be large."""
 
     sequence: int
     id: str
-    name: str
     workload: str
-    params: dict[str, Any]
     roles: dict[Role, int]
     priority: int
     max_restarts: int
@@ -44,31 +93,39 @@ class JobRecord:
     """Failed attempts since the submission or the last retry by hand."""
     crashes: int
     """Failed attempts since the newest checkpoint."""
-    progress: Progress
-    result: dict[str, Any] | None
     created_at: datetime
     queued_at: datetime
     not_before: datetime | None
     """The end of its back-off."""
     deadline_at: datetime | None
     started_at: datetime | None
-    ended_at: datetime | None
     owner: str
     """The name of the token that submitted it."""
-    deleted_at: datetime | None = None
-    """When its deletion was asked for."""
     avoid: tuple[str, ...] | None = None
     """Nodes that reported its checkpoint as damaged: the next attempt goes elsewhere if it fits there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRecord:
-    """One try at a job."""
+class JobRecord(JobSummary):
+    """A job."""
+
+    name: str
+    params: dict[str, Any]
+    progress: Progress
+    result: dict[str, Any] | None
+    ended_at: datetime | None
+    deleted_at: datetime | None = None
+    """When its deletion was asked for."""
+    unreadable: str | None = field(default=None, compare=False)
+    """What of it this release can't read, and why: then that column has an empty value here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSummary:
+    """One try at a job, without its plan."""
 
     job: str
     number: int
-    plan: GangPlan
-    resume_from: CheckpointManifest | None
     state: JobState
     cause: str | None
     stop: StopMode | None
@@ -79,6 +136,14 @@ class AttemptRecord:
     ended_at: datetime | None
     swept: bool = False
     """Whether what it left in the blob store is deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord(AttemptSummary):
+    """One try at a job."""
+
+    plan: GangPlan
+    resume_from: CheckpointManifest | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +249,11 @@ class SecretRecord:
 class Gang:
     """A job with its current attempt and that attempt's workers in rank order."""
 
-    job: JobRecord
+    job: JobSummary
     attempt: AttemptRecord
     workers: tuple[WorkerRecord, ...]
+
+    @property
+    def nodes(self) -> set[str]:
+        """The names of the nodes that it has workers on."""
+        return {worker.node for worker in self.workers}

@@ -8,7 +8,7 @@ from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.records import SecretRecord, TokenRecord, read
+from rolecall.master.store.records import SecretRecord, TokenRecord, read, readable
 from rolecall.master.store.schema import token_secrets, tokens
 from rolecall.spec.access import TokenRequest
 from rolecall.spec.errors import Conflict, NotFound
@@ -37,13 +37,16 @@ async def lock(connection: AsyncConnection, name: str) -> None:
 
 
 async def everything(connection: AsyncConnection) -> list[TokenRecord]:
-    """All tokens by name."""
-    return [read(TokenRecord, row) for row in await connection.execute(select(tokens).order_by(tokens.c.name))]
+    """All tokens by name; one that can't be read is left out, and valid for nothing."""
+    rows = await connection.execute(select(tokens).order_by(tokens.c.name))
+    return list(readable(rows, lambda row: read(TokenRecord, row), "token"))
 
 
 async def secrets(connection: AsyncConnection) -> list[SecretRecord]:
     """The secrets of all tokens."""
-    return [read(SecretRecord, row) for row in await connection.execute(select(token_secrets))]
+    columns = [token_secrets.c[name] for name in ("token", "created_at", "digest", "expires_at")]
+    rows = await connection.execute(select(*columns))
+    return list(readable(rows, lambda row: read(SecretRecord, row), "secret of token"))
 
 
 async def change(connection: AsyncConnection, name: str, values: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Row, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store.records import WorkerRecord, read
+from rolecall.master.store.records import WorkerRecord, member, read, readable
 from rolecall.master.store.schema import workers
 from rolecall.spec.errors import StaleAttempt
 from rolecall.spec.plan import GangPlan
@@ -30,20 +30,42 @@ async def add(connection: AsyncConnection, job: str, attempt: int, plan: GangPla
 async def of_attempts(
     connection: AsyncConnection, keys: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], list[WorkerRecord]]:
-    """The workers of each attempt `(job, number)`, in rank order."""
-    found: defaultdict[tuple[str, int], list[WorkerRecord]] = defaultdict(list)
-    key = tuple_(workers.c.job, workers.c.attempt)
-    for row in await connection.execute(select(workers).where(key.in_(keys)).order_by(workers.c.rank)):
-        worker = _record(row)
-        found[worker.job, worker.attempt].append(worker)
+    """The workers of each attempt `(job, number)`, in rank order; one that can't be read is left out."""
+    found = await rows_of(connection, keys)
+    return {key: list(readable(rows, record, "worker")) for key, rows in found.items()}
+
+
+async def rows_of(
+    connection: AsyncConnection, keys: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], list[Row[Any]]]:
+    """The rows of the workers of each attempt `(job, number)`, in rank order: `record` reads one."""
+    found: defaultdict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
+    if keys:
+        key = tuple_(workers.c.job, workers.c.attempt)
+        for row in await connection.execute(select(workers).where(key.in_(keys)).order_by(workers.c.rank)):
+            found[row.job, row.attempt].append(row)
     return found
 
 
 async def on_node(connection: AsyncConnection, node: str) -> list[WorkerRecord]:
     """The workers of `node` that have not ended, in a fixed order."""
-    query = select(workers).where(workers.c.node == node, workers.c.state.in_(_RUNNING_ON))
+    return await on_nodes(connection, [node])
+
+
+async def on_nodes(connection: AsyncConnection, nodes: Iterable[str]) -> list[WorkerRecord]:
+    """The workers of `nodes` that have not ended, in a fixed order; one that can't be read is left out."""
+    query = select(workers).where(workers.c.node.in_(tuple(nodes)), workers.c.state.in_(_RUNNING_ON))
     order = (workers.c.job, workers.c.attempt, workers.c.rank)
-    return [_record(row) for row in await connection.execute(query.order_by(*order))]
+    return list(readable(await connection.execute(query.order_by(*order)), record, "worker"))
+
+
+async def end_unreadable(connection: AsyncConnection, job: str) -> list[str]:
+    """Let all workers of a job count as lost, whatever their states say; return the nodes they were on."""
+    ended = tuple(state for state in WorkerState if state.ended)
+    guard = (workers.c.job == job, workers.c.state.not_in(ended))
+    nodes = list(await connection.scalars(select(workers.c.node).where(*guard).distinct()))
+    await connection.execute(update(workers).where(*guard).values(state=WorkerState.LOST))
+    return nodes
 
 
 async def change(connection: AsyncConnection, worker: WorkerRecord, **values: Any) -> None:
@@ -71,5 +93,6 @@ async def end_all(connection: AsyncConnection, gone: Iterable[WorkerRecord], sta
         await change(connection, worker, state=state, **values)
 
 
-def _record(row: Row[Any]) -> WorkerRecord:
-    return read(WorkerRecord, row, role=Role(row.role), state=WorkerState(row.state))
+def record(row: Row[Any]) -> WorkerRecord:
+    """The worker of a row. Raises `UnreadableRow`."""
+    return read(WorkerRecord, row, role=member(Role, row, "role"), state=member(WorkerState, row, "state"))

@@ -1,0 +1,164 @@
+"""What the master knows of its live jobs and its nodes: read once, then only what has changed.
+
+Whoever commits a change of a job or a node says so by `note`; `refresh` reads what was noted, and everything at the
+start, after a failure, and every `_READ_ALL_S` seconds. The values are immutable, so that a placement may look at them
+from another thread while the view goes on.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.catalogue import Catalogue
+from rolecall.master.scheduler import Allowance
+from rolecall.master.store import attempts, jobs, nodes
+from rolecall.master.store.database import Database
+from rolecall.master.store.jobs import Summaries
+from rolecall.master.store.records import Gang, JobSummary, NodeRecord
+from rolecall.spec.access import Limits
+from rolecall.spec.plan import WorkerPlan
+from rolecall.spec.state import JobState
+
+_READ_ALL_S = 30.0
+_PAGE = 250
+"""Jobs that are read at a stretch: the event loop serves others in between."""
+
+
+class View:
+    """The live jobs and the nodes as they were read last."""
+
+    def __init__(self, database: Database, catalogue: Catalogue) -> None:
+        self.queue: dict[str, JobSummary] = {}
+        self.chosen: dict[str, tuple[str, ...]] = {}
+        """Of queued jobs that run everywhere: the nodes that they name."""
+        self.gangs: dict[str, Gang] = {}
+        self.nodes: dict[str, NodeRecord] = {}
+        self.unreadable: dict[str, str] = {}
+        """Live jobs of which something can't be read, and what."""
+        self.unreadable_nodes: dict[str, str] = {}
+        self.version = 0
+        """Grows whenever something above is different."""
+        self.fresh: set[str] = set()
+        """Gangs that were read since somebody last emptied this."""
+        self._database = database
+        self._catalogue = catalogue
+        self._aside: dict[str, str] = {}
+        self._jobs: set[str] = set()
+        self._nodes: set[str] = set()
+        self._read_all_at = 0.0
+        self._lock = asyncio.Lock()
+
+    def note(self, jobs: Iterable[str] = (), nodes: Iterable[str] = ()) -> None:
+        """What is stored of these has changed."""
+        self._jobs.update(jobs)
+        self._nodes.update(nodes)
+
+    async def refresh(self) -> None:
+        """Read what was noted."""
+        async with self._lock:
+            due = time.monotonic() >= self._read_all_at
+            if not (due or self._jobs or self._nodes):
+                return
+            noted_jobs, noted_nodes = self._jobs, self._nodes
+            self._jobs, self._nodes = set(), set()
+            try:
+                async with self._database.read() as connection:
+                    await self._read_jobs(connection, None if due else noted_jobs)
+                    await self._read_nodes(connection, None if due else noted_nodes)
+            except BaseException:
+                self._read_all_at = 0.0
+                raise
+            if due:
+                self._read_all_at = time.monotonic() + _READ_ALL_S
+
+    def set_aside(self, job: str, why: str) -> None:
+        """A part of a job that the view doesn't read, its parameters, can't be read."""
+        self._aside[job] = why
+
+    def waits(self, reasons: Iterable[tuple[JobSummary, JobSummary]]) -> None:
+        """Replace queued jobs by what was just stored of them, unless they have changed since."""
+        for before, after in reasons:
+            if self.queue.get(before.id) is before:
+                self.queue[before.id] = after
+
+    def taken(self) -> tuple[WorkerPlan, ...]:
+        """The places of workers that may still have a process."""
+        return tuple(taken_places(self.gangs.values(), self._catalogue))
+
+    def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
+        """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
+        return allowances(self.gangs.values(), self._catalogue, limits)
+
+    async def _read_jobs(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
+        if among is not None and not among:
+            return
+        found = await jobs.live(connection, among) if among else await _all_live(connection)
+        held = [job for job in found.live.values() if job.state.holds_slots]
+        gangs = await attempts.gangs(connection, held)
+        queue = {job.id: job for job in found.live.values() if job.state is JobState.QUEUED}
+        everywhere = [job for job in queue.values() if self._catalogue.is_everywhere(job.workload)]
+        named = await jobs.parameters(connection, [job.id for job in everywhere]) if everywhere else {}
+        before = (self.queue, self.gangs, self.unreadable, self.chosen)
+        if among is None:
+            among = {*self.queue, *self.gangs, *self.unreadable}
+        gone = set(among)
+        self.queue = {job: one for job, one in self.queue.items() if job not in gone} | queue
+        self.chosen = {job: one for job, one in self.chosen.items() if job not in gone} | {
+            job: tuple(params.get("nodes", ())) for job, params in named.items()
+        }
+        self.gangs = {job: one for job, one in self.gangs.items() if job not in gone} | {
+            gang.job.id: gang for gang in gangs.found
+        }
+        aside = {job: self._aside.pop(job) for job in set(self._aside) & set(queue)}
+        queue = {job: one for job, one in queue.items() if job not in aside}
+        lacking = {job.id: "it has no attempt" for job in held} | found.unreadable | gangs.unreadable | aside
+        broken = {job: why for job, why in lacking.items() if job not in self.gangs}
+        self.unreadable = {job: why for job, why in self.unreadable.items() if job not in gone} | broken
+        self.fresh |= {gang.job.id for gang in gangs.found}
+        self.version += before != (self.queue, self.gangs, self.unreadable, self.chosen)
+
+    async def _read_nodes(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
+        if among is not None and not among:
+            return
+        found = await nodes.look(connection, among)
+        before = self.nodes
+        kept = {} if among is None else {name: one for name, one in self.nodes.items() if name not in among}
+        self.nodes = dict(sorted((kept | found.known).items()))
+        self.unreadable_nodes = found.unreadable
+        self.version += before != self.nodes
+
+
+def taken_places(gangs: Iterable[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
+    """The places of workers that may still have a process; one that runs everywhere takes none."""
+    return [
+        gang.attempt.plan.workers[worker.rank]
+        for gang in gangs
+        if not catalogue.is_everywhere(gang.job.workload)
+        for worker in gang.workers
+        if not worker.state.ended
+    ]
+
+
+def allowances(gangs: Iterable[Gang], catalogue: Catalogue, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
+    """What the owners whose slots are limited use of them."""
+    limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
+    used: Counter[str] = Counter()
+    for gang in gangs:
+        if gang.job.owner in limited:
+            used[gang.job.owner] += len(taken_places([gang], catalogue))
+    return {owner: Allowance(most, used[owner]) for owner, most in limited.items()}
+
+
+async def _all_live(connection: AsyncConnection) -> Summaries:
+    found, after = Summaries(), -1
+    while True:
+        page = await jobs.live(connection, after=after, limit=_PAGE)
+        found.live.update(page.live)
+        found.unreadable.update(page.unreadable)
+        if page.last is None:
+            return found
+        after = page.last
+        await asyncio.sleep(0)

@@ -1,0 +1,216 @@
+"""What a queue and a cluster cost the master: counts and CPU seconds, which a busy machine does not change much."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from rolecall.master.core import Master
+from rolecall.master.placement import Flow
+from rolecall.master.store import jobs
+from rolecall.spec.job import JobSpec
+from rolecall.spec.role import Role
+from rolecall.spec.state import WorkerState
+
+from .harness import ONE_TRAINER, Client, Node, line, make_node, make_settings, one_trainer, serving
+
+WAITING = 1000
+HOUSEKEEPING = {"leadership", "tokens", "cleaner", "verifier"}
+
+
+def on_master(data: Path, flow: Callable[[Client, Master], Any]) -> None:
+    """Run `flow(client, master)` against a fresh master."""
+
+    async def run() -> None:
+        # Nodes may be silent for long: nothing is lost here, and who waits is woken by a change or not at all.
+        async with serving(make_settings(data, heartbeat_s=30.0, node_timeout_s=600.0)) as client:
+            await flow(client, client.server.config.app.state.master)
+
+    asyncio.run(run())
+
+
+async def queue_up(client: Client, master: Master, count: int, roles: dict[Role, int]) -> None:
+    """Queue many jobs at once, past HTTP."""
+    async with master.database.write() as connection:
+        for number in range(count):
+            spec = JobSpec(id=f"toy-{number}", workload="toy", roles=roles, params={"steps": 1, "learning_rate": 1})
+            await jobs.add(connection, spec, _now())
+    master.waking.jobs(*(f"toy-{number}" for number in range(count)))
+    await client.until(f"toy-{count - 1}", "queued", also=lambda job: job["waiting_for"])
+
+
+@contextmanager
+def counted(master: Master) -> Iterator[list[str]]:
+    """The statements that the database is given within the block, but for those that come at fixed times."""
+    statements: list[str] = []
+    database = master.database
+    engines = [database._reader.sync_engine, database._writer.sync_engine]  # pyright: ignore[reportPrivateUsage]
+
+    def note(*arguments: Any) -> None:
+        task = asyncio.current_task()
+        if task is None or task.get_name() not in HOUSEKEEPING:
+            statements.append(arguments[2])
+
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield statements
+    finally:
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", note)
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with every assignment that placement tries."""
+    found: list[int] = []
+    fill = Flow.fill
+
+    def counting(self: Flow, roles: Any) -> Any:
+        found.append(1)
+        return fill(self, roles)
+
+    monkeypatch.setattr(Flow, "fill", counting)
+    return found
+
+
+def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_job_passes_it(
+    tmp_path: Path, searches: list[int]
+) -> None:
+    async def flow(client: Client, master: Master) -> None:
+        nodes = [await one_trainer(client, f"trainer-{number}", boot=f"m{number}") for number in range(3)]
+        await queue_up(client, master, WAITING, {Role.TRAINER: 7})
+        searches.clear()
+        with counted(master) as statements:
+            begun, waited_s = time.process_time(), 3.0
+            await asyncio.sleep(waited_s)
+            share = (time.process_time() - begun) / waited_s
+        assert not searches
+        assert not [one for one in statements if "UPDATE jobs" in one or "FROM nodes" in one]
+        assert share < 0.2, f"{share:.0%} of a core while nothing happens"
+        begun = time.monotonic()
+        fits = (await client.submit(roles=ONE_TRAINER))["id"]
+        await client.until(fits, "placed")
+        took_s = time.monotonic() - begun
+        assert took_s < 5, "1 s on a machine that has nothing else to do"
+        assert len(searches) < 10, "one for each shape, not one for each job"
+        document = await client.job("toy-7")
+        assert document["waiting_for"].startswith("waiting for 7 trainer slots: the cluster has 6 in all")
+        async with master.database.read() as connection:
+            assert (await jobs.get(connection, "toy-7")).waiting_for == "waiting for 7 trainer slots"
+        assert nodes
+
+    on_master(tmp_path, flow)
+
+
+def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: Path) -> None:
+    async def flow(client: Client, master: Master) -> None:
+        node = await one_trainer(client)
+        await client.submit(roles={"parameter-server": 0, "trainer": 2})
+        await node.workers(2)
+        await queue_up(client, master, 20, {Role.TRAINER: 2})
+        assert (await client.job("toy-3"))["waiting_for"] == "waiting for 2 trainer slots: 0 of 2 are free"
+        with counted(master) as statements:
+            (first, _) = await node.beat()
+            await node.say(first, WorkerState.SUCCEEDED, exit_code=0)
+            await client.until("toy-3", "queued", also=lambda job: "1 of 2 is free" in job["waiting_for"])
+        assert not [one for one in statements if one.startswith("UPDATE jobs SET waiting_for")]
+
+    on_master(tmp_path, flow)
+
+
+def test_a_change_wakes_the_nodes_of_its_gang_and_reads_no_others(tmp_path: Path) -> None:
+    async def flow(client: Client, master: Master) -> None:
+        others = [await one_trainer(client, f"other-{number}", slots=1, boot=f"o{number}") for number in range(20)]
+        gang = [await _server(client, number) for number in range(2)]
+        job = (await client.submit(roles={"parameter-server": 2, "trainer": 1}))["id"]
+        await client.until(job, "placed")
+        (host,) = [node for node in others if await node.beat()]
+        workers = {node.spec.name: (await node.beat())[0] for node in (*gang, host)}
+        idle = [node for node in others if node is not host]
+        held = {node.spec.name: asyncio.create_task(node.beat(30.0)) for node in (*idle, gang[1], host)}
+        await asyncio.sleep(1.0)
+        with counted(master) as statements:
+            await gang[0].say(workers[gang[0].spec.name], WorkerState.STARTING, rendezvous_port=4711)
+            async with asyncio.timeout(20):
+                met = [await held[node.spec.name] for node in (gang[1], host)]
+            await asyncio.sleep(0.6)
+        assert {worker.launch.rendezvous_port for told in met for worker in told} == {4711}
+        assert [name for name, call in held.items() if call.done()] == [gang[1].spec.name, host.spec.name]
+        assert not [one for one in statements if "FROM nodes" in one and "WHERE" not in one]
+        assert len(statements) < 120, "for a gang of three, with two ticks of the loops"
+        for call in held.values():
+            call.cancel()
+
+    on_master(tmp_path, flow)
+
+
+async def _server(client: Client, number: int) -> Node:
+    node = Node(client, make_node(f"server-{number}", Role.PARAMETER_SERVER, 1, boot=f"s{number}"))
+    await node.register()
+    await node.beat()
+    return node
+
+
+def test_a_heartbeat_and_a_step_without_news_ask_for_no_transaction_that_writes(tmp_path: Path) -> None:
+    async def flow(client: Client, master: Master) -> None:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        await client.until(job, "running")
+        size = await node.progress(worker, line("first_step", step=1, metrics={"loss": 1.0}))
+        await node.beat()
+        async with _quiet(master):
+            with counted(master) as statements:
+                for _ in range(5):
+                    await node.beat()
+            assert statements == []
+            with counted(master) as statements:
+                await node.progress(worker, line("step", step=2, metrics={"loss": 0.5}), offset=size)
+            assert [one for one in statements if not one.startswith(("SELECT", "BEGIN "))] in ([], ["BEGIN"])
+            assert "BEGIN IMMEDIATE" not in statements
+        assert (await client.job(job))["progress"]["step"] == 2
+
+    on_master(tmp_path, flow)
+
+
+@asynccontextmanager
+async def _quiet(master: Master) -> AsyncGenerator[None]:
+    """Without the loops of the master, whose own statements would be counted."""
+    loops = [task for task in asyncio.all_tasks() if task.get_name() in {"reconciler", "placer"}]
+    assert len(loops) == 2
+    for task in loops:
+        task.cancel()
+    await asyncio.wait(loops)
+    yield
+
+
+def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
+    """A node that restarts between the look and the commit is not given the workers that were planned for it."""
+
+    async def flow(client: Client, master: Master) -> None:
+        node = await one_trainer(client)
+        async with _quiet(master):
+            await master.view.refresh()
+            async with master.database.write() as connection:
+                spec = JobSpec(id="toy-1", workload="toy", roles={Role.TRAINER: 1}, params={})
+                job = await jobs.add(connection, spec, _now())
+            plan = master.placer._cluster_of(master.placer._offers()).seating(()).place(job.roles)  # pyright: ignore[reportPrivateUsage]
+            node.spec = node.spec.model_copy(update={"started": "second"})
+            await node.enter()
+            assert not await master.placer._complaints.apart("placing", master.placer._begin(job, plan))  # pyright: ignore
+            assert (await client.job("toy-1"))["state"] == "queued"
+            assert await node.beat() == []
+
+    on_master(tmp_path, flow)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
