@@ -111,6 +111,8 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     yield _SHARED_MEMORY, WRITE
     yield request.workdir, WRITE
     yield request.cache, WRITE
+    if request.trust is not None and request.trust.ca != "system":
+        yield Path(request.trust.ca).resolve(), READ
     url = request.launch.blob_url
     if url and (folder := _local_blobs(url, request.launch.job)):
         yield folder, WRITE
