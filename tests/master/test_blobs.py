@@ -202,7 +202,7 @@ def test_an_upload_of_an_attempt_that_ended_is_stale(tmp_path: Path) -> None:
             rest.set()
             refused = await upload
             assert refused.status_code == 409, refused.text
-            assert "its attempt ended" in refused.json()["detail"]
+            assert f"attempt 1 of job {job} is over" in refused.json()["detail"]
             assert not [path for path in folder.rglob("*") if path.is_file()]
 
     asyncio.run(flow())
