@@ -11,10 +11,11 @@ LOWEST_TORCH ?= 2.11.0
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESOLVE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
-	--no-emit-index-url --no-emit-find-links --upgrade --group pyproject.toml:dev pyproject.toml -
+	--no-emit-index-url --no-emit-find-links --generate-hashes pyproject.toml
+WITH_DEV = --upgrade --group pyproject.toml:dev -
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test-fast test test-versions check lock clean
+.PHONY: help setup demo test-fast test test-versions check lock audit sbom clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -41,10 +42,20 @@ check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-lock: $(INSTALLED)  ## Resolve requirements.lock and requirements-lowest.lock anew
+lock: $(INSTALLED)  ## Resolve requirements.lock, requirements-runtime.lock (its part for the images) and requirements-lowest.lock anew
 	$(BIN)/pip install --quiet uv
-	printf "torch==$(TORCH)\ntorchvision==$(TORCHVISION)\n" | $(RESOLVE) --output-file requirements.lock
-	echo "torch==$(LOWEST_TORCH)" | $(RESOLVE) --output-file requirements-lowest.lock
+	printf "torch==$(TORCH)\ntorchvision==$(TORCHVISION)\n" | $(RESOLVE) $(WITH_DEV) --output-file requirements.lock
+	$(RESOLVE) --constraint requirements.lock --output-file requirements-runtime.lock
+	echo "torch==$(LOWEST_TORCH)" | $(RESOLVE) $(WITH_DEV) --output-file requirements-lowest.lock
+
+audit: $(INSTALLED)  ## Look the locked versions up in the advisory database (needs the internet)
+	$(BIN)/pip install --quiet pip-audit
+	$(BIN)/pip-audit --disable-pip --require-hashes --requirement requirements-runtime.lock
+
+sbom: $(INSTALLED)  ## Write build/sbom.json: what the images install, in CycloneDX's format
+	$(BIN)/pip install --quiet cyclonedx-bom
+	mkdir -p build
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-file build/sbom.json requirements-runtime.lock
 
 clean:  ## Remove everything that the other targets made
 	rm -rf .venv .venv-lowest .venv-checkov .rolecall build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

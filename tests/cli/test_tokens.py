@@ -62,7 +62,7 @@ def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     assert (code, "not shown again" in said) == (0, True)
     secret = printed.strip()
     assert secret.startswith("rc_")
-    data = {"train": "/data/none.csv", "label": "y", "categorical": ["a"]}
+    data = {"train": "none.csv", "label": "y", "categorical": ["a"]}
     job = json.dumps({"workload": "embedding-ddp", "params": {"data": data}})
     code, printed, said = run("submit", "-", given=job, token=secret)
     assert code == 0, said

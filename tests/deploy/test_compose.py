@@ -223,7 +223,7 @@ def test_every_image_takes_more_packages(composed: dict[str, Any]) -> None:
     services = configuration(EXTRA_PACKAGES="s3fs gcsfs")["services"]
     assert {services[role]["build"]["args"]["EXTRA_PACKAGES"] for role in ROLES} == {"s3fs gcsfs"}
     assert {composed[role]["build"]["args"]["EXTRA_PACKAGES"] for role in ROLES} == {""}
-    assert "--constraint /source/requirements.lock ${EXTRA_PACKAGES}\n" in DOCKERFILE
+    assert "--constraint /source/constraints.txt ${EXTRA_PACKAGES}\n" in DOCKERFILE
 
 
 def test_the_repositorys_own_files_can_be_read_where_selinux_is() -> None:

@@ -4,15 +4,17 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import event
 
+from rolecall.master import placer
 from rolecall.master.core import Master
 from rolecall.master.placement import Flow
+from rolecall.master.scheduler import schedule
 from rolecall.master.store import jobs
 from rolecall.spec.job import JobSpec
 from rolecall.spec.role import Role
@@ -35,12 +37,14 @@ def on_master(data: Path, flow: Callable[[Client, Master], Any]) -> None:
     asyncio.run(run())
 
 
-async def queue_up(client: Client, master: Master, count: int, roles: dict[Role, int]) -> None:
-    """Queue many jobs at once, past HTTP."""
+async def queue_up(
+    client: Client, master: Master, count: int, roles: dict[Role, int], *, begin: datetime | None = None
+) -> None:
+    """Queue many jobs at once, past HTTP; from `begin` on, if it is given, one every 100 ms."""
     async with master.database.write() as connection:
         for number in range(count):
             spec = JobSpec(id=f"toy-{number}", workload="toy", roles=roles, params={"steps": 1, "learning_rate": 1})
-            await jobs.add(connection, spec, _now())
+            await jobs.add(connection, spec, begin + timedelta(milliseconds=100 * number) if begin else _now())
     master.waking.jobs(*(f"toy-{number}" for number in range(count)))
     await client.until(f"toy-{count - 1}", "queued", also=lambda job: job["waiting_for"])
 
@@ -105,6 +109,29 @@ def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_job_pass
         async with master.database.read() as connection:
             assert (await jobs.get(connection, "toy-7")).waiting_for == "waiting for 7 trainer slots"
         assert nodes
+
+    on_master(tmp_path, flow)
+
+
+def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        looks.append(1)
+        return schedule(*arguments)
+
+    monkeypatch.setattr(placer, "schedule", counting)
+
+    async def flow(client: Client, master: Master) -> None:
+        await one_trainer(client)
+        window = timedelta(seconds=master.settings.backfill_window_s)
+        await queue_up(client, master, 200, {Role.TRAINER: 7}, begin=_now() - window)
+        await asyncio.sleep(1.5)
+        looks.clear()
+        await asyncio.sleep(1.5)
+        assert looks == []
 
     on_master(tmp_path, flow)
 

@@ -110,6 +110,16 @@ print(json.dumps({{
     assert set(said["refused"]) == {"PermissionError"}, said
 
 
+def test_the_data_folder_is_hidden_wherever_it_lies(request_of: ForkRequest, tmp_path: Path) -> None:
+    """Below a folder where Python finds code, too."""
+    code = f"""
+confine(request, read_worker())
+print(json.dumps([read("{tmp_path}/rows.csv"), read("{tmp_path}/data/token")]))
+"""
+    path = f"{ROOT / 'services'}:{tmp_path}"
+    assert run(request_of, code, PYTHONPATH=path) == ["done", "PermissionError"]
+
+
 def test_what_a_worker_starts_is_confined_too(request_of: ForkRequest, tmp_path: Path) -> None:
     """Loader processes have their sockets below $TMPDIR."""
     code = f"""

@@ -103,7 +103,7 @@ def node(port: int, scheme: str = "https", trust: Trust | None = None) -> str:
     """What a node's log says of the master there."""
 
     async def ask() -> str:
-        client = MasterClient(f"{scheme}://127.0.0.1:{port}", "token", trust)
+        client = MasterClient(f"{scheme}://127.0.0.1:{port}", lambda: "token", trust)
         try:
             await client.leave("x")
         except MasterUnreachable as error:
@@ -191,7 +191,7 @@ def test_files_of_no_use_are_named(files: tuple[str, str], said: str, ca: Pair, 
 
 def test_a_ca_file_of_no_use_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"ROLECALL_TLS_CA=/nowhere: No such file"):
-        MasterClient("https://127.0.0.1:1", "token", Trust(ca="/nowhere"))
+        MasterClient("https://127.0.0.1:1", lambda: "token", Trust(ca="/nowhere"))
     (tmp_path / "ca.crt").write_text("no certificate")
     with pytest.raises(CommandError, match="holds no certificate; give a PEM file"):
         Client(Connection("https://127.0.0.1:1", "token", Trust(ca=str(tmp_path / "ca.crt"))))
@@ -219,7 +219,7 @@ def test_clear_text_that_leaves_the_machine_is_a_warning(
     settings = NodeSettings(role=Role.TRAINER, master_addr=address, data=tmp_path, node_token=SecretStr(NODE_TOKEN))
 
     async def examine() -> tuple[Finding, ...]:
-        client = MasterClient(f"http://127.0.0.1:{master.port}", NODE_TOKEN)
+        client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: NODE_TOKEN)
         found, _ = await Examiner(settings, client, Cards(0, 0)).examine(make_node("trainer-0", Role.TRAINER))
         await client.close()
         return found

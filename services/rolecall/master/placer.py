@@ -112,14 +112,14 @@ class Placer:
             return self._due_s(now)
         self._settled = None
         ready = [job for job in self._view.queue.values() if job.not_before is None or job.not_before <= now]
-        self._again_at = self._next_change(now)
         if not ready:
-            self._waiting, self._settled = {}, look
+            self._waiting, self._settled, self._again_at = {}, look, self._next_change(now, {})
             return self._due_s(now)
         cluster = self._cluster_of(look.offers)
         allowed = self._view.allowances(look.limits)
         asked = (ready, dict(self._view.chosen), cluster, self._view.taken(), allowed, now)
         outcomes = await asyncio.get_running_loop().run_in_executor(pool, self._schedule, *asked)
+        self._again_at = self._next_change(now, outcomes)
         if not await self._settle(ready, outcomes):
             self._settled = look
         return self._due_s(now)
@@ -204,10 +204,15 @@ class Placer:
             if not self._presence.is_alive(name):
                 raise Conflict(f"node {name} was lost while its workers were planned")
 
-    def _next_change(self, now: datetime) -> datetime | None:
-        """When time alone changes the outcomes: a back-off is over, or a job has waited for the backfill window."""
-        moments = [job.not_before for job in self._view.queue.values() if job.not_before]
-        moments += [job.queued_at + self._backfill_window for job in self._view.queue.values()]
+    def _next_change(self, now: datetime, outcomes: Mapping[str, Outcome]) -> datetime | None:
+        """When time alone changes the outcomes: a back-off is over, or a job that could fit has waited for the window.
+
+        The window of a job that could never fit, or is held back, changes nothing for the others.
+        """
+        queue = self._view.queue
+        fitting = [job for job, outcome in outcomes.items() if isinstance(outcome, Waiting) and outcome.feasible]
+        moments = [job.not_before for job in queue.values() if job.not_before]
+        moments += [queue[job].queued_at + self._backfill_window for job in fitting if job in queue]
         return min((moment for moment in moments if moment > now), default=None)
 
     def _due_s(self, now: datetime) -> float:

@@ -23,7 +23,7 @@ from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.state import JobState
 
 _READ_ALL_S = 30.0
-_PAGE = 250
+_PAGE = 100
 """Jobs that are read at a stretch: the event loop serves others in between."""
 
 

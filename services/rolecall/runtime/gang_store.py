@@ -61,6 +61,8 @@ class Entrance:
 
         Raises what `missing` makes of the ranks that have not arrived in time, `IntrudedGang` if a stranger took part.
         """
+        for client in self._clients:
+            client.num_keys()  # Who is answered has been accepted, and doesn't wait in the listening socket's queue.
         mine = [list(one.here) for one in _connections() if self._is_own(one)]
         self._store.set(f"arrived/{self._launch.worker.rank}", self._sign("arrived", json.dumps(mine)))
         arrivals = [f"arrived/{worker.rank}" for worker in self._launch.gang.workers]

@@ -30,7 +30,7 @@ from rolecall.spec.workdir import Workdir
 
 Rule = tuple[Path, Access]
 
-_SOFTWARE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/proc", "/sys")
+_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/proc", "/sys")
 # Of /etc what libraries look up, and nothing that may hold a secret.
 _ETC = (
     "ImageMagick-6", "OpenCL", "X11", "alternatives", "ca-certificates", "ca-certificates.conf", "drirc", "egl",
@@ -40,7 +40,6 @@ _ETC = (
     "passwd", "pki", "protocols", "rdma", "resolv.conf", "services", "ssl", "terminfo", "timezone", "vulkan", "xdg",
 )  # fmt: skip
 _DEVICES = ("dri", "full", "gdrdrv", "infiniband", "kfd", "null", "random", "urandom", "zero")
-_LISTED = ("/dev",)
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - loader processes and NCCL exchange data there
 _NEVER = (Path("/run"),)
 _CACHES = {
@@ -104,16 +103,16 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
 def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     """Each path with what a worker may do there."""
     data = request.cache.parent
-    yield from ((Path(path), READ) for path in (*_SOFTWARE, *(f"/etc/{name}" for name in _ETC)))
-    yield from ((Path(path), LIST) for path in _LISTED)
-    readable = [*_python(), *read_library_paths(), *settings.plugins, *settings.data_roots]
-    for path in dict.fromkeys(path.resolve() for path in readable):
+    yield from _SYSTEM
+    yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))  # Some come with the driver's first use.
+    readable = [path.resolve() for path in (*read_library_paths(), *settings.plugins, *settings.data_roots)]
+    for path in dict.fromkeys((*_SOFTWARE, *readable)):
         yield from _except(path, (data.resolve(), *_NEVER))
-    yield from ((Path("/dev", name), DEVICE) for name in _DEVICES)
-    yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))
     yield _SHARED_MEMORY, WRITE
     yield request.workdir, WRITE
     yield request.cache, WRITE
+    if request.trust is not None and request.trust.ca != "system":
+        yield Path(request.trust.ca).resolve(), READ
     url = request.launch.blob_url
     if url and (folder := _local_blobs(url, request.launch.job)):
         yield folder, WRITE
@@ -123,6 +122,12 @@ def _use_own_folders(scratch: Path) -> None:
     os.environ["TMPDIR"] = str(scratch)
     tempfile.tempdir = None  # What the fork server's imports found is no longer true.
     os.environ.update({name: str(scratch / folder) for name, folder in _CACHES.items()})
+
+
+def _system() -> Iterator[Rule]:
+    yield from ((Path("/etc", name), READ) for name in _ETC)
+    yield Path("/dev"), LIST
+    yield from ((Path("/dev", name), DEVICE) for name in _DEVICES)
 
 
 def _python() -> Iterator[Path]:
@@ -178,3 +183,8 @@ def _refused(error: BaseException | None) -> Path | None:
             return Path(os.fsdecode(error.filename)).resolve()
         error = error.__cause__ or error.__context__
     return None
+
+
+# What is the same for all workers of a node is found out once, when the fork server imports this.
+_SYSTEM: tuple[Rule, ...] = tuple(rule for rule in _system() if rule[0].exists())
+_SOFTWARE: tuple[Path, ...] = tuple(dict.fromkeys((*(Path(path).resolve() for path in _FOLDERS), *_python())))

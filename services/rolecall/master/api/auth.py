@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException
 from fastapi.requests import HTTPConnection
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
+from starlette.routing import BaseRoute, Match
 
 from rolecall.master.access import Principal
 from rolecall.master.core import Master
@@ -46,7 +47,9 @@ class Standing(Enum):
     """What the token of a request is worth before the request is read."""
 
     NONE = auto()
-    """No token, or one that does not open this path."""
+    """No token, or an unknown one."""
+    BARRED = auto()
+    """A known token, of which no scope opens this part of the interface."""
     PLAUSIBLE = auto()
     """It has the form of a token that opens this path; the route, which takes no body, checks it."""
     PROVEN = auto()
@@ -64,23 +67,30 @@ class Admission:
     """For `WWW-Authenticate`."""
     token: str
     """What was given; empty if nothing was."""
+    caller: Principal | None = None
+    """Whose token it is, unless it is an attempt's."""
 
 
 def admission(master: Master, path: str, authorization: str) -> Admission:
     """Judge a request by its head. The routes still check the scopes."""
     if path.startswith("/internal/"):
         given = _bearer_of(authorization)
-        return Admission(_standing_inside(master, path, given), _NODES, _CHALLENGE, given)
+        caller = master.access.principal(given)
+        return Admission(_standing_inside(master, path, given, caller), _NODES, _CHALLENGE, given, caller)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
-    standing = Standing.PROVEN if master.access.principal(given) else Standing.NONE
-    return Admission(standing, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given)
-
-
-def _standing_inside(master: Master, path: str, given: str) -> Standing:
     caller = master.access.principal(given)
-    if caller is not None and Scope.NODE in caller.scopes:
-        return Standing.PROVEN
+    standing = Standing.NONE if caller is None else _standing_outside(caller)
+    return Admission(standing, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given, caller)
+
+
+def _standing_outside(caller: Principal) -> Standing:
+    return Standing.PROVEN if caller.scopes - {Scope.NODE} else Standing.BARRED
+
+
+def _standing_inside(master: Master, path: str, given: str, caller: Principal | None) -> Standing:
+    if caller is not None:
+        return Standing.PROVEN if Scope.NODE in caller.scopes else Standing.BARRED
     if found := _OF_ATTEMPT.fullmatch(path):
         expected = attempt_token(master.signing_key, found["job"], int(found["attempt"]))
         return Standing.PROVEN if _equal(given, expected) else Standing.NONE
@@ -198,7 +208,14 @@ def refusal(scope: Any, token: str | None, outcome: int) -> Refusal:
 
 def action_of(scope: Any) -> str:
     """The method and the route of a call, without what a stranger may choose."""
-    return f"{scope['method']} {getattr(scope.get('route'), 'path', 'no route')}"[:200]
+    route = scope.get("route") or _route_of(scope)
+    return f"{scope['method']} {getattr(route, 'path', 'no route')}"[:200]
+
+
+def _route_of(scope: Any) -> BaseRoute | None:
+    """The route of a call that was refused before the framework looked for it."""
+    found = (route for route in scope["app"].routes if route.matches(scope)[0] is Match.FULL)
+    return next(found, None)
 
 
 def target_of(scope: Any) -> str:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolecall.edge.connections import vouch
+from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, Standing, admission, refusal
 from rolecall.master.api.problem import problem_response
 
@@ -31,6 +32,9 @@ class Gate:
             found = _admission(scope)
             if found.standing is Standing.NONE:
                 await _refuse(scope, receive, send, found)
+                return
+            if found.standing is Standing.BARRED and found.caller is not None:
+                await _bar(scope, receive, send, found, found.caller)
                 return
             if found.standing is Standing.PROVEN:
                 vouch(scope)
@@ -76,6 +80,14 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) 
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
     detail = f"this call needs {found.wanted} {how}; {problem}"
     await problem_response(401, detail, Request(scope), headers=headers)(scope, receive, send)
+
+
+async def _bar(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
+    scope["app"].state.master.sync.refused.note(refusal(scope, caller.name, 403))
+    detail = (
+        f"this call needs {found.wanted}; the token {caller.name} has the scope {' and '.join(sorted(caller.scopes))}"
+    )
+    await problem_response(403, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)
 
 
 def _follows(scope: Scope) -> bool:

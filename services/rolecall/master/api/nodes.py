@@ -85,11 +85,13 @@ async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
         ticket = master.answers.ticket(name)
         answer = await _answer(master, name, beat.started, ticket)
         remaining_s = until - time.monotonic()
-        if answer.version != beat.seen or remaining_s <= 0 or master.answers.closed:
-            master.presence.hold(beat.started)
-            return Response(answer.body, media_type="application/json")
-        master.presence.hold(beat.started, remaining_s)
-        await wait(ticket, remaining_s)
+        if answer.version == beat.seen and remaining_s > 0 and not master.answers.closed:
+            master.presence.hold(beat.started, remaining_s)
+            await wait(ticket, remaining_s)
+            if not master.answers.closed:  # Else all calls are released at once, and nothing has changed.
+                continue
+        master.presence.hold(beat.started)
+        return Response(answer.body, media_type="application/json")
 
 
 @router.get("/{name}/surroundings", summary="Look around")
