@@ -59,10 +59,14 @@ async def gone(client: Client, data: Path, job: str) -> None:
 
 
 async def rows(database: Database) -> list[int]:
-    """How many rows each table has, but that of the nodes."""
-    tables = [table for table in schema.metadata.sorted_tables if table.name != "nodes"]
+    """How many rows each table of jobs, and of what they have, has."""
+    tables = [table for table in schema.metadata.sorted_tables if _is_of_jobs(table)]
     async with database.read() as connection:
         return [await connection.scalar(select(func.count()).select_from(table)) or 0 for table in tables]
+
+
+def _is_of_jobs(table: Table) -> bool:
+    return table is schema.jobs or any(_is_of_jobs(key.column.table) for key in table.foreign_keys)
 
 
 def test_a_deleted_job_leaves_nothing(tmp_path: Path) -> None:
@@ -227,7 +231,7 @@ class World:
         self.now = START
         self.data = data
         self.database = Database(sqlite_url(data / "test.db"))
-        self.blobs, self.streams = Blobs(data / "blobs", None), Streams(data / "streams", 1 << 20)
+        self.blobs, self.streams = Blobs(data / "blobs", None, 10.0), Streams(data / "streams", 1 << 20)
         self.cleaner = Cleaner(
             database=self.database,
             blobs=self.blobs,
@@ -246,7 +250,7 @@ class World:
             first = await jobs.add(connection, JobSpec(id=names[0], workload="toy", roles={Role.TRAINER: 1}), self.now)
             await attempts.begin(connection, first, PLAN, None, self.now)
             await checkpoints.add(connection, first.id, manifest(1), self.now)
-            await idempotency.remember(connection, f"key-{first.id}", "digest", first.id, self.now)
+            await idempotency.remember(connection, "admin", f"key-{first.id}", "digest", first.id, self.now)
             await connection.execute(update(schema.jobs).values(state=JobState.SUCCEEDED).where(_is(first.id)))
             await connection.execute(update(schema.jobs).values(ended_at=self.now).where(_is(first.id)))
             await connection.execute(update(schema.attempts).values(ended_at=self.now))

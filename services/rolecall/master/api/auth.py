@@ -241,4 +241,4 @@ def address_of(scope: Any) -> str:
 
 async def _owner(master: Master, job: str) -> str:
     async with master.database.read() as connection:
-        return (await jobs.summary(connection, job)).owner
+        return await jobs.owner(connection, job)

@@ -122,6 +122,14 @@ async def summary(connection: AsyncConnection, job: str) -> JobSummary:
         return await get(connection, job)
 
 
+async def owner(connection: AsyncConnection, job: str) -> str:
+    """Who owns the job, also one that is marked for deletion and ended. Raises `NotFound`."""
+    found = await connection.scalar(select(jobs.c.owner).where(jobs.c.id == job)) if job.isprintable() else None
+    if found is None:
+        raise unknown(job)
+    return found
+
+
 async def newest_attempt(connection: AsyncConnection, job: str) -> int:
     """The number of the job's current attempt, or of the last; 0 if there is none, or no such job."""
     row = await _row(connection, job, (jobs.c.attempt,))
