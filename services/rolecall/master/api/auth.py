@@ -11,12 +11,13 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Annotated, Any
 
-from fastapi import Depends, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
 from fastapi.requests import HTTPConnection
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
-from starlette.routing import BaseRoute, Match
+from starlette.routing import compile_path
 
 from rolecall.master.access import Principal
 from rolecall.master.core import Master
@@ -69,6 +70,11 @@ class Admission:
     """What was given; empty if nothing was."""
     caller: Principal | None = None
     """Whose token it is, unless it is an attempt's."""
+
+    @property
+    def scopes(self) -> set[Scope]:
+        """The scopes that open something in this part of the interface."""
+        return {Scope.NODE} if self.wanted == _NODES else set(Scope) - {Scope.NODE}
 
 
 def admission(master: Master, path: str, authorization: str) -> Admission:
@@ -208,14 +214,19 @@ def refusal(scope: Any, token: str | None, outcome: int) -> Refusal:
 
 def action_of(scope: Any) -> str:
     """The method and the route of a call, without what a stranger may choose."""
-    route = scope.get("route") or _route_of(scope)
-    return f"{scope['method']} {getattr(route, 'path', 'no route')}"[:200]
+    # A call that was refused early has no route yet.
+    route = getattr(scope.get("route"), "path", None) or _route_of(scope)
+    return f"{scope['method']} {route}"[:200]
 
 
-def _route_of(scope: Any) -> BaseRoute | None:
-    """The route of a call that was refused before the framework looked for it."""
-    found = (route for route in scope["app"].routes if route.matches(scope)[0] is Match.FULL)
-    return next(found, None)
+def _route_of(scope: Any) -> str:
+    found = (route for route, pattern in _patterns(scope["app"]) if pattern.match(scope["path"]))
+    return next(found, "no route")
+
+
+@lru_cache(maxsize=1)
+def _patterns(app: FastAPI) -> list[tuple[str, re.Pattern[str]]]:
+    return [(route, compile_path(route)[0]) for route in app.openapi()["paths"]]
 
 
 def target_of(scope: Any) -> str:

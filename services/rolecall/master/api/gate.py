@@ -84,9 +84,8 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) 
 
 async def _bar(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
     scope["app"].state.master.sync.refused.note(refusal(scope, caller.name, 403))
-    detail = (
-        f"this call needs {found.wanted}; the token {caller.name} has the scope {' and '.join(sorted(caller.scopes))}"
-    )
+    have, want = " and ".join(sorted(caller.scopes)), " or ".join(sorted(found.scopes))
+    detail = f"this call needs the scope {want}; the token {caller.name} has {have}"
     await problem_response(403, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)
 
 
