@@ -110,8 +110,7 @@ def test_every_route_takes_the_scopes_of_the_table_and_no_other(tmp_path: Path) 
             where = path.replace(":path", "").format_map(filled)
             for scope, secret in secrets.items():
                 answer = await client.call(secret, method, where)
-                # Below /internal the gate refuses them, before it reads anything.
-                expected = 403 if allowed and not path.startswith("/internal/") else 401
+                expected = 403 if allowed else 401
                 assert (answer.status_code not in {401, 403}) == (scope in allowed), (scope, method, path, answer.text)
                 if scope not in allowed:
                     assert answer.status_code == expected, (scope, method, path)

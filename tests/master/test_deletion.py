@@ -320,7 +320,7 @@ def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_path: Pa
             assert (await events.of_job(connection, "toy-1"))[-1].message.startswith(
                 "the checkpoint at step 1 is deleted"
             )
-            assert await idempotency.job_of(connection, "key-toy-1", "another digest") is None
+            assert await idempotency.job_of(connection, "admin", "key-toy-1", "another digest") is None
             assert (await jobs.get(connection, "toy-1")).state is JobState.SUCCEEDED
 
     in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7)), flow)
