@@ -83,12 +83,12 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     request: Request,
     master: Running,
     sha256: Annotated[str | None, Header(alias="X-Content-SHA256", pattern="^[0-9a-fA-F]{64}$")] = None,
-    length: Annotated[int | None, Header(alias="Content-Length", ge=0)] = None,
 ) -> BlobReceipt:
     """Store a whole file, checked and durable. Sending it again replaces it."""
     async with master.database.read() as connection:
         record = await _check_current(connection, job, attempt)
-    master.reserve.check(length or 0)
+    # Not a parameter of the interface: the server has refused what is no number before anybody sees the call.
+    master.reserve.check(int(request.headers.get("content-length", 0)))
     blob = f"{attempt}/{name}"
 
     async def stored() -> int:
