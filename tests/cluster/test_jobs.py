@@ -107,7 +107,7 @@ def test_bad_input_fails_at_once_and_for_good(cluster: Cluster, rows: Path, data
 
 def test_a_loss_that_is_no_number_fails_the_job(cluster: Cluster, rows: Path) -> None:
     job = long_job(rows)
-    job["params"]["dense_optimizer"] = {"name": "sgd", "lr": 1e30}
+    job["params"]["dense_optimizer"] = {"name": "sgd", "lr": 1e6}
     document = cluster.wait_for(cluster.submit(job), "failed", 30)
     assert "NonFiniteLoss" in document["reason"]
     assert len(document["attempts"]) == 1
