@@ -1,11 +1,13 @@
 """Blobs on a file system outlive a power failure: what is synced, and in which order."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from rolecall.runtime.blobs import SharedBlobs
+from rolecall.spec.errors import BlobsUnavailable
 
 
 @pytest.mark.parametrize("scheme", ["file://", "local://", ""])
@@ -22,15 +24,29 @@ def test_a_part_is_durable_before_its_name_and_the_name_before_the_return(
     monkeypatch.setattr(os, "fsync", note)
     (tmp_path / "part").write_bytes(b"weights")
     store = tmp_path / "store"
-    SharedBlobs(f"{scheme}{store}", "job", 1).put("step-10/part", tmp_path / "part", "")
+    store.mkdir()
+    blobs = SharedBlobs(f"{scheme}{store}", "job", 1)
+    assert [folder for folder, _ in synced] == [str(store)], "the name of the job's folder"
+    synced.clear()
+    blobs.put("step-10/part", tmp_path / "part", "")
     final = store / "job/1/step-10/part"
     assert final.read_bytes() == b"weights"
     (first, size), *folders = synced
     assert first.startswith(f"{final}.")
     assert first.endswith(".partial")
     assert size == len(b"weights")
-    assert [folder for folder, _ in folders] == [str(final.parents[depth]) for depth in range(4)]
-    assert str(store) == folders[-1][0]
+    assert [folder for folder, _ in folders] == [str(final.parents[depth]) for depth in range(3)]
+    assert str(store / "job") == folders[-1][0]
+
+
+def test_a_store_that_fails_is_unavailable(tmp_path: Path) -> None:
+    """The checkpoint is skipped then, and the attempt goes on."""
+    (tmp_path / "part").write_bytes(b"weights")
+    blobs = SharedBlobs(str(tmp_path / "store"), "job", 1)
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "store").write_text("no longer mounted")
+    with pytest.raises(BlobsUnavailable, match="ROLECALL_BLOB_URL"):
+        blobs.put("part", tmp_path / "part", "")
 
 
 def test_a_store_that_is_no_file_system_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

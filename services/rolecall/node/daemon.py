@@ -16,9 +16,9 @@ from rolecall.node.contact import Contact
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
 from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
 from rolecall.node.housekeeping import keep_cache
-from rolecall.node.logs import Stream
 from rolecall.node.network import Route, Way, find_way, has_address
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
+from rolecall.node.shipping import keep_shipping, ship_all
 from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.settings import NodeSettings, read_worker
@@ -36,7 +36,6 @@ _NAME_PATIENCE_S = 5.0
 _LOOK_S = 3.0
 """How long a node that enters again may be silent for its look at itself; a master's patience is longer."""
 _TICK_S = 0.05
-_SHIP_S = 0.25
 _LOG_FIRST_S = 0.5
 """How long the report of a worker's end may wait for the rest of its log."""
 
@@ -346,17 +345,17 @@ class Daemon:
         except (EndNotReported, ForkRefused, ForkServerDied, OSError) as error:
             state, failure = worker.lost(str(error))
         self.exits[state if failure is None else "failed"] += 1
-        await self._ship_all(worker.progress)
+        await ship_all(self._client, worker.progress)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOG_FIRST_S):
-                await self._ship_all(worker.log)
+                await ship_all(self._client, worker.log)
         worker.finish(state, failure, exit_code)
-        await self._ship_all(worker.log)
+        await ship_all(self._client, worker.log)
         worker.shipped()
 
     async def _watch(self, worker: WorkerProcess, process: ForkedWorker) -> int:
         """Observe the worker until it ends. What it writes is sent beside, because the master may be away."""
-        shipping = asyncio.ensure_future(self._keep_shipping(worker))
+        shipping = asyncio.ensure_future(keep_shipping(self._client, (worker.progress, worker.log)))
         try:
             while not process.ended.done():
                 worker.observe()
@@ -366,25 +365,6 @@ class Daemon:
             shipping.cancel()
             await asyncio.wait({shipping})
             worker.observe()
-
-    async def _keep_shipping(self, worker: WorkerProcess) -> None:
-        while True:
-            if not any([await self._ship(stream) for stream in (worker.progress, worker.log)]):
-                await asyncio.sleep(_SHIP_S)
-
-    async def _ship_all(self, stream: Stream) -> None:
-        while await self._ship(stream) or stream.waits:
-            if stream.waits:
-                await asyncio.sleep(_SHIP_S)
-
-    async def _ship(self, stream: Stream) -> bool:
-        """Send one piece of a stream, trying until it arrives; return whether there may be more."""
-        for delay in delays_s():
-            try:
-                return await stream.ship(self._client)
-            except MasterUnreachable:
-                await asyncio.sleep(delay)
-        raise AssertionError("delays never end")
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
         launch = worker.launch

@@ -10,7 +10,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rolecall.runtime.master_client import MasterClient
-from rolecall.spec.errors import NoSuchBlob
+from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
 
 _PIECE = 1 << 20
 
@@ -47,16 +47,24 @@ class SharedBlobs:
 
     def __init__(self, url: str, job: str, attempt: int) -> None:
         self._files, root = fsspec.url_to_fs(url)
-        self._root = root.rstrip("/")
-        self._job = f"{self._root}/{job}"
+        self._job = f"{root.rstrip('/')}/{job}"
         self._attempt = attempt
+        if isinstance(self._files, LocalFileSystem):
+            make_job_folder(Path(self._job))
 
     def put(self, name: str, path: Path, sha256: str) -> None:
         """Write beside the name and move into place. (The manifest's checksum is checked by whoever reads it back.)
 
         On a file system the bytes are durable before the name and the name before the return, so that no manifest names
-        a file that a power failure emptied. Object stores are durable by themselves.
+        a file that a power failure emptied. Object stores are durable by themselves. Raises `BlobsUnavailable` when the
+        store fails.
         """
+        try:
+            self._put(name, path)
+        except OSError as error:
+            raise BlobsUnavailable(f"the blob store (ROLECALL_BLOB_URL) did not take {name}: {error}") from error
+
+    def _put(self, name: str, path: Path) -> None:
         final = f"{self._job}/{self._attempt}/{name}"
         partial = f"{final}.{uuid.uuid4().hex}.partial"
         self._files.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
@@ -68,7 +76,7 @@ class SharedBlobs:
         self._files.mv(partial, final)
         for folder in Path(final).parents:  # also those that were just made
             sync(folder)
-            if folder == Path(self._root):
+            if folder == Path(self._job):
                 break
 
     def get(self, blob: str, path: Path) -> None:
@@ -77,6 +85,13 @@ class SharedBlobs:
             self._files.get_file(f"{self._job}/{blob}", str(path))
         except FileNotFoundError as error:
             raise NoSuchBlob(f"the blob store has no {self._job}/{blob}") from error
+
+
+def make_job_folder(folder: Path) -> None:
+    """Make a job's folder in a store that is a file system, durably. Confined workers get at nothing above it."""
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder.parent)
 
 
 def sha256_of(path: Path) -> str:

@@ -23,6 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rolecall import landlock
 from rolecall.landlock import DEVICE, LIST, READ, WRITE, Access
 from rolecall.process import keep_capabilities
+from rolecall.runtime.blobs import make_job_folder
 from rolecall.settings import WorkerSettings, read_library_paths
 from rolecall.spec.errors import SandboxUnavailable
 from rolecall.spec.fork import ForkRequest
@@ -167,7 +168,7 @@ def _local_blobs(url: str, job: str) -> Path | None:
     if not isinstance(files, LocalFileSystem):
         return None
     folder = Path(root, job)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_job_folder(folder)
     return folder
 
 
