@@ -20,6 +20,7 @@ import httpx
 import psutil
 import psycopg
 import pytest
+from hypothesis import settings
 from tests.rows import write_rows
 from tests.running import Running
 
@@ -27,6 +28,9 @@ TOKEN = "a-token-for-the-tests-only-and-long"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
 START_S = 90
 ROOT = Path(__file__).parent.parent
+# The wall clock says nothing of an example's cost on a machine that runs other tests beside it.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 # A shell's background has its programs ignore Ctrl-C, and theirs after them: ours shall heed it wherever tests run.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
