@@ -11,6 +11,8 @@ Schema = Mapping[str, Any]
 Problem = dict[str, str]
 MOST_PROBLEMS = 20
 """How many problems one answer lists."""
+_READ_CHARS = 8192
+"""What is read of a text, before it is cut to what is shown; no URL that a parameter takes is longer."""
 _GIVEN_CHARS = 200
 _FIELD_CHARS = 300
 _MESSAGE_CHARS = 2000
@@ -22,8 +24,8 @@ _LISTED_NAMES = 256
 def problem(field: str, message: str, given: Any, legal: str) -> Problem:
     """One finding; texts are cut where they get long."""
     return {
-        "field": redact_text(_cut(field, _FIELD_CHARS)),
-        "message": redact_text(_cut(message, _MESSAGE_CHARS)),
+        "field": _cut(field, _FIELD_CHARS),
+        "message": _cut(message, _MESSAGE_CHARS),
         "given": shown(given),
         "legal": legal,
     }
@@ -56,17 +58,19 @@ def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
 
 
 def shown(given: Any) -> str:
-    """What was given, as short JSON. Only as much of it is read as is shown, however large and deep it is."""
+    """What was given, as short JSON without the credentials of URLs. Of large values only the beginning is read."""
     text = ""
     for piece in json.JSONEncoder(default=str).iterencode(given):
         text += piece
-        if len(text) > _GIVEN_CHARS:
+        if len(text) > _READ_CHARS:
             break
     return _cut(text, _GIVEN_CHARS)
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"
+    """The beginning of a text. Credentials are hidden first: of a URL that is cut they could not be told any more."""
+    shown = redact_text(text[:_READ_CHARS])
+    return shown if len(shown) <= most else f"{shown[:most]}…"
 
 
 def _listed(names: Sequence[str]) -> str:
