@@ -61,8 +61,8 @@ def shown(given: Any) -> str:
     """What was given, as short JSON without the credentials of URLs. Of large values only the beginning is read."""
     text = ""
     for piece in json.JSONEncoder(default=str).iterencode(given):
-        text += piece
-        if len(text) > _READ_CHARS:
+        text += piece  # Of a string the whole, so that no URL is cut.
+        if len(text) > _GIVEN_CHARS:
             break
     return _cut(text, _GIVEN_CHARS)
 
