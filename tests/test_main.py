@@ -38,7 +38,7 @@ def _name_of(process: psutil.Process) -> str:
 
 def await_node(started: Container, life: str = "") -> dict[str, Any]:
     """The container's own node, once it is alive, and its life another than `life`."""
-    look = lambda: (node := started.node(NAME)) and node["spec"]["started"] != life and node  # noqa: E731
+    look = lambda: (node := started.node(NAME)) and node["life"] != life and node  # noqa: E731
     return until(look)
 
 
@@ -56,16 +56,16 @@ def test_the_masters_container_is_a_control_program_and_a_node(started: Containe
 
 
 def test_the_control_program_dies_and_comes_back_without_the_node(started: Container) -> None:
-    life = await_node(started)["spec"]["started"]
+    life = await_node(started)["life"]
     before = programs(started)
     before["master"].kill()
     until(lambda: programs(started).get("master", before["master"]) != before["master"])
-    assert await_node(started)["spec"]["started"] == life
+    assert await_node(started)["life"] == life
     assert programs(started)["node"] == before["node"]
 
 
 def test_the_node_dies_and_comes_back_without_the_control_program(started: Container) -> None:
-    life = await_node(started)["spec"]["started"]
+    life = await_node(started)["life"]
     before = programs(started)
     before["node"].kill()
     await_node(started, life)
@@ -131,7 +131,7 @@ def test_what_its_node_finds_out_later_leaves_the_control_program_at_work(tmp_pa
 def test_a_container_comes_up_again_after_its_machine_lost_its_power(tmp_path: Path) -> None:
     """The boot id is another one then, and the node that is stored never left."""
     with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME) as before:
-        life = await_node(before)["spec"]["started"]
+        life = await_node(before)["life"]
         before.process.kill()
         before.ends()
     with closing(sqlite3.connect(tmp_path / "data" / "rolecall.db")) as database, database:

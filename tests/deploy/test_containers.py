@@ -179,7 +179,7 @@ def test_a_killed_workers_container_costs_one_attempt(stack: Stack) -> None:
 
 def test_a_container_that_crashes_is_started_again(stack: Stack) -> None:
     victim = stack.containers("observer")[-1]
-    first_life = stack.nodes("observer")[victim]["spec"]["started"]
+    first_life = stack.nodes("observer")[victim]["life"]
     (before,) = json.loads(docker("inspect", victim))
     os.kill(before["State"]["Pid"], signal.SIGKILL)
     _await(lambda: _life(stack, victim) not in {None, first_life}, f"{victim} has registered anew")
@@ -190,7 +190,7 @@ def test_a_container_that_crashes_is_started_again(stack: Stack) -> None:
 def _life(stack: Stack, observer: str) -> str | None:
     """The id of a living node's present life."""
     node = stack.nodes("observer").get(observer)
-    return node and node["spec"]["started"]
+    return node and node["life"]
 
 
 def test_jobs_outlive_a_killed_master(stack: Stack) -> None:

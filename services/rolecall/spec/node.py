@@ -1,5 +1,6 @@
 """What a node is and what it offers."""
 
+from hashlib import sha256
 from ipaddress import ip_address
 
 from pydantic import Field
@@ -85,11 +86,18 @@ class NodeState(_NodeLife):
 
     spec: NodeSpec
 
+    @property
+    def life(self) -> str:
+        """What users may know of `NodeSpec.started`, which guards the node's heartbeats."""
+        return sha256(self.spec.started.encode()).hexdigest()[:12]
+
 
 class NodeDocument(_NodeLife):
     """A node as `GET /nodes` shows it."""
 
     spec: NodeDescription
+    life: str = ""
+    """A fingerprint of the daemon's life, which changes when the node restarts."""
 
 
 def is_loopback(address: str) -> bool:
