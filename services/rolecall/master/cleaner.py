@@ -21,6 +21,7 @@ from rolecall.master.streams import Streams
 from rolecall.master.trouble import Complaints
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.state import JobState
 
 _CHORES = timedelta(hours=1)
 _LOOK_EVERY_S = 60.0
@@ -164,7 +165,7 @@ class Cleaner:
             known = await checkpoints.of_job(connection, job)
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         kept_s = self._policy.finished_checkpoints
-        if kept_s is not None and record.state.ended and _is_old(record.ended_at, self._clock() - kept_s):
+        if kept_s is not None and record.state is JobState.SUCCEEDED and _is_old(record.ended_at, self._clock() - kept_s):
             manifests, why = [one.manifest for one in known], f"the job succeeded more than {kept_s} ago"
             why = f"{why} (ROLECALL_KEEP_CHECKPOINT_DAYS)"
         else:
