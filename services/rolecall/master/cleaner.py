@@ -165,7 +165,8 @@ class Cleaner:
             known = await checkpoints.of_job(connection, job)
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         kept_s = self._policy.finished_checkpoints
-        if kept_s is not None and record.state is JobState.SUCCEEDED and _is_old(record.ended_at, self._clock() - kept_s):
+        succeeded = record.state is JobState.SUCCEEDED
+        if kept_s is not None and succeeded and _is_old(record.ended_at, self._clock() - kept_s):
             manifests, why = [one.manifest for one in known], f"the job succeeded more than {kept_s} ago"
             why = f"{why} (ROLECALL_KEEP_CHECKPOINT_DAYS)"
         else:
