@@ -119,12 +119,17 @@ def test_the_watching_outlives_a_killed_master(cluster: Cluster, rows: Path, tmp
     assert len(cluster.job(job)["attempts"]) == 1
 
 
-def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
+def submit_with_a_bad_row(cluster: Cluster, rows: Path, folder: Path) -> str:
+    """A long job whose log has a line about row 6002."""
+    path = folder / "rows.csv"
     path.write_text(rows.read_text() + "too,few\n")
     body = long_job(path)
     body["params"]["data"]["max_bad_rows"] = 1
-    job = cluster.submit(body)
+    return cluster.submit(body)
+
+
+def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    job = submit_with_a_bad_row(cluster, rows, tmp_path)
     with running(cluster, "logs", job, "-f") as process:
         first = line_with(process.stdout, "row 6002: 2 columns instead of 5")
         cluster.until(job, past_step(10))
@@ -143,11 +148,7 @@ def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Pa
 
 
 def test_followed_logs_go_on_after_a_restart_of_the_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
-    path = tmp_path / "rows.csv"
-    path.write_text(rows.read_text() + "too,few\n")
-    body = long_job(path)
-    body["params"]["data"]["max_bad_rows"] = 1
-    job = cluster.submit(body)
+    job = submit_with_a_bad_row(cluster, rows, tmp_path)
     with running(cluster, "logs", job, "-f") as process:
         first = line_with(process.stdout, "row 6002: 2 columns instead of 5")
         cluster.until(job, past_step(10))
