@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from rolecall import settings
+from rolecall.settings import readable_secret_files
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 
@@ -89,3 +90,17 @@ def test_roles_are_listed_when_the_role_is_wrong(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("ROLE", role)
     with pytest.raises(SettingsError, match=f"{said}; set it to one of: master, parameter-server, trainer"):
         settings.read_role()
+
+
+def test_secret_files_that_every_user_can_read_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, mode in (
+        ("ROLECALL_NODE_TOKEN_FILE", 0o644),
+        ("ROLECALL_TLS_KEY", 0o604),
+        ("ROLECALL_TOKEN_FILE", 0o640),
+    ):
+        path = tmp_path / name
+        path.write_text("secret")
+        path.chmod(mode)
+        monkeypatch.setenv(name, str(path))
+    monkeypatch.setenv("ROLECALL_DATABASE_URL_FILE", str(tmp_path / "missing"))
+    assert {path.name for path in readable_secret_files()} == {"ROLECALL_NODE_TOKEN_FILE", "ROLECALL_TLS_KEY"}

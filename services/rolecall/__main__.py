@@ -13,7 +13,7 @@ from typing import Any
 
 from rolecall.edge.logs import log_to_stderr
 from rolecall.node.name import node_name
-from rolecall.process import forbid_inspection
+from rolecall.process import forbid_inspection, keep_files_private
 from rolecall.settings import read_master, read_node, read_role
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
@@ -30,6 +30,7 @@ _FINAL = (os.EX_USAGE, os.EX_CONFIG)
 def main(arguments: Sequence[str]) -> int:
     """Run the container or the one program that is named; exit code 64 is bad usage, 78 a bad environment."""
     forbid_inspection()  # Before a secret is read; what the kernel holds of the environment is hidden from now on, too.
+    keep_files_private()
     try:
         match arguments:
             case []:

@@ -27,6 +27,11 @@ def forbid_inspection() -> None:
     _require(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
+def keep_files_private() -> None:
+    """Deny other users the files that this process and its children make from now on."""
+    os.umask(0o077)
+
+
 def keep_capabilities(kept: Iterable[int]) -> None:
     """Give up all capabilities of the calling thread but those (numbers of capabilities(7)), where it has any.
 

@@ -5,6 +5,7 @@ Each secret may come from a variable or, with `_FILE` appended to its name, from
 
 import hmac
 import os
+import stat
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -205,6 +206,13 @@ class NodeSettings(_Settings):
 def read_node_token() -> str:
     """The nodes' token as its file or variable has it now: a file may have been rotated since the start."""
     return _secrets_from_files().get("ROLECALL_NODE_TOKEN") or os.environ.get("ROLECALL_NODE_TOKEN", "")
+
+
+def readable_secret_files() -> tuple[Path, ...]:
+    """The files with secrets, as the environment names them, that every user of this system can read."""
+    variables = [*(f"{name}_FILE" for name in SECRETS), "ROLECALL_TLS_KEY"]
+    named = [Path(path) for name in variables if (path := os.environ.get(name))]
+    return tuple(path for path in named if path.exists() and path.stat().st_mode & stat.S_IROTH)
 
 
 def read_role() -> str:

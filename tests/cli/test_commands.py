@@ -110,6 +110,12 @@ def test_a_port_in_use_is_an_error_at_once(tmp_path: Path) -> None:
     assert f"port {port}" in done.stderr
 
 
+def test_local_keeps_its_files_private(cluster: Cluster) -> None:
+    made = [path for path in cluster.data.rglob("*") if path.name != "local.log" and not path.is_symlink()]
+    assert len(made) > 10
+    assert [path for path in made if path.stat().st_mode & 0o077] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: int) -> None:

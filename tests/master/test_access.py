@@ -332,16 +332,17 @@ def test_the_nodes_token_is_rotated_node_by_node(tmp_path: Path) -> None:
 
 
 def test_weak_settings_are_found(tmp_path: Path) -> None:
-    weak = list(weaknesses(make_settings(tmp_path)))
-    assert [finding.level for finding in weak] == [Level.WARNING] * 3
+    weak = list(weaknesses(make_settings(tmp_path), [Path("/run/token")]))
+    assert [finding.level for finding in weak] == [Level.WARNING] * 4
     assert ["ROLECALL_TOKEN" in weak[0].message, "ROLECALL_NODE_TOKEN" in weak[1].message] == [True, True]
     assert "ROLECALL_METRICS_TOKEN is not set" in weak[2].message
+    assert "/run/token" in weak[3].message
     strong = make_settings(tmp_path).model_copy(
         update={
             name: type(make_settings(tmp_path).token)(name * 8) for name in ("token", "node_token", "metrics_token")
         }
     )
-    assert {finding.level for finding in weaknesses(strong)} == {Level.OK}
+    assert {finding.level for finding in weaknesses(strong, [])} == {Level.OK}
 
 
 def test_bearer_is_all_that_is_asked_of_a_call(tmp_path: Path) -> None:

@@ -326,6 +326,22 @@ def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_path: Pa
     in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7)), flow)
 
 
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
+def test_the_newest_checkpoints_of_a_job_that_may_be_retried_never_age_out(tmp_path: Path, state: JobState) -> None:
+    async def flow(world: World) -> None:
+        await world.end_jobs(1)
+        async with world.database.write() as connection:
+            await connection.execute(update(schema.jobs).values(state=state).where(_is("toy-1")))
+            for step in (2, 3):
+                await checkpoints.add(connection, "toy-1", manifest(step), world.now)
+        world.now += timedelta(days=30)
+        await world.cleaner.clean()
+        async with world.database.read() as connection:
+            assert [one.manifest.step for one in await checkpoints.of_job(connection, "toy-1")] == [3, 2]
+
+    in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7)), flow)
+
+
 def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MOST", 10)
 

@@ -19,7 +19,7 @@ from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
-from rolecall.process import forbid_inspection
+from rolecall.process import forbid_inspection, keep_files_private
 from rolecall.settings import read_worker
 from rolecall.spec.role import Role
 from rolecall.supervisor import Ended, Program, Supervisor, describe
@@ -66,6 +66,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
         Role.OBSERVER: observers,
     }
     forbid_inspection()
+    keep_files_private()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     connection = Connection(f"http://{_HOST}:{_free_port(port)}", _checked(token) or _kept_token(data))

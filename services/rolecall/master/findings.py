@@ -1,16 +1,20 @@
 """What is weak in the master's settings, and what to do about it. Pure; `rolecall doctor` shows it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rolecall.settings import MasterSettings
-from rolecall.spec.finding import Finding, Level
+from rolecall.spec.finding import Finding, Level, secret_files
 
 SHORT = 32
 """Characters; 32 random hexadecimal digits are 128 bits, which nobody guesses."""
 
 
-def weaknesses(settings: MasterSettings) -> Iterator[Finding]:
-    """A finding for each weak setting; one that is `ok` for each check without any."""
+def weaknesses(settings: MasterSettings, readable: Sequence[Path]) -> Iterator[Finding]:
+    """A finding for each weak setting; one that is `ok` for each check without any.
+
+    `readable` are the files with secrets that other users can read.
+    """
     short = [name for name, secret in settings.tokens.items() if len(secret.get_secret_value()) < SHORT]
     for name in short:
         message = f"{name} has fewer than {SHORT} characters"
@@ -25,3 +29,4 @@ def weaknesses(settings: MasterSettings) -> Iterator[Finding]:
         yield Finding(check="metrics token", level=Level.WARNING, message=message, remedy=remedy)
     else:
         yield Finding(check="metrics token", level=Level.OK, message="Prometheus has a token of its own")
+    yield secret_files(readable)

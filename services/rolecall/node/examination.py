@@ -15,8 +15,8 @@ from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
 from rolecall.node.findings import Cards, Space
 from rolecall.node.network import Way, find_way
-from rolecall.settings import NodeSettings, read_worker
-from rolecall.spec.finding import Finding
+from rolecall.settings import NodeSettings, read_worker, readable_secret_files
+from rolecall.spec.finding import Finding, secret_files
 from rolecall.spec.node import NodeSpec, is_loopback
 from rolecall.spec.wire import Surroundings
 
@@ -85,7 +85,8 @@ class Examiner:
     def _look_at_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes
         shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
-        own = [_look_at_disk(self._settings.data), shared, findings.memory(free, total), _look_at_sandbox()]
+        secrets = secret_files(readable_secret_files())
+        own = [_look_at_disk(self._settings.data), shared, findings.memory(free, total), _look_at_sandbox(), secrets]
         return [*own, findings.gpus(self._cards)] if spec.role.computes else own
 
 

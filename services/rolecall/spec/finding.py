@@ -1,6 +1,8 @@
 """What an examination of a node, or of the way between two nodes, has found."""
 
+from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 
 from rolecall.spec.model import Value
 
@@ -30,3 +32,15 @@ class Finding(Value):
     """One line: what is, with figures and units."""
     remedy: str = ""
     """One line: what to do about it; empty when there is nothing to do."""
+
+
+def secret_files(readable: Sequence[Path]) -> Finding:
+    """Whether other users can read the files that a program takes its secrets from; `readable` are those."""
+    if not readable:
+        return Finding(check="secret files", level=Level.OK, message="no other user can read its files with secrets")
+    return Finding(
+        check="secret files",
+        level=Level.WARNING,
+        message=f"every user can read its files with secrets: {', '.join(map(str, readable))}",
+        remedy="chmod o-r on each; in Kubernetes, set `defaultMode: 0440` on the secret's volume",
+    )

@@ -13,6 +13,7 @@ from rolecall.master.metrics import exposition
 from rolecall.master.reconciler import TICK_S
 from rolecall.master.space import Volume
 from rolecall.master.store import nodes
+from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
@@ -120,7 +121,7 @@ async def readyz(master: Running) -> Readiness:
 @admin_router.get("/findings", summary="What is weak in the master's settings")
 async def list_findings(master: Running) -> FindingList:
     """Weak settings and their remedies; `rolecall doctor` shows them beside what it finds itself."""
-    return FindingList(findings=list(weaknesses(master.settings)))
+    return FindingList(findings=list(weaknesses(master.settings, readable_secret_files())))
 
 
 @metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response)

@@ -111,7 +111,7 @@ def problem_response(
 async def _on_rolecall_error(request: Request, error: Exception) -> Response:
     status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
     errors = error.problems if isinstance(error, InvalidJob) else None
-    return problem_response(status, str(error), request, errors)
+    return problem_response(status, str(error), request, errors, RETRY_AFTER if status == 503 else None)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
