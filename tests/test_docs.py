@@ -37,6 +37,7 @@ def test_every_variable_is_documented() -> None:
     fields = [field for kind in kinds for field in kind.model_fields.values()]
     table = re.findall(r"^\| `([A-Z_]+)` \|.*\| (.*?) \|$", (ROOT / "docs/operations.md").read_text(), re.MULTILINE)
     documented = dict(table)
+    assert len(documented) == len(table), "each once"
     assert documented.keys() == {str(field.validation_alias) for field in fields}
     for field in fields:
         meaning = (field.description or "").rstrip(".")

@@ -61,11 +61,11 @@ class WorkerSettings(_Environment):
     plugins: Annotated[
         tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_PLUGINS")
     ] = ()
-    """Folders, parted by colons, whose Python modules jobs may name: builders of models, environments, wrappers."""
+    """Folders, separated by colons, whose Python modules jobs may name: builders of models, environments, wrappers."""
     builders: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_BUILDERS")
     ] = ()
-    """Installed packages, parted by commas, whose functions and classes jobs may name, likewise."""
+    """Installed packages, separated by commas, whose functions and classes jobs may name, likewise."""
     data_roots: Annotated[
         tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_DATA_ROOTS")
     ] = _DATA_ROOTS
