@@ -267,7 +267,7 @@ def test_a_healthy_cluster_is_found_healthy(cluster: Cluster) -> None:
     code, findings = doctor(cluster.environment)
     assert (code, errors(findings)) == (0, set())
     nodes = set(cluster.pids) - {"master"}
-    assert {finding["nodes"][0] for finding in findings if finding["check"] == "disk"} == nodes
+    assert {finding["nodes"][0] for finding in findings if finding["check"] == "clock"} == nodes
     assert {name for finding in findings if finding["check"] == "ping" for name in finding["nodes"]} == nodes
 
 
@@ -292,7 +292,7 @@ def test_nodes_may_be_chosen_and_misspelt(cluster: Cluster) -> None:
     assert code == 1
     assert errors(findings) == {("trainr-1", "nodes")}
     assert "trainer-1" in next(one["message"] for one in findings if one["nodes"] == ["trainr-1"])
-    assert {finding["nodes"][0] for finding in findings if finding["check"] == "disk"} == {"trainer-0"}
+    assert {finding["nodes"][0] for finding in findings if finding["check"] == "clock"} == {"trainer-0"}
 
 
 @pytest.mark.slow
