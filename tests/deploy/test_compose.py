@@ -226,6 +226,22 @@ def test_every_image_takes_more_packages(composed: dict[str, Any]) -> None:
     assert "--constraint /source/constraints.txt ${EXTRA_PACKAGES}\n" in DOCKERFILE
 
 
+def test_the_images_of_others_are_pinned_by_digest() -> None:
+    services = configuration(profiles=("*",), BASE_IMAGE="")["services"].values()
+    images = [service["image"] for service in services if "rolecall-" not in service["image"]]
+    images += [service["build"]["args"]["BASE_IMAGE"] for service in services if "build" in service]
+    images += re.findall(r"^ARG BASE_IMAGE=(.+)$", DOCKERFILE, re.MULTILINE)
+    for file in ROOT.glob("k8s/**/*.yaml"):
+        images += re.findall(r"^ +image: (docker\.io/.+)$", file.read_text(), re.MULTILINE)
+    assert {image.partition(":")[0].rpartition("/")[2] for image in images} == {
+        "python",
+        "postgres",
+        "prometheus",
+        "grafana",
+    }
+    assert [image for image in images if not re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", image)] == []
+
+
 def test_the_repositorys_own_files_can_be_read_where_selinux_is() -> None:
     services = configuration(profiles=("*",))["services"]
     bound = [volume for one in services.values() for volume in one.get("volumes", []) if volume["type"] == "bind"]

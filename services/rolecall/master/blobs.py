@@ -258,7 +258,9 @@ class _Upload:
 
 def _checked(blob: str) -> str:
     if not _NAME.fullmatch(blob) or len(blob) > 255:
-        raise BlobError(f"{blob!r} is no blob name; legal are letters, digits, '.', '_', '-', in parts separated by '/'")
+        raise BlobError(
+            f"{blob!r} is no blob name; legal are letters, digits, '.', '_', '-', in parts separated by '/'"
+        )
     return blob
 
 
