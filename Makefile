@@ -7,11 +7,14 @@ LOCK ?= requirements.lock
 TORCH ?= 2.14.1
 TORCHVISION ?= 0.29.1
 LOWEST_TORCH ?= 2.11.0
+# How many tests run at once. Most wait for processes of their own, so that more than the machine has cores help little.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESOLVE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links --generate-hashes pyproject.toml
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
 WITH_DEV = --upgrade --group pyproject.toml:dev -
 
 .DEFAULT_GOAL := help
@@ -26,14 +29,14 @@ demo: $(INSTALLED)  ## Train a recommender on UCI Adult with one parameter serve
 	@PATH="$(abspath $(BIN)):$$PATH" examples/demo.sh
 
 test-fast: $(INSTALLED)  ## Run the tests that take seconds
-	$(BIN)/pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test: $(INSTALLED)  ## Run every test that this machine can run
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-versions:  ## Run the fast tests and the numerics with the lowest torch that is supported
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock setup
-	.venv-lowest/bin/pytest -m "not slow" tests
+	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock test-fast
 	.venv-lowest/bin/pytest tests/numerics
 
 check: $(INSTALLED)  ## Check format, lint, types and the direction of imports

@@ -35,6 +35,26 @@ settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_GROUPS = {
+    "docker": ("tests/deploy/test_containers", "tests/deploy/test_hosts", "tests/deploy/test_postgres"),
+    "namespaces": ("tests/deploy/test_k8s_network", "tests/cluster/test_preflight"),
+}
+"""Files that share what a machine has once, such as names of containers and addresses."""
+_LONGEST = ("docker", "tests/cluster", "namespaces", "tests/numerics")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For `--dist loadgroup`: a file's tests stay in one process, for their fixtures; the longest groups come first."""
+    groups = {item: _group(item.nodeid.partition("::")[0]) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: next((n for n, start in enumerate(_LONGEST) if groups[item].startswith(start)), 99))
+
+
+def _group(file: str) -> str:
+    return next((group for group, files in _GROUPS.items() if file.startswith(files)), file)
+
+
 @dataclass
 class Cluster(Running):
     """A running `rolecall local`."""
