@@ -1,5 +1,6 @@
 """`resnet-pipeline` on a real cluster: the example as it is shipped, a gang that loses a stage, and Fashion-MNIST."""
 
+import gzip
 import io
 import json
 import os
@@ -193,13 +194,26 @@ def test_what_is_not_legal_is_refused(
 
 
 @pytest.mark.skipif(not FASHION.exists(), reason=f"{FASHION} is not there (apt-get install dataset-fashion-mnist)")
-def test_fashion_mnist_is_learnt(stages: Cluster) -> None:
-    """By one epoch; on two idle cores it takes a third of the five minutes."""
+def test_fashion_mnist_is_learnt(stages: Cluster, tmp_path: Path) -> None:
+    """By one epoch over a quarter of its images; the whole of it takes four times as long."""
     request = example()
-    for split, name in (("train", "train"), ("test", "t10k")):
-        files = {"images": f"{name}-images-idx3-ubyte.gz", "labels": f"{name}-labels-idx1-ubyte.gz"}
-        request["params"]["data"][split] = {kind: str(FASHION / file) for kind, file in files.items()}
-    request["params"] |= {"epochs": 1, "batch_size": 256, "micro_batches": 4}
-    result = stages.wait_for(stages.submit(request), "succeeded", 540)["result"]
-    assert result["test_accuracy"] >= 0.85
-    assert result["wall_s"] <= 300
+    for split, name, count in (("train", "train", 15_000), ("test", "t10k", 2_000)):
+        files = {
+            "images": (f"{name}-images-idx3-ubyte.gz", 16, 28 * 28),
+            "labels": (f"{name}-labels-idx1-ubyte.gz", 8, 1),
+        }
+        request["params"]["data"][split] = {
+            kind: str(first_rows(FASHION / file, tmp_path / file, count, head, row))
+            for kind, (file, head, row) in files.items()
+        }
+    request["params"] |= {"epochs": 1, "batch_size": 128, "micro_batches": 4}
+    result = stages.wait_for(stages.submit(request), "succeeded", 240)["result"]
+    assert result["test_accuracy"] >= 0.8
+
+
+def first_rows(source: Path, target: Path, count: int, head: int, row: int) -> Path:
+    """The first rows of an IDX file, of `row` bytes each behind a head of `head` bytes, as a file of their own."""
+    with gzip.open(source) as file:
+        magic, _, rest = file.read(4), file.read(4), file.read(head - 8)
+        target.write_bytes(gzip.compress(magic + count.to_bytes(4, "big") + rest + file.read(count * row), 1))
+    return target
