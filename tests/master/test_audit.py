@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from pydantic import SecretStr
+
 from rolecall.master import refusals
 from rolecall.master.refusals import Refusal, Refusals
 from rolecall.master.store import audit
@@ -67,3 +69,35 @@ def test_a_flood_of_refusals_is_a_few_entries() -> None:
         entries += log.take()
     assert len(entries) <= refusals.MOST_PER_WINDOW * (now / refusals.WINDOW_S + 1)
     assert sum(entry.count for entry in entries) == 20_000
+
+
+def test_a_flood_by_one_token_hides_no_call_of_another() -> None:
+    now = 0.0
+    log = Refusals(clock=lambda: now)
+    for number in range(500):
+        log.note(Refusal("mallory", "10.0.0.1", "GET /jobs/{job}", f"job-{number}", 404))
+    log.note(Refusal("mallory", "10.0.0.1", "GET /audit", "", 403))
+    log.note(Refusal("eve", "10.0.0.2", "POST /tokens", "", 403))
+    log.restore(log.take())
+    found: list[AuditEntry] = []
+    for _ in range(2):
+        now += refusals.WINDOW_S
+        found += log.take()
+    entries = {(one.token, one.action): one.count for one in found}
+    assert entries["mallory", "GET /audit"] == 1
+    assert entries["eve", "POST /tokens"] == 1
+
+
+def test_a_target_with_control_characters_is_written_visibly(tmp_path: Path, database_url: str) -> None:
+    """Also to PostgreSQL, which refuses NUL and every other entry with it."""
+
+    async def flow(client: Client) -> None:
+        alice = await make_token(client, "alice", Scope.READ)
+        for path in ("/jobs/%00/cancel", "/jobs/%1b%5D0;x%07%0Ay/cancel"):
+            assert (await client.call(alice, "POST", path)).status_code == 403
+        assert (await client.call(alice, "GET", "/audit")).status_code == 403
+        found = {(one.action, one.target) for one in await log(client, 4)}
+        assert {("POST /jobs/{job}/cancel", r"\x00"), ("POST /jobs/{job}/cancel", r"\x1b]0;x\x07\ny")} <= found
+        assert any(action == "GET /audit" for action, _ in found)
+
+    on_master(tmp_path, flow, database_url=SecretStr(database_url))

@@ -1,6 +1,7 @@
 """No credential of a URL is shown, and nothing else is changed."""
 
 import logging
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from rolecall.edge.logs import log_to_stderr
 from rolecall.spec.redaction import redact, redact_text
 
 KEY, SECRET = "AKIAKEY", "hush+hush"
+LONG = 1 << 18
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,7 @@ KEY, SECRET = "AKIAKEY", "hush+hush"
         (f"https://host/x?a={SECRET};b={SECRET}#top", "https://host/x?a=***;b=***#top"),
         (f"simplecache::s3://{KEY}:{SECRET}@bucket/a", "simplecache::s3://***@bucket/a"),
         (f"zip://a.csv::https://me:{SECRET}@host/a.zip", "zip://a.csv::https://***@host/a.zip"),
+        ("x://" + "a::" * 40 + f"b://me:{SECRET}@host/a", "x://" + "a::" * 16 + "***@host/a"),
         (f"'s3://a:{SECRET}@b/c' and https://d:{SECRET}@e.", "'s3://***@b/c' and https://***@e."),
         (f'{{"url": "s3://a:{SECRET}@b/c"}}', '{"url": "s3://***@b/c"}'),
     ],
@@ -54,6 +57,37 @@ def test_what_is_no_credential_stays(text: str) -> None:
     assert redact_text(text) == text
 
 
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        "a",
+        "a.",
+        "://",
+        "a://",
+        "::",
+        "::a",
+        "::a://",
+        "?",
+        "x://?",
+        "&",
+        "?a",
+        "@",
+        ":@",
+        "a:b@",
+        "/",
+        "#",
+        "=",
+        "\x7f",
+    ],
+)
+def test_it_takes_linear_time(repeated: str) -> None:
+    for text in (repeated * (LONG // len(repeated)), f"x://{repeated * (LONG // len(repeated))}"):
+        for end in ("", " ://", "://x", "@"):
+            begin = time.process_time()
+            redact_text(text + end)
+            assert time.process_time() - begin < 1, "a quadratic one takes minutes"
+
+
 @settings(max_examples=50, deadline=None)
 @given(
     st.text(max_size=40),
@@ -81,3 +115,9 @@ def test_logs_show_no_credentials_in_lines_and_tracebacks(capsys: pytest.Capture
     assert "reading https://host/?sig=***" in said
     assert "no s3://***@bucket/a" in said
     assert SECRET not in said
+
+
+def test_no_text_in_a_log_looks_like_a_record_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr()
+    logging.getLogger("rolecall").warning("refused %s", "a\x1b[2J\n2026-01-01 00:00:00,000 INFO rolecall all is well")
+    assert capsys.readouterr().err.splitlines()[1:] == ["    2026-01-01 00:00:00,000 INFO rolecall all is well"]

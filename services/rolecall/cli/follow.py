@@ -14,6 +14,7 @@ from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err, out, outcome, print_json, progress
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
+from rolecall.spec.visible import visible
 
 POLL_S = 0.3
 PATIENCE_S = 120.0
@@ -125,10 +126,10 @@ def _view() -> Generator[Show]:
             now = document.progress
             bar.update(
                 task,
-                description=f"{document.workload} {document.state}",
+                description=escape(f"{document.workload} {document.state}"),
                 total=now.steps,
                 completed=now.step,
-                figures=document.waiting_for or progress(now),
+                figures=escape(visible(document.waiting_for or progress(now))),
             )
 
         yield show

@@ -38,7 +38,7 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
                 job.workload,
                 state(job),
                 age(job.created_at),
-                job.waiting_for or progress(job.progress),
+                escape(job.waiting_for or progress(job.progress)),
             )
             for job in found
         ],

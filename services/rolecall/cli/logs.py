@@ -1,6 +1,7 @@
 """`rolecall logs`: what a job's workers print."""
 
 import sys
+from codecs import getincrementaldecoder
 from json import dumps
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rolecall.cli.follow import log_lines
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import print_json
 from rolecall.spec.role import Role
+from rolecall.spec.visible import visible_log
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
 OfRole = Annotated[Role | None, typer.Option("--role", help="Only workers of this role.")]
@@ -31,18 +33,24 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     """Print the logs of a job's workers; with --json, a list of lines, or with --follow one JSON text per line."""
     chosen = {"role": role, "rank": rank, "attempt": attempt}
     query = {name: value for name, value in chosen.items() if value is not None}
+    terminal = sys.stdout.isatty()
+    shown = visible_log if terminal else str
     with connect(url, token) as client:
         try:
             if follow:
                 for line in log_lines(client, job, query):
-                    print(dumps(line, ensure_ascii=False) if json else line, flush=True)
+                    print(dumps(line, ensure_ascii=terminal) if json else shown(line), flush=True)
             elif json:
                 # Only a line feed ends a line here: str.splitlines would also split at form feeds and others.
                 text = b"".join(client.log(job, query)).decode(errors="replace")
                 print_json(text.removesuffix("\n").split("\n") if text else [])
             else:
+                decoder = getincrementaldecoder("utf-8")("replace")
                 for piece in client.log(job, query):
-                    sys.stdout.buffer.write(piece)
+                    if terminal:
+                        sys.stdout.write(visible_log(decoder.decode(piece)))
+                    else:
+                        sys.stdout.buffer.write(piece)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None

@@ -11,19 +11,31 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rolecall.spec.job import JobDocument, Progress
+from rolecall.spec.visible import visible
 
 _UNBOUNDED = 10_000
-out = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _UNBOUNDED)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Terminal(Console):
+    """Sends no control character that a job, a node or a caller put into a text."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+
+out = Terminal(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _UNBOUNDED)
+err = Terminal(stderr=True, highlight=False, soft_wrap=True)
 
 STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused": "yellow", "running": "cyan"}
 
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, unwrapped and unstyled."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    # On a terminal only ASCII: JSON lets some control characters stand as they are.
+    print(json.dumps(value, indent=2, ensure_ascii=sys.stdout.isatty()))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

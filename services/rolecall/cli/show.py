@@ -44,7 +44,7 @@ def _print_facts(job: JobDocument) -> None:
         f"first step {start.first_step:.2f})"
         if start
         else "",
-        "result": " ".join(f"{name}={number(value)}" for name, value in (job.result or {}).items()),
+        "result": escape(" ".join(f"{name}={number(value)}" for name, value in (job.result or {}).items())),
     }
     for name, fact in facts.items():
         if fact:
@@ -56,7 +56,7 @@ def _print_attempts(job: JobDocument) -> None:
         cause = f": {escape(attempt.cause)}" if attempt.cause else ""
         out.print(f"\n[bold]attempt {attempt.number}[/] {attempt.state}{cause}")
         rows = [
-            (str(w.rank), f"{w.role}-{w.role_rank}", w.node, str(w.pid or ""), w.state, _failure(w.failure))
+            (str(w.rank), f"{w.role}-{w.role_rank}", escape(w.node), str(w.pid or ""), w.state, _failure(w.failure))
             for w in attempt.workers
         ]
         print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)

@@ -4,14 +4,20 @@ import logging
 import sys
 
 from rolecall.spec.redaction import redact_text
+from rolecall.spec.visible import visible
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 class _Formatter(logging.Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        """The line without control characters. Further lines are indented, so that none looks like a record."""
+        record.message = visible(record.message).replace("\n", "\n    ")
+        return super().formatMessage(record)
+
     def format(self, record: logging.LogRecord) -> str:
         """The line, and the traceback behind it, without credentials."""
-        return redact_text(super().format(record))
+        return visible(redact_text(super().format(record)))
 
 
 def log_to_stderr(level: str = "INFO") -> None:

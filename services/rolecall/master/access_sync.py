@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from sqlalchemy.exc import DataError
+
 from rolecall.master.access import Access, Known, Principal
 from rolecall.master.refusals import Refusals
 from rolecall.master.store import audit, tokens
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import SecretRecord, TokenRecord
 from rolecall.master.trouble import Complaints
+from rolecall.spec.access import AuditEntry
 
 SYNC_EVERY_S = 2.0
 """After this time at the latest a master knows what another one has changed."""
@@ -54,11 +57,22 @@ class AccessSync:
     async def write(self) -> None:
         """Store what is new: nothing in most rounds, so that a call costs no write."""
         used = {name: at for name, at in self._access.used.items() if self._is_news(name, at)}
-        entries = [*self.strangers.take(), *self.refused.take()]
-        if used or entries:
+        if used:
             async with self._database.write() as connection:
                 await tokens.set_used(connection, used)
+        for refusals in (self.strangers, self.refused):
+            if entries := refusals.take():
+                await self._add(refusals, entries)
+
+    async def _add(self, refusals: Refusals, entries: list[AuditEntry]) -> None:
+        try:
+            async with self._database.write() as connection:
                 await audit.add(connection, entries)
+        except DataError:
+            raise  # It would be refused again, and everything behind it would wait.
+        except Exception:
+            refusals.restore(entries)
+            raise
 
     def _is_news(self, name: str, at: datetime) -> bool:
         if name not in self._stored:

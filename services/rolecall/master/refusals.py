@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rolecall.spec.access import AuditEntry
@@ -11,6 +11,8 @@ WINDOW_S = 60.0
 MOST_PER_WINDOW = 30
 """Entries per window: 30 a minute are 43,200 a day, a few megabytes."""
 _MOST_KINDS = 30
+"""Of one token, before its calls are told apart by their targets no more."""
+_MOST_WAITING = 1000
 _OTHERS = "others"
 
 
@@ -35,11 +37,28 @@ class Refusals:
         self._taken = 0
 
     def note(self, refusal: Refusal) -> None:
-        """Count a call. Beyond a number of kinds, further ones share one entry per outcome."""
-        if refusal not in self._waiting and len(self._waiting) >= _MOST_KINDS:
+        """Count a call. Beyond a number of kinds, further ones of the same token share entries."""
+        self._add(self._bounded(refusal), datetime.now(UTC), 1)
+
+    def restore(self, entries: list[AuditEntry]) -> None:
+        """Take back entries that could not be written."""
+        for one in entries:
+            self._add(Refusal(one.token, one.address, one.action, one.target, one.outcome), one.at, one.count)
+
+    def _bounded(self, refusal: Refusal) -> Refusal:
+        if refusal in self._waiting:
+            return refusal
+        full = sum(one.token == refusal.token for one in self._waiting) >= _MOST_KINDS
+        if full and refusal.token is not None:
+            refusal = replace(refusal, target=_OTHERS)
+        if (full and refusal.token is None) or len(self._waiting) >= _MOST_WAITING:
+            # Strangers come from any number of addresses.
             refusal = Refusal(None, _OTHERS, _OTHERS, _OTHERS, refusal.outcome)
-        at, count = self._waiting.get(refusal, (datetime.now(UTC), 0))
-        self._waiting[refusal] = (at, count + 1)
+        return refusal
+
+    def _add(self, refusal: Refusal, at: datetime, count: int) -> None:
+        first, before = self._waiting.get(refusal, (at, 0))
+        self._waiting[refusal] = (first, before + count)
 
     def take(self) -> list[AuditEntry]:
         """The entries to write now; the others wait, and are counted on, until the next window."""

@@ -9,14 +9,18 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 HIDDEN = "***"
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)([^\s'\"<>`|\\]+)")
-_QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#]+=)[^&;#]+")
+# Both take time linear in the text, whatever it is: neither begins anew inside of what it has just read.
+_AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>`|\\]+")
+_QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#?]+=)[^&;#]+")
+_LINK = re.compile(r"(::(?:[A-Za-z][A-Za-z0-9+.-]*://)?)")
+_MOST_LINKS = 16
+"""Of a longer chain the rest counts as one link, in which more is hidden than need be."""
 _PORT = re.compile(r"\d*")
 
 
 def redact_text(text: str) -> str:
     """`text` with the credentials of every URL in it hidden: `s3://KEY:SECRET@host/x` is `s3://***@host/x`."""
-    return _URL.sub(_redact_url, text) if "://" in text else text
+    return _AFTER_SCHEME.sub(_redact_url, text) if "://" in text else text
 
 
 def redact(value: Any) -> Any:
@@ -31,10 +35,8 @@ def redact(value: Any) -> Any:
 
 
 def _redact_url(found: re.Match[str]) -> str:
-    scheme, rest = found.groups()
     # A chain of fsspec's, such as `zip://a.zip::https://user:password@host/a.zip`, is matched as one.
-    links = [_redact_rest(link) for link in re.split(r"(::(?:[A-Za-z][A-Za-z0-9+.-]*://)?)", rest)]
-    return scheme + "".join(links)
+    return "".join(_redact_rest(link) for link in _LINK.split(found[0], maxsplit=_MOST_LINKS))
 
 
 def _redact_rest(rest: str) -> str:

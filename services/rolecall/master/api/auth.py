@@ -25,6 +25,7 @@ from rolecall.master.refusals import Refusal
 from rolecall.master.store import jobs
 from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_token
+from rolecall.spec.visible import one_line
 
 _bearer = HTTPBearer(auto_error=False, description="A token of `rolecall tokens`, or a built-in one.")
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
@@ -231,7 +232,7 @@ def _patterns(app: FastAPI) -> list[tuple[str, re.Pattern[str]]]:
 
 def target_of(scope: Any) -> str:
     """The id or name in the path of a call."""
-    return "/".join(map(str, scope.get("path_params", {}).values()))[:400]
+    return one_line("/".join(map(str, scope.get("path_params", {}).values())))[:400]
 
 
 def address_of(scope: Any) -> str:

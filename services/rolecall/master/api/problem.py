@@ -75,6 +75,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": meaning, "content": _CONTENT} for status, meaning in _MEANING.items()
 }
 
+_PATH_CHARS = 400
 RETRY_AFTER = {"Retry-After": "2"}
 """What a 503 says of the next try."""
 
@@ -99,7 +100,7 @@ def problem_response(
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": redact_text(detail),
-        "instance": redact_text(request.url.path),
+        "instance": redact_text(request.url.path[:_PATH_CHARS]),
     }
     if errors:
         body["errors"] = errors

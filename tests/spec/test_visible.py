@@ -1,0 +1,20 @@
+import pytest
+
+from rolecall.spec.visible import one_line, visible, visible_log
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "in_log"),
+    [
+        ("loss 0.5\n\tdone", "loss 0.5\n\tdone", "loss 0.5\n\tdone"),
+        ("\x1b]52;c;eA==\x07", r"\x1b]52;c;eA==\x07", r"\x1b]52;c;eA==\x07"),
+        ("\x1b[2J\x1b[1;31mred", r"\x1b[2J\x1b[1;31mred", "\\x1b[2J\x1b[1;31mred"),
+        ("10%\r20%", r"10%\x0d20%", "10%\r20%"),
+        ("\x00\x7f\x9b2J", r"\x00\x7f\x9b2J", r"\x00\x7f\x9b2J"),
+        ("abc\u202ecba", r"abc\u202ecba", r"abc\u202ecba"),
+    ],
+)
+def test_control_characters_are_shown(given: str, shown: str, in_log: str) -> None:
+    assert visible(given) == shown
+    assert visible_log(given) == in_log
+    assert "\n" not in one_line(given)
