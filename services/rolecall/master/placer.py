@@ -184,7 +184,7 @@ class Placer:
                 resume_from = await checkpoints.newest(connection, job.id, undoubted=avoided)
                 await attempts.begin(connection, job, plan, resume_from, now)
         except BaseException as error:
-            # What is stored is not what was looked at. Also when a commit failed: it may have come through all the same.
+            # What is stored is not what was looked at; a commit that failed may have come through all the same.
             self._view.note(jobs=[job.id], nodes={worker.node for worker in plan.workers})
             if isinstance(error, Conflict):
                 self._waking.loops()

@@ -115,7 +115,7 @@ async def readyz(master: Running) -> Readiness:
     for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
         if trouble := pulse.trouble(_PATIENCE_S):
             raise HTTPException(503, f"{what}: {trouble}")
-    return Readiness(status="ready", volume=master.reserve.look())
+    return Readiness(status="ready", volume=await master.reserve.look())
 
 
 @admin_router.get("/findings", summary="What is weak in the master's settings")
