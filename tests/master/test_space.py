@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from rolecall.master import segments
-from rolecall.master.space import NoRoom, Reserve, within_reserve
+from rolecall.master.space import NoRoom, Reserve, bytes_below, within_reserve
 from rolecall.master.streams import StreamKey, Streams
 
 LOG = StreamKey("toy-1", 1, 0, "log")
@@ -51,20 +52,39 @@ def test_an_upload_asks_for_free_space_beside_the_event_loop_and_not_for_each_pi
 
 
 def test_what_was_let_in_since_the_last_look_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = os.statvfs(tmp_path)
+    free = found.f_bavail * found.f_frsize
+    monkeypatch.setattr(os, "statvfs", lambda _: found)
+
     async def flow() -> None:
-        free = (await Reserve(tmp_path, 0).look()).free
-        monkeypatch.setattr(os, "statvfs", lambda _: found)
         reserve = Reserve(tmp_path, free - 100)
         await reserve.check(100)
         await reserve.check(100)
-        came = 0
+        upload = within_reserve(pieces(20, 30), reserve)
+        for _ in range(3):
+            await anext(upload)
         with pytest.raises(NoRoom, match=f"has {free - 90} bytes free"):
-            async for piece in within_reserve(pieces(20, 30), reserve):
-                came += len(piece)
-        assert came == 90
+            await anext(upload)
 
-    found = os.statvfs(tmp_path)
     asyncio.run(flow())
+
+
+def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    for name in ("1/0/log.txt", "1/0/progress.jsonl", "1/1/log.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("12345")
+    (folder / "link").symlink_to("1/0/log.txt")
+    assert bytes_below(folder) == 15
+    assert bytes_below(folder, lambda path: path.name == "log.txt") == 10
+
+    def counts(_: Path) -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+    assert bytes_below(folder, counts) == 0
+    assert bytes_below(folder) == 0
+    assert Streams(tmp_path, 1 << 20).used("job") == 0
 
 
 def test_streams_are_measured_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

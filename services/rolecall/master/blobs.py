@@ -14,6 +14,7 @@ from typing import IO
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 from rolecall.master.blob_stores import open_store
+from rolecall.master.space import bytes_below
 from rolecall.master.store_threads import StoreFile, StoreThreads
 from rolecall.master.trouble import StoreUnavailable
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError, StaleAttempt
@@ -167,12 +168,12 @@ class Blobs:
         return found
 
     def _used(self, job: str, besides: Collection[str]) -> int:
-        folder, used = self._root / job, 0
-        for path in folder.rglob("*"):
-            whole = not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
-            with suppress(FileNotFoundError):
-                used += path.stat().st_size if whole and path.is_file() else 0
-        return used
+        folder = self._root / job
+
+        def counts(path: Path) -> bool:
+            return not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
+
+        return bytes_below(folder, counts)
 
     def _clear_uploads(self, before: float) -> int:
         cleared = 0

@@ -4,6 +4,8 @@ A log is a folder of segments, files that are named after the offset of their fi
 last one is full. Then the oldest segments behind the head go, until the tail is small enough.
 """
 
+import fnmatch
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +44,11 @@ class Piece(NamedTuple):
 def segments(folder: Path) -> list[Segment]:
     """The segments of the log in `folder`, in order."""
     found: list[Segment] = []
-    for path in folder.glob("log*.txt"):
-        with suppress(FileNotFoundError):  # It may be cut at this moment.
-            found.append(Segment(_start(path), path.stat().st_size, path))
+    with suppress(FileNotFoundError):
+        for name in fnmatch.filter(os.listdir(folder), "log*.txt"):
+            path = folder / name
+            with suppress(FileNotFoundError):  # It may be cut at this moment.
+                found.append(Segment(_start(path), path.stat().st_size, path))
     return sorted(found)
 
 

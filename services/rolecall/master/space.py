@@ -2,10 +2,11 @@
 
 import asyncio
 import os
+import stat
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rolecall.spec.errors import QuotaExceeded, RolecallError
@@ -105,6 +106,17 @@ class Quota:
             self._arriving[job] -= counted
             if not self._arriving[job]:
                 del self._arriving[job]
+
+
+def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -> int:
+    """Bytes of the regular files below a folder for which `counts`. What is deleted meanwhile counts nothing."""
+    used = 0
+    for where, _, names in os.walk(folder):
+        for path in filter(counts, (Path(where, name) for name in names)):
+            with suppress(FileNotFoundError):
+                found = path.lstat()
+                used += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return used
 
 
 async def within_reserve(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from rolecall.master import segments
 from rolecall.master.segments import Piece
+from rolecall.master.space import bytes_below
 from rolecall.spec.errors import NotFound
 
 Kind = Literal["log", "progress"]
@@ -73,14 +74,16 @@ class Streams:
 
     def used(self, job: str) -> int:
         """Bytes of all streams of a job."""
-        return sum(path.stat().st_size for path in (self._root / job).rglob("*") if path.is_file())
+        return bytes_below(self._root / job)
 
     def size(self, key: StreamKey) -> int:
         """The stream's size in bytes, cut parts included; 0 before its first piece. Asks the disk."""
         if key.kind == "log":
             return segments.size(self._folder(key))
-        path = self._progress(key)
-        return path.stat().st_size if path.exists() else 0
+        try:
+            return self._progress(key).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def expect(self, key: StreamKey, size: int) -> None:
         """Note that a stream is complete when it has `size` bytes: its worker has ended."""
