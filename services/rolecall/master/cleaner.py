@@ -92,7 +92,7 @@ class Cleaner:
             _log.info("%d uploads that a killed master left are deleted", cleared)
 
     async def _expire(self) -> None:
-        """What only time changes: old jobs, keys, events, entries of the audit log, checkpoints of jobs that succeeded."""
+        """What only time changes: old jobs, keys, events, audit entries, checkpoints of jobs that succeeded."""
         now = self._clock()
         async with self._database.write() as connection:
             await deletion.forget_keys(connection, now - KEEP_KEYS)
