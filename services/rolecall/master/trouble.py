@@ -14,7 +14,7 @@ from rolecall.spec.errors import Conflict, RolecallError
 
 _FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
 # As SQLite and PostgreSQL say it.
-_FULL_DATABASE = re.compile("disk is full|No space left on device|disk I/O error")
+_FULL_DATABASE = re.compile("disk is full|No space left on device")
 _LOCKED = re.compile("database is locked|lock timeout")
 _log = logging.getLogger(__name__)
 
