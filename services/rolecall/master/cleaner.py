@@ -18,7 +18,7 @@ from rolecall.master.store import artifacts, attempts, audit, checkpoints, delet
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import CheckpointRecord, UnreadableRow
 from rolecall.master.streams import Streams
-from rolecall.master.trouble import Complaints
+from rolecall.master.trouble import Complaints, Pulse
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.state import JobState
@@ -53,6 +53,7 @@ class Cleaner:
         self._policy = policy
         self._garbage = garbage
         self._clock = clock
+        self.pulse = Pulse()
         self._complaints = Complaints()
         self._begun = time.time()
         self._chores_at: datetime | None = None
@@ -76,6 +77,8 @@ class Cleaner:
             except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass starts from the same facts
                 self._complaints.failed("cleaning up", error)
                 went_well = False
+            if went_well:
+                self.pulse.went_well()
             retry_s = _FIRST_RETRY_S if went_well else min(2 * retry_s, _LAST_RETRY_S)
             await wait(ticket, _LOOK_EVERY_S if went_well else retry_s)
 
