@@ -14,10 +14,11 @@ from rolecall.master.blobs import Blobs
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.retention import Policy, superfluous
 from rolecall.master.signals import Signal
-from rolecall.master.store import attempts, checkpoints, deletion, events, idempotency, jobs, schema
+from rolecall.master.store import attempts, audit, checkpoints, deletion, events, idempotency, jobs, schema
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.records import CheckpointRecord
 from rolecall.master.streams import Streams
+from rolecall.spec.access import AuditEntry
 from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerPlan
 from rolecall.spec.role import Role
@@ -224,6 +225,11 @@ async def _copy(connection: AsyncConnection, table: Table, names: list[str]) -> 
         await connection.execute(insert(table), copies)
 
 
+def called(at: datetime, job: str) -> AuditEntry:
+    """An entry of the audit log."""
+    return AuditEntry(id=0, at=at, token="admin", address="::1", action="POST /jobs", target=job, outcome=201)
+
+
 class World:
     """The store and the cleaner of a master, with a clock that the test sets."""
 
@@ -256,6 +262,7 @@ class World:
             await connection.execute(update(schema.attempts).values(ended_at=self.now))
             for table in ALL:
                 await _copy(connection, table, names)
+            await audit.add(connection, [called(self.now, name) for name in names])
         for name in names:
             self._leave(name)
 
@@ -264,12 +271,17 @@ class World:
             (self.data / path).parent.mkdir(parents=True, exist_ok=True)
             (self.data / path).write_text("x")
 
+    async def audited(self) -> int:
+        """How many entries the audit log has."""
+        async with self.database.read() as connection:
+            return await connection.scalar(select(func.count()).select_from(schema.audit)) or 0
+
     def entries(self) -> int:
         return len(list((self.data / "streams").iterdir())) + len(list((self.data / "blobs").iterdir()))
 
 
 def policy(**given: Any) -> Policy:
-    return Policy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None} | given))
+    return Policy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None, "audit": None} | given))
 
 
 def in_world(tmp_path: Path, given: Policy, flow: Any) -> None:
@@ -294,15 +306,33 @@ def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
             await world.end_jobs(per_hour)
             world.now += timedelta(hours=1, seconds=1)
             assert await world.cleaner.clean()
-            most = max(most, *await rows(world.database))
+            most = max(most, *await rows(world.database), await world.audited())
             assert world.entries() <= 2 * kept * per_hour
         assert most <= 4 * kept * per_hour, "four events each"
         world.now += timedelta(days=1)
         assert await world.cleaner.clean()
         assert not any(await rows(world.database))
+        assert not await world.audited()
         assert world.entries() == 0
 
-    in_world(tmp_path, policy(jobs=timedelta(hours=kept)), flow)
+    in_world(tmp_path, policy(jobs=timedelta(hours=kept), audit=timedelta(hours=kept)), flow)
+
+
+def test_the_key_of_a_job_that_is_marked_for_deletion_is_free(tmp_path: Path) -> None:
+    async def flow(world: World) -> None:
+        await world.end_jobs(3)
+        async with world.database.write() as connection:
+            await deletion.mark(connection, "toy-1", world.now)
+            later = world.now + timedelta(seconds=1)
+            await deletion.mark_ended(connection, ["toy-2"], later, later)
+            await deletion.mark_ended(connection, ["toy-3"], START, later)  # ended no earlier than that: not marked
+            found = [
+                await idempotency.job_of(connection, "admin", f"key-{job}", "digest")
+                for job in ("toy-1", "toy-2", "toy-3")
+            ]
+        assert found == [None, None, "toy-3"]
+
+    in_world(tmp_path, policy(), flow)
 
 
 def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from rolecall.master.store import jobs
 from rolecall.master.store.records import JobRecord
@@ -73,5 +74,18 @@ def test_a_node_that_no_examination_names_has_none(tmp_path: Path) -> None:
     async def flow(client: Client) -> None:
         await examined(client, "of-others", ["trainer-1"], *SUCCEEDED)
         assert (await client.user("GET", "/nodes/trainer-0/preflight")).json()["network"] is None
+
+    on_master(tmp_path, flow)
+
+
+def test_findings_that_cant_be_read_are_passed_over(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        await examined(client, "right", ["trainer-0"], *SUCCEEDED)
+        await examined(client, "damaged", ["trainer-0"], *SUCCEEDED)
+        async with client.master.database.write() as connection:
+            await connection.execute(text("UPDATE jobs SET result = '{\"findings\": 7}' WHERE id = 'damaged'"))
+        answer = await client.user("GET", "/nodes/trainer-0/preflight")
+        assert answer.status_code == 200
+        assert answer.json()["network"]["job"] == "right"
 
     on_master(tmp_path, flow)

@@ -1,15 +1,22 @@
 """The fork server seen from the node: what happens when it no longer answers."""
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 from tests.node.harness import gone, launch
 
 from rolecall.node.fork_client import ForkClient, ForkServerDied
-from rolecall.spec.fork import ForkRequest
+from rolecall.spec.fork import Exited, Forked, ForkRequest
+
+REQUEST = ForkRequest(
+    key="mine/1/0", launch=launch("mine", "stay"), workdir=Path("/work"), cache=Path("/cache"),
+    master_url="http://127.0.0.1:9", token="none", env={},
+)  # fmt: skip
 
 
 @pytest.mark.slow
@@ -32,3 +39,31 @@ def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> None:
         await asyncio.wait({running})
 
     asyncio.run(flow())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE, errno.ESRCH])
+def test_where_the_kernel_gives_no_pidfd_the_servers_word_counts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """ENOSYS and EPERM come from old kernels and seccomp filters, ESRCH of a process that has ended already."""
+
+    def refused(_: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    async def flow() -> int:
+        ours, theirs = socket.socketpair()
+        client = ForkClient()
+        _, client._writer = await asyncio.open_connection(sock=ours)
+        client._ready.set()
+        with theirs:
+            forking = asyncio.create_task(client.fork(REQUEST))
+            await asyncio.sleep(0)
+            client._read(Forked(key=REQUEST.key, pid=2**22).model_dump_json().encode())
+            worker = await forking
+            client._read(Exited(key=REQUEST.key, pid=2**22, status=3).model_dump_json().encode())
+            client._writer.close()
+            return await worker.ended
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    assert asyncio.run(flow()) == 3
+    assert (os.strerror(number) in caplog.text) is (number != errno.ESRCH)

@@ -1,9 +1,9 @@
 """The FastAPI application: routes in, errors out, the loops beside them."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import FastAPI
 
@@ -118,9 +118,10 @@ async def _lead(app: FastAPI) -> None:
                 "tokens": master.sync,
             }
             loops = [asyncio.create_task(part.run(), name=name) for name, part in parts.items()]
+            loops.append(asyncio.create_task(leadership.watch(master.database, master.term), name="leadership"))
             state.settled.set()
             try:
-                await leadership.watch(master.database, master.term)
+                await _await_fault(loops)
             finally:
                 state.master = None
                 for loop in loops:
@@ -128,6 +129,16 @@ async def _lead(app: FastAPI) -> None:
                 await asyncio.wait(loops)
     finally:
         await leadership.release()
+
+
+async def _await_fault(loops: Collection[asyncio.Task[None]]) -> NoReturn:
+    """Wait for the first of the loops that ends, none of which ever should, and raise what ended it."""
+    ended, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
+    for loop in ended:
+        if not loop.cancelled() and (error := loop.exception()) is not None:
+            raise error
+    names = ", ".join(loop.get_name() for loop in ended)
+    raise RuntimeError(f"the master ends because a loop of it has ended without an error: {names}")
 
 
 def _end(app: FastAPI, term: asyncio.Task[None]) -> None:

@@ -4,16 +4,17 @@ import hashlib
 import logging
 import os
 import re
-import shutil
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import IO, Any, cast
+from typing import IO
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
+from rolecall.master.blob_stores import open_store
+from rolecall.master.space import bytes_below
 from rolecall.master.store_threads import StoreFile, StoreThreads
 from rolecall.master.trouble import StoreUnavailable
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError, StaleAttempt
@@ -54,7 +55,7 @@ class Blobs:
 
     def __init__(self, root: Path, url: str | None, timeout_s: float) -> None:
         self._root = root
-        self._url = url.rstrip("/") if url else None
+        self._store = open_store(root, url)
         place = "ROLECALL_BLOB_URL" if url else "in ROLECALL_DATA"
         self._threads = StoreThreads(f"the blob store ({place})", timeout_s)
 
@@ -86,7 +87,7 @@ class Blobs:
 
     async def delete(self, job: str, blob: str) -> None:
         """Delete a blob; nothing happens if it is gone already."""
-        await self._threads.run(lambda: self._delete(job, blob))
+        await self._threads.run(lambda: self._store.delete(_path(job, blob)))
 
     async def sweep(self, job: str, attempt: int, wanted: set[str]) -> int:
         """Delete what attempts up to `attempt` left and nobody knows of (uploads cut off, parts of checkpoints that
@@ -94,14 +95,14 @@ class Blobs:
         """
         leftovers = await self._threads.run(lambda: self._leftovers(job, attempt, wanted))
         for leftover in leftovers:
-            await self._threads.run(leftover)
+            await self._threads.run(partial(self._store.delete, leftover))
         return len(leftovers)
 
     async def digest(self, job: str, blob: str) -> tuple[int, str] | None:
         """The size and SHA-256 of the blob's bytes as the store has them now; None when there is no such blob."""
         digest, size = hashlib.sha256(), 0
         try:
-            await self._threads.run(lambda: _resolve_fresh(self._url or str(self._root)))
+            await self._threads.run(self._store.refresh)
             pieces = await self.read(job, blob)
         except NotFound:
             return None
@@ -112,7 +113,7 @@ class Blobs:
 
     async def is_populated(self) -> bool:
         """Whether the store has anything at all: one that is not mounted has nothing."""
-        return await self._threads.run(self._is_populated)
+        return await self._threads.run(self._store.is_populated)
 
     async def used(self, job: str, besides: Collection[str] = ()) -> int:
         """Bytes on the master's volume of the job's whole blobs, those of `besides` not counted."""
@@ -120,7 +121,8 @@ class Blobs:
 
     async def remove_job(self, job: str) -> None:
         """Delete all blobs of a job; nothing happens if there are none."""
-        await self._threads.run(lambda: self._remove_job(job))
+        _checked(job)  # Never the root, nor a folder beside it.
+        await self._threads.run(lambda: self._store.remove(job))
 
     async def clear_uploads(self, before: float) -> int:
         """Delete what a master that was killed left of uploads, last written before the time `before` (seconds since
@@ -130,7 +132,7 @@ class Blobs:
 
     async def read(self, job: str, blob: str) -> AsyncIterator[bytes]:
         """Open the blob; return its bytes in pieces. Raises `NotFound` at once when there is no such blob."""
-        file = StoreFile(self._threads, lambda: self._open(job, blob))
+        file = StoreFile(self._threads, lambda: self._store.open(_path(job, blob)))
         try:
             await file.opened()
         except FileNotFoundError:
@@ -150,55 +152,28 @@ class Blobs:
         self._threads.close()
 
     def _size(self, job: str, blob: str) -> int | None:
-        with suppress(FileNotFoundError):
-            if self._url is None:
-                return self._file(job, blob).stat().st_size
-            system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
-            return int(system.size(path))
-        return None
+        try:
+            return self._store.size(_path(job, blob))
+        except FileNotFoundError:
+            return None
 
-    def _delete(self, job: str, blob: str) -> None:
-        with suppress(FileNotFoundError):
-            if self._url is None:
-                self._file(job, blob).unlink()
-            else:
-                system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
-                system.rm(path)
-
-    def _leftovers(self, job: str, attempt: int, wanted: set[str]) -> list[Callable[[], None]]:
-        """The deletion of each file that a sweep is to delete."""
-        system, root = _resolve_fresh(self._url or str(self._root))
-        found: list[Callable[[], None]] = []
-        for path in system.find(f"{root}/{job}"):
-            blob = path.removeprefix(f"{root}/{job}/")
+    def _leftovers(self, job: str, attempt: int, wanted: set[str]) -> list[str]:
+        """The path of each file that a sweep is to delete."""
+        found: list[str] = []
+        for path in self._store.find(job):
+            blob = path.removeprefix(f"{job}/")
             number = blob.partition("/")[0]
             if blob not in wanted and number.isdecimal() and int(number) <= attempt:
-                found.append(partial(_remove, system, path))
+                found.append(path)
         return found
 
-    def _is_populated(self) -> bool:
-        system, root = _resolve_fresh(self._url or str(self._root))
-        try:
-            return bool(system.ls(root, detail=False))
-        except FileNotFoundError:
-            return False
-
     def _used(self, job: str, besides: Collection[str]) -> int:
-        folder, used = self._root / job, 0
-        for path in folder.rglob("*"):
-            whole = not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
-            with suppress(FileNotFoundError):
-                used += path.stat().st_size if whole and path.is_file() else 0
-        return used
+        folder = self._root / job
 
-    def _remove_job(self, job: str) -> None:
-        _checked(job)  # Never the root, nor a folder beside it.
-        with suppress(FileNotFoundError):
-            if self._url is None:
-                shutil.rmtree(self._root / job)
-            else:
-                system, root = _resolve_fresh(self._url)
-                system.rm(f"{root}/{job}", recursive=True)
+        def counts(path: Path) -> bool:
+            return not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
+
+        return bytes_below(folder, counts)
 
     def _clear_uploads(self, before: float) -> int:
         cleared = 0
@@ -209,14 +184,8 @@ class Blobs:
                     cleared += 1
         return cleared
 
-    def _open(self, job: str, blob: str) -> IO[bytes]:
-        if self._url is None:
-            return self._file(job, blob).open("rb")
-        system, path = _resolve(f"{self._url}/{job}/{_checked(blob)}")
-        return cast(IO[bytes], system.open(path, "rb"))
-
     def _file(self, job: str, blob: str) -> Path:
-        return self._root / job / _checked(blob)
+        return self._root / _path(job, blob)
 
 
 class _Upload:
@@ -264,20 +233,8 @@ def _checked(blob: str) -> str:
     return blob
 
 
-def _resolve_fresh(url: str) -> tuple[Any, str]:
-    """The same without what fsspec remembers of earlier listings: others write and delete there, too."""
-    system, path = _resolve(url)
-    system.invalidate_cache()
-    return system, path
-
-
-def _resolve(url: str) -> tuple[Any, str]:
-    return cast(tuple[Any, str], fsspec.core.url_to_fs(url))  # pyright: ignore[reportUnknownMemberType]
-
-
-def _remove(system: Any, path: str) -> None:
-    with suppress(FileNotFoundError):  # an upload that ended meanwhile
-        system.rm(path)
+def _path(job: str, blob: str) -> str:
+    return f"{job}/{_checked(blob)}"
 
 
 def _close(file: IO[bytes]) -> None:

@@ -14,11 +14,11 @@ from datetime import datetime, timedelta
 from rolecall.master.blobs import Blobs
 from rolecall.master.retention import KEEP_KEYS, Policy, blobs_of, deletion_reason, superfluous
 from rolecall.master.signals import Signal, wait
-from rolecall.master.store import artifacts, attempts, checkpoints, deletion, events, jobs
+from rolecall.master.store import artifacts, attempts, audit, checkpoints, deletion, events, jobs
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import CheckpointRecord, UnreadableRow
 from rolecall.master.streams import Streams
-from rolecall.master.trouble import Complaints
+from rolecall.master.trouble import Complaints, Pulse
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.state import JobState
@@ -53,6 +53,7 @@ class Cleaner:
         self._policy = policy
         self._garbage = garbage
         self._clock = clock
+        self.pulse = Pulse()
         self._complaints = Complaints()
         self._begun = time.time()
         self._chores_at: datetime | None = None
@@ -76,6 +77,8 @@ class Cleaner:
             except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass starts from the same facts
                 self._complaints.failed("cleaning up", error)
                 went_well = False
+            if went_well:
+                self.pulse.went_well()
             retry_s = _FIRST_RETRY_S if went_well else min(2 * retry_s, _LAST_RETRY_S)
             await wait(ticket, _LOOK_EVERY_S if went_well else retry_s)
 
@@ -92,11 +95,13 @@ class Cleaner:
             _log.info("%d uploads that a killed master left are deleted", cleared)
 
     async def _expire(self) -> None:
-        """What only time changes: old jobs, keys, events, checkpoints of jobs that succeeded."""
+        """What only time changes: old jobs, keys, events, audit entries, checkpoints of jobs that succeeded."""
         now = self._clock()
         async with self._database.write() as connection:
             await deletion.forget_keys(connection, now - KEEP_KEYS)
             await deletion.trim_events(connection, events.MOST)
+            if self._policy.audit is not None:
+                await audit.prune(connection, now - self._policy.audit)
         if self._policy.jobs is not None:
             before = now - self._policy.jobs
             async with self._database.read() as connection:

@@ -83,7 +83,7 @@ class Leadership:
             await asyncio.sleep(BEAT_S)
             try:
                 if self._session is not None:
-                    await (self._session.beat() if self._session.held else self._session.take())
+                    await self._session.take()
                 async with database.read() as connection:
                     current = await terms.current(connection)
             except SQLAlchemyError as error:

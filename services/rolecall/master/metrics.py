@@ -1,6 +1,7 @@
 """What Prometheus sees of the master. Names carry their units and start with `rolecall_`."""
 
-from collections.abc import Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -9,16 +10,13 @@ from prometheus_client.core import GaugeMetricFamily
 
 from rolecall.master.core import Master
 from rolecall.master.placement import Cluster, Seating
-from rolecall.master.store import attempts, jobs, nodes
-from rolecall.master.store.records import JobRecord
-from rolecall.master.view import taken_places
+from rolecall.master.store import jobs
+from rolecall.master.store.records import JobSummary
 from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
-
-_RUNNING = tuple(state for state in JobState if state.holds_slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,10 +25,12 @@ class Scene:
 
     counts: dict[JobState, int]
     oldest_queued_at: datetime | None
-    running: list[tuple[JobRecord, Progress]]
+    running: list[tuple[JobSummary, Progress]]
     """Jobs that hold slots, with their newest progress."""
     nodes: list[NodeState]
-    taken: list[WorkerPlan]
+    taken: Sequence[WorkerPlan]
+    idle_s: dict[str, float]
+    """Of each loop: seconds since its last pass that went well."""
     now: datetime
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -38,27 +38,37 @@ class Scene:
         yield from _queue(self)
         yield from _nodes(self)
         yield from _running(self)
+        yield from _loops(self)
 
 
 async def exposition(master: Master) -> bytes:
     """The text of `GET /metrics`."""
     registry = CollectorRegistry()
     registry.register(await _look(master))
-    return generate_latest(registry) + generate_latest(master.registry)
+    # In a thread: what a large cluster has free takes a while to compute.
+    return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.registry))
 
 
 async def _look(master: Master) -> Scene:
+    """From memory, but for the counts and the progress of jobs that this master has not heard of yet."""
+    view = master.view
+    await view.refresh()
+    running = [gang.job for gang in view.gangs.values()]
+    heard = {job.id: told for job in running if (told := master.progress.of_job(job.id, job.attempt))}
     async with master.database.read() as connection:
-        running = await jobs.in_states(connection, _RUNNING)
-        placed = await attempts.gangs(connection, running)
-        return Scene(
-            counts=await jobs.count_by_state(connection),
-            oldest_queued_at=await jobs.oldest_queued_at(connection),
-            running=[(job, master.progress.of_job(job.id, job.attempt) or job.progress) for job in running],
-            nodes=master.presence.states(await nodes.everything(connection)),
-            taken=taken_places(placed.found, master.catalogue),
-            now=datetime.now(UTC),
-        )
+        counts = await jobs.count_by_state(connection)
+        stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in heard])
+    progress = stored | heard
+    pulses = {"reconciler": master.reconciler, "placer": master.placer, "cleaner": master.cleaner}
+    return Scene(
+        counts=counts,
+        oldest_queued_at=min((job.queued_at for job in view.queue.values()), default=None),
+        running=[(job, progress.get(job.id, Progress())) for job in running],
+        nodes=master.presence.states(view.nodes.values()),
+        taken=view.taken(),
+        idle_s={name: loop.pulse.silent_s for name, loop in (pulses | {"verifier": master.verifier}).items()},
+        now=datetime.now(UTC),
+    )
 
 
 def _queue(scene: Scene) -> Iterator[GaugeMetricFamily]:
@@ -99,6 +109,12 @@ def _running(scene: Scene) -> Iterator[GaugeMetricFamily]:
     yield _gauge("rolecall_job_step", "The newest optimizer step.", labels, ((w, p.step) for w, _, p in named))
     yield _gauge("rolecall_job_loss", "The newest training loss.", labels, losses)
     yield _gauge("rolecall_job_samples_per_second", "Samples trained per second.", labels, speeds)
+
+
+def _loops(scene: Scene) -> Iterator[GaugeMetricFamily]:
+    about = "Seconds since the last pass of the master's loop that went well."
+    idle = (([loop], idle_s) for loop, idle_s in scene.idle_s.items())
+    yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
 
 
 def _gauge(name: str, about: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:

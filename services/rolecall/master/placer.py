@@ -183,10 +183,11 @@ class Placer:
                 avoided = not set(record.avoid or ()).isdisjoint(worker.node for worker in plan.workers)
                 resume_from = await checkpoints.newest(connection, job.id, undoubted=avoided)
                 await attempts.begin(connection, job, plan, resume_from, now)
-        except Conflict:
-            # What is stored is not what was looked at.
+        except BaseException as error:
+            # What is stored is not what was looked at; a commit that failed may have come through all the same.
             self._view.note(jobs=[job.id], nodes={worker.node for worker in plan.workers})
-            self._waking.loops()
+            if isinstance(error, Conflict):
+                self._waking.loops()
             raise
         self._waking.gang(job.id, {worker.node for worker in plan.workers})
         self._placement_seconds.observe((now - job.queued_at).total_seconds())

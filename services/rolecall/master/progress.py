@@ -70,16 +70,15 @@ class ProgressBook:
         latest = self._latest.get(job)
         return latest.progress if latest and latest.attempt == attempt else None
 
-    async def flush(self, connection: AsyncConnection) -> None:
-        """Store what is new."""
-        while self._unstored:
-            job = self._unstored.pop()
-            await jobs.set_progress(connection, job, self._latest[job].progress)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something to `flush`."""
-        return bool(self._unstored)
+    async def flush(self, database: Database) -> None:
+        """Store what is new. What a failed commit leaves out is still new."""
+        news = {job: self._latest[job] for job in self._unstored}
+        if not news:
+            return
+        async with database.write() as connection:
+            for job, latest in news.items():
+                await jobs.set_progress(connection, job, latest.progress)
+        self._unstored -= {job for job, latest in news.items() if self._latest.get(job) is latest}
 
     def forget(self, job: str) -> None:
         """Drop what is kept in memory of a job whose attempt ended."""

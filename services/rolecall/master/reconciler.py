@@ -84,27 +84,19 @@ class Reconciler:
         # While the database is away nobody is heard, nor lost for it: to presence it is as if we had not run.
         await self._database.ping()
         self._presence.notice_pass()
-        await self._flush_progress()
+        await self._progress.flush(self._database)
         await self._view.refresh()
         await self._set_aside()
         await self._lose_silent_nodes()
         while await self._advance_jobs():
             pass
 
-    async def _flush_progress(self) -> None:
-        if self._progress.has_news:
-            async with self._database.write() as connection:
-                await self._progress.flush(connection)
-
     async def _set_aside(self) -> None:
         """End jobs of which something can't be read, and forget such nodes: the others must not wait for them."""
         for job, why in list(self._view.unreadable.items()):
             await self._complaints.apart(f"setting {job} aside", self._fail_unreadable(job, why))
         for name, why in list(self._view.unreadable_nodes.items()):
-            async with self._database.write() as connection:
-                await nodes.remove(connection, name)
-            del self._view.unreadable_nodes[name]
-            _log.error("node %s has to register again: %s", name, why)
+            await self._complaints.apart(f"forgetting {name}", self._forget_unreadable(name, why))
 
     async def _fail_unreadable(self, job: str, why: str) -> bool:
         reason = f"{why}; if a newer release stored it, run that one again, then retry the job; else submit it anew"
@@ -117,6 +109,13 @@ class Reconciler:
         self._garbage.notify()
         _log.error("job %s is set aside: %s", job, reason)
         return ended
+
+    async def _forget_unreadable(self, node: str, why: str) -> bool:
+        async with self._database.write() as connection:
+            await nodes.remove(connection, node)
+        self._view.unreadable_nodes.pop(node, None)
+        _log.error("node %s has to register again: %s", node, why)
+        return True
 
     async def _lose_silent_nodes(self) -> None:
         lost = [name for name in self._view.nodes if self._presence.is_lost(name)]
@@ -173,7 +172,7 @@ class Reconciler:
 
     async def _take(self, gang: Gang, step: Step) -> None:
         if not step.after.holds_slots:
-            await self._flush_progress()
+            await self._progress.flush(self._database)
         try:
             async with self._database.write() as connection:
                 await take_step(connection, gang, step, _now())

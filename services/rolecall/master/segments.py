@@ -4,6 +4,8 @@ A log is a folder of segments, files that are named after the offset of their fi
 last one is full. Then the oldest segments behind the head go, until the tail is small enough.
 """
 
+import fnmatch
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +44,11 @@ class Piece(NamedTuple):
 def segments(folder: Path) -> list[Segment]:
     """The segments of the log in `folder`, in order."""
     found: list[Segment] = []
-    for path in folder.glob("log*.txt"):
-        with suppress(FileNotFoundError):  # It may be cut at this moment.
-            found.append(Segment(_start(path), path.stat().st_size, path))
+    with suppress(FileNotFoundError):
+        for name in fnmatch.filter(os.listdir(folder), "log*.txt"):
+            path = folder / name
+            with suppress(FileNotFoundError):  # It may be cut at this moment.
+                found.append(Segment(_start(path), path.stat().st_size, path))
     return sorted(found)
 
 
@@ -54,19 +58,17 @@ def size(folder: Path) -> int:
     return found[-1].end if found else 0
 
 
-def append(folder: Path, offset: int, data: bytes, keep_bytes: int, *, cut: bool = False) -> None:
-    """Append what the log lacks of the bytes that start at `offset`.
+def append(folder: Path, offset: int, data: bytes, keep_bytes: int, *, cut: bool = False) -> int:
+    """Append what the log lacks of the bytes that start at `offset`; return the log's length in bytes.
 
     Bytes behind a gap are not written, unless `cut` says that nobody has the missing ones any more.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = segments(folder)
     have = found[-1].end if found else 0
-    if offset > have and not cut:
-        return
     start = max(have, offset)
-    if not (fresh := data[start - offset :]):
-        return
+    if (offset > have and not cut) or not (fresh := data[start - offset :]):
+        return have
     if found and found[-1].end == start and found[-1].size < keep_bytes // _SHARE:
         path = found[-1].path
     else:
@@ -74,6 +76,7 @@ def append(folder: Path, offset: int, data: bytes, keep_bytes: int, *, cut: bool
         _drop_middle(found, keep_bytes)
     with path.open("ab") as file:
         file.write(fresh)
+    return start + len(fresh)
 
 
 def read(folder: Path, start: int, most: int) -> Piece:

@@ -1,15 +1,20 @@
 """Space: what is kept free on the master's volume, and how much of the blob store a job may take."""
 
+import asyncio
 import os
+import stat
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rolecall.spec.errors import QuotaExceeded, RolecallError
 from rolecall.spec.model import Value
 
 _SHARE, _MOST_RESERVE = 0.05, 2 << 30
+_KNOWN_S = 1.0
+"""How long a look at the volume is good for."""
 
 
 class NoRoom(RolecallError):
@@ -26,28 +31,48 @@ class Volume(Value):
 
 
 class Reserve:
-    """Keeps some of a volume free, so that the database and the workers' reports always have room."""
+    """Keeps some of a volume free, so that the database and the workers' reports always have room.
+
+    The volume is asked once a second at most, in a thread; in between, what was let in since counts.
+    """
 
     def __init__(self, folder: Path, reserve: int | None) -> None:
         self._folder = folder
         self._reserve = reserve
+        self._asking = asyncio.Lock()
+        self._known: tuple[float, Volume] | None = None
+        self._let_in = 0
 
-    def look(self) -> Volume:
-        """The volume now."""
+    async def look(self) -> Volume:
+        """The volume as it was within the last second."""
+        async with self._asking:
+            if self._known is None or time.monotonic() - self._known[0] > _KNOWN_S:
+                counted = self._let_in
+                self._known = time.monotonic(), await asyncio.to_thread(self._ask)
+                self._let_in -= counted
+            return self._known[1]
+
+    async def check(self, wanted: int = 0) -> None:
+        """Raise `NoRoom` if `wanted` more bytes would leave less than the reserve."""
+        volume = await self.look()
+        free = max(0, volume.free - self._let_in)
+        if free - wanted < volume.reserve:
+            raise NoRoom(
+                f"the master's volume (ROLECALL_DATA) has {free} bytes free, and {volume.reserve} are reserved "
+                "(ROLECALL_RESERVE_BYTES): nothing was stored; delete jobs (rolecall prune) or give it a larger "
+                "volume, then try again"
+            )
+
+    async def let_in(self, size: int) -> None:
+        """Count `size` bytes that are about to be written. Raises `NoRoom` as `check` does."""
+        await self.check(size)
+        self._let_in += size
+
+    def _ask(self) -> Volume:
         found = os.statvfs(self._folder)
         total = found.f_blocks * found.f_frsize
         reserve = min(int(_SHARE * total), _MOST_RESERVE) if self._reserve is None else self._reserve
         return Volume(free=found.f_bavail * found.f_frsize, total=total, reserve=reserve)
-
-    def check(self, wanted: int = 0) -> None:
-        """Raise `NoRoom` if `wanted` more bytes would leave less than the reserve."""
-        volume = self.look()
-        if volume.free - wanted < volume.reserve:
-            raise NoRoom(
-                f"the master's volume (ROLECALL_DATA) has {volume.free} bytes free, and {volume.reserve} are reserved "
-                "(ROLECALL_RESERVE_BYTES): nothing was stored; delete jobs (rolecall prune) or give it a larger "
-                "volume, then try again"
-            )
 
 
 class Quota:
@@ -83,10 +108,21 @@ class Quota:
                 del self._arriving[job]
 
 
+def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -> int:
+    """Bytes of the regular files below a folder for which `counts`. What is deleted meanwhile counts nothing."""
+    used = 0
+    for where, _, names in os.walk(folder):
+        for path in filter(counts, (Path(where, name) for name in names)):
+            with suppress(FileNotFoundError):
+                found = path.lstat()
+                used += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return used
+
+
 async def within_reserve(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
     """The pieces, as long as the volume has room for them."""
     async for piece in pieces:
-        reserve.check(len(piece))
+        await reserve.let_in(len(piece))
         yield piece
 
 

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from rolecall.master import segments
 from rolecall.master.segments import Piece
+from rolecall.master.space import bytes_below
 from rolecall.spec.errors import NotFound
 
 Kind = Literal["log", "progress"]
@@ -51,12 +52,13 @@ class Streams:
         `cut` says that what lies before `offset` is lost, so that the log may have a gap there.
         """
         async with self._locks.setdefault(key, asyncio.Lock()):
+            size = None
             async for piece in pieces:
                 if key.job in self._removed:
                     raise NotFound(f"job {key.job} is deleted")
-                await asyncio.to_thread(self._append, key, offset, piece, cut)
+                size = await asyncio.to_thread(self._append, key, offset, piece, cut)
                 offset += len(piece)
-            return self.size(key)
+            return await asyncio.to_thread(self.size, key) if size is None else size
 
     async def remove_job(self, job: str) -> None:
         """Delete all streams of a job; a piece that is on its way is refused from now on."""
@@ -72,14 +74,16 @@ class Streams:
 
     def used(self, job: str) -> int:
         """Bytes of all streams of a job."""
-        return sum(path.stat().st_size for path in (self._root / job).rglob("*") if path.is_file())
+        return bytes_below(self._root / job)
 
     def size(self, key: StreamKey) -> int:
-        """The stream's size in bytes, cut parts included; 0 before its first piece."""
+        """The stream's size in bytes, cut parts included; 0 before its first piece. Asks the disk."""
         if key.kind == "log":
             return segments.size(self._folder(key))
-        path = self._progress(key)
-        return path.stat().st_size if path.exists() else 0
+        try:
+            return self._progress(key).stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def expect(self, key: StreamKey, size: int) -> None:
         """Note that a stream is complete when it has `size` bytes: its worker has ended."""
@@ -87,10 +91,10 @@ class Streams:
         self._expected = {one: (size, until) for one, (size, until) in self._expected.items() if until > now}
         self._expected[key] = (size, now + _REST_S)
 
-    def is_complete(self, key: StreamKey) -> bool:
+    async def is_complete(self, key: StreamKey) -> bool:
         """Whether no more is expected of a stream, or no longer."""
         size, until = self._expected.get(key, (0, 0.0))
-        return time.monotonic() > until or self.size(key) >= size
+        return time.monotonic() > until or await asyncio.to_thread(self.size, key) >= size
 
     def read(self, key: StreamKey, start: int = 0) -> bytes:
         """The lines of a progress stream from byte `start` on that are complete, at most about a MiB."""
@@ -114,16 +118,16 @@ class Streams:
         """Up to `most` bytes of a log from `start` on, or from where it goes on behind a cut; empty at its end."""
         return segments.read(self._folder(key), start, most)
 
-    def _append(self, key: StreamKey, offset: int, piece: bytes, cut: bool) -> None:
+    def _append(self, key: StreamKey, offset: int, piece: bytes, cut: bool) -> int:
         if key.kind == "log":
-            segments.append(self._folder(key), offset, piece, self._log_bytes, cut=cut)
-            return
+            return segments.append(self._folder(key), offset, piece, self._log_bytes, cut=cut)
         path = self._progress(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             have = file.tell()
             if offset <= have:
                 file.write(piece[have - offset :])
+            return file.tell()
 
     def _folder(self, key: StreamKey) -> Path:
         return self._root / key.job / str(key.attempt) / str(key.rank)

@@ -14,7 +14,7 @@ from rolecall.spec.errors import Conflict, RolecallError
 
 _FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
 # As SQLite and PostgreSQL say it.
-_FULL_DATABASE = re.compile("disk is full|No space left on device|disk I/O error")
+_FULL_DATABASE = re.compile("disk is full|No space left on device")
 _LOCKED = re.compile("database is locked|lock timeout")
 _log = logging.getLogger(__name__)
 
@@ -117,9 +117,14 @@ class Pulse:
         """A pass ended with `error`."""
         self._error = in_words(error)
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a pass went well, or since the start."""
+        return time.monotonic() - self._last
+
     def trouble(self, patience_s: float) -> str | None:
         """What keeps the loop from passing, if it has not passed for `patience_s` seconds."""
-        silent_s = time.monotonic() - self._last
+        silent_s = self.silent_s
         if silent_s <= patience_s:
             return None
         return f"no pass succeeded for {silent_s:.0f} s: {self._error or 'the present one has not come to its end'}"

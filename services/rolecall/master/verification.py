@@ -19,7 +19,7 @@ from rolecall.master.retention import deletion_reason, listed
 from rolecall.master.signals import Signal, wait
 from rolecall.master.store import attempts, checkpoints, events, jobs
 from rolecall.master.store.database import Database
-from rolecall.master.trouble import Complaints
+from rolecall.master.trouble import Complaints, Pulse
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -56,6 +56,7 @@ class Verifier:
         self._garbage = garbage
         self._settled = settled
         self._clock = clock
+        self.pulse = Pulse()
         self._complaints = Complaints()
         self._told: set[tuple[str, int, int]] = set()
 
@@ -66,6 +67,7 @@ class Verifier:
             try:
                 await self.verify()
                 self._complaints.went_well("verifying checkpoints")
+                self.pulse.went_well()
             except Exception as error:  # noqa: BLE001 - a loop's tick: the next look is as good
                 self._complaints.failed("verifying checkpoints", error)
             await wait(ticket, _LOOK_EVERY_S)

@@ -99,6 +99,8 @@ class View:
         held = [job for job in found.live.values() if job.state.holds_slots]
         gangs = await attempts.gangs(connection, held)
         queue = {job.id: job for job in found.live.values() if job.state is JobState.QUEUED}
+        aside = self._take_aside(queue, among)
+        queue = {job: one for job, one in queue.items() if job not in aside}
         everywhere = [job for job in queue.values() if self._catalogue.is_everywhere(job.workload)]
         named = await jobs.parameters(connection, [job.id for job in everywhere]) if everywhere else {}
         before = (self.queue, self.gangs, self.unreadable, self.chosen)
@@ -112,22 +114,27 @@ class View:
         self.gangs = {job: one for job, one in self.gangs.items() if job not in gone} | {
             gang.job.id: gang for gang in gangs.found
         }
-        aside = {job: self._aside.pop(job) for job in set(self._aside) & set(queue)}
-        queue = {job: one for job, one in queue.items() if job not in aside}
         lacking = {job.id: "it has no attempt" for job in held} | found.unreadable | gangs.unreadable | aside
         broken = {job: why for job, why in lacking.items() if job not in self.gangs}
         self.unreadable = {job: why for job, why in self.unreadable.items() if job not in gone} | broken
         self.fresh |= {gang.job.id for gang in gangs.found}
         self.version += before != (self.queue, self.gangs, self.unreadable, self.chosen)
 
+    def _take_aside(self, queue: Collection[str], among: Collection[str] | None) -> dict[str, str]:
+        """The jobs of `queue` that were set aside, and why. What was said of `among`, or of all jobs, is used up."""
+        said = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
+        return {job: why for job, why in said.items() if job in queue}
+
     async def _read_nodes(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
             return
         found = await nodes.look(connection, among)
         before = self.nodes
-        kept = {} if among is None else {name: one for name, one in self.nodes.items() if name not in among}
+        gone = {*self.nodes, *self.unreadable_nodes} if among is None else set(among)
+        kept = {name: one for name, one in self.nodes.items() if name not in gone}
         self.nodes = dict(sorted((kept | found.known).items()))
-        self.unreadable_nodes = found.unreadable
+        broken = {name: why for name, why in self.unreadable_nodes.items() if name not in gone}
+        self.unreadable_nodes = broken | found.unreadable
         self.version += before != self.nodes
 
 

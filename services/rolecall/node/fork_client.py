@@ -154,6 +154,10 @@ def _expect_end(worker: ForkedWorker) -> None:
         descriptor = os.pidfd_open(worker.pid)
     except ProcessLookupError:
         return  # It has ended and is reaped: the server's word is on its way.
+    except OSError as error:
+        # An old kernel, a seccomp filter, or no descriptor left. A server that still answers reports the end.
+        _LOG.warning("the end of process %d is known from its fork server alone: pidfd_open: %s", worker.pid, error)
+        return
     loop = asyncio.get_running_loop()
 
     def on_end() -> None:

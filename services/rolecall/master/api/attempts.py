@@ -88,7 +88,7 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     async with master.database.read() as connection:
         record = await _check_current(connection, job, attempt)
     # Not a parameter of the interface: the server has refused what is no number before anybody sees the call.
-    master.reserve.check(int(request.headers.get("content-length", 0)))
+    await master.reserve.check(int(request.headers.get("content-length", 0)))
     blob = f"{attempt}/{name}"
 
     async def stored() -> int:

@@ -13,6 +13,7 @@ from rolecall.master.metrics import exposition
 from rolecall.master.reconciler import TICK_S
 from rolecall.master.space import Volume
 from rolecall.master.store import nodes
+from rolecall.master.trouble import in_words
 from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
@@ -111,11 +112,11 @@ async def readyz(master: Running) -> Readiness:
     try:
         await master.database.ping()
     except SQLAlchemyError as error:
-        raise HTTPException(503, f"the database does not answer: {error}") from None
+        raise HTTPException(503, in_words(error)) from None
     for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
         if trouble := pulse.trouble(_PATIENCE_S):
             raise HTTPException(503, f"{what}: {trouble}")
-    return Readiness(status="ready", volume=master.reserve.look())
+    return Readiness(status="ready", volume=await master.reserve.look())
 
 
 @admin_router.get("/findings", summary="What is weak in the master's settings")

@@ -120,7 +120,7 @@ async def _follow(
         over = record.state.ended or (number is not None and number < record.attempt)
         if number is not None:
             await follower.turn_to(job, number, choice)
-            over = over and follower.has_all()
+            over = over and await follower.has_all()
             async for events in follower.news(over=over):
                 yield events
         if over and (number is None or attempt is not None or number >= record.attempt):
@@ -159,9 +159,12 @@ class _Follower:
         self._members = await _members(self._master, job, attempt, choice)
         self._lines = {one.rank: Lines(self._position.offsets.get(one.rank, 0)) for one in self._members}
 
-    def has_all(self) -> bool:
+    async def has_all(self) -> bool:
         """Whether all that the workers wrote has arrived."""
-        return all(self._streams.is_complete(log_key(worker)) for worker in self._members)
+        for worker in self._members:
+            if not await self._streams.is_complete(log_key(worker)):
+                return False
+        return True
 
     async def news(self, *, over: bool) -> AsyncIterator[bytes]:
         """The events for the lines that are new, in blocks; at the end also those for lines without an end."""

@@ -1,14 +1,16 @@
 """`/nodes/{node}/preflight`: what is known of a node before a job finds out."""
 
+import logging
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Depends
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import USERS, Running, needs
 from rolecall.master.problems import unknown
 from rolecall.master.store import jobs, nodes
+from rolecall.master.store.records import JobRecord
 from rolecall.spec.errors import NotFound
 from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
@@ -18,6 +20,7 @@ router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(need
 WORKLOAD = "preflight"
 _LOOK_BACK = 20
 _FINDINGS = TypeAdapter(tuple[NodeFinding, ...])
+_log = logging.getLogger(__name__)
 
 
 class Examination(Value):
@@ -57,9 +60,17 @@ async def _newest_about(node: str, connection: AsyncConnection) -> Examination |
     """The newest job that tells something about `node`; one after the other, as each tells of every pair of nodes."""
     for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
-        findings = _FINDINGS.validate_python((job.result or {}).get("findings", ()))
-        mine = tuple(finding for finding in findings if node in finding.nodes)
+        mine = tuple(finding for finding in _findings(job) if node in finding.nodes)
         if mine and job.ended_at:
             age_s = (datetime.now(UTC) - job.ended_at).total_seconds()
             return Examination(job=job.id, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
     return None
+
+
+def _findings(job: JobRecord) -> tuple[NodeFinding, ...]:
+    """What the job found; nothing where that can't be read."""
+    try:
+        return _FINDINGS.validate_python((job.result or {}).get("findings", ()))
+    except ValidationError as error:
+        _log.warning("the findings of job %s are passed over: %s", job.id, error)
+        return ()

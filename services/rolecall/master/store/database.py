@@ -7,6 +7,7 @@ ends: for a connection of the pool, for a lock, for a statement, and for a serve
 import asyncio
 import os
 import socket
+import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import psycopg
 from alembic import command
 from alembic.config import Config
 from psycopg.abc import PQGen
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, ExceptionContext, event, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -26,6 +28,8 @@ from rolecall.master.store import terms
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _READERS = 15
 _VANISHED_MS = 12_000
+_FULL_BYTES = 1 << 20
+"""A volume with less free space than this has no room for a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ def is_sqlite(url: str) -> bool:
 
 def _sqlite_engine(url: str, limits: Limits, *, writes: bool, pool_size: int) -> AsyncEngine:
     engine = create_async_engine(_with_driver(url), pool_size=pool_size, max_overflow=0, pool_timeout=limits.pool_s)
+    file = engine.url.database
     # A writer takes the lock before it reads: a reader can't turn into a writer once another has written.
     begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
     pragmas = ["journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={limits.lock_s * 1000:.0f}"]
@@ -143,7 +148,20 @@ def _sqlite_engine(url: str, limits: Limits, *, writes: bool, pool_size: int) ->
     def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]
         connection.exec_driver_sql(begin)
 
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def on_error(context: ExceptionContext) -> OperationalError | None:  # pyright: ignore[reportUnusedFunction]
+        # SQLite says this of a bad disk, and also when a full one has no room for the index of the log.
+        if file and "disk I/O error" in str(context.original_exception) and _is_full(Path(file).parent):
+            full = sqlite3.OperationalError("database or disk is full")
+            return OperationalError(context.statement, context.parameters, full)
+        return None
+
     return engine
+
+
+def _is_full(folder: Path) -> bool:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize < _FULL_BYTES
 
 
 def _postgres_engine(url: str, limits: Limits, *, writes: bool = True, **options: Any) -> AsyncEngine:

@@ -18,12 +18,14 @@ async def mark(connection: AsyncConnection, job: str, now: datetime) -> None:
     """Mark a job for deletion; it is hidden from here on, or from its end if it has not ended yet."""
     unmarked = jobs.c.deleted_at.is_(None)
     await connection.execute(update(jobs).where(jobs.c.id == job, unmarked).values(deleted_at=now))
+    await _free_keys(connection, [job])
 
 
 async def mark_ended(connection: AsyncConnection, ids: Sequence[str], before: datetime, now: datetime) -> None:
     """Mark those of `ids` that ended before `before` and have not been retried since."""
     guard = (jobs.c.state.in_(ENDED), jobs.c.ended_at < before, jobs.c.deleted_at.is_(None))
     await connection.execute(update(jobs).where(jobs.c.id.in_(ids), *guard).values(deleted_at=now))
+    await _free_keys(connection, ids)
 
 
 async def is_marked(connection: AsyncConnection, job: str) -> bool:
@@ -85,6 +87,12 @@ async def succeeded_with_checkpoints(connection: AsyncConnection, before: dateti
 async def forget_keys(connection: AsyncConnection, before: datetime) -> None:
     """Delete the idempotency keys that were stored before `before`."""
     await connection.execute(delete(idempotency).where(idempotency.c.created_at < before))
+
+
+async def _free_keys(connection: AsyncConnection, ids: Sequence[str]) -> None:
+    """Delete the idempotency keys of those of `ids` that are marked: the same request makes a new job from here on."""
+    marked = select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.deleted_at.is_not(None))
+    await connection.execute(delete(idempotency).where(idempotency.c.job.in_(marked)))
 
 
 async def trim_events(connection: AsyncConnection, most: int) -> None:

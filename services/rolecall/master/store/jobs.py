@@ -154,11 +154,12 @@ async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows if state in set(JobState)}
 
 
-async def oldest_queued_at(connection: AsyncConnection) -> datetime | None:
-    """When the job that has waited longest entered the queue; None when none waits."""
-    query = select(jobs.c.queued_at).where(jobs.c.state == JobState.QUEUED).order_by(jobs.c.queued_at).limit(1)
-    found = await connection.scalar(query)
-    return None if isinstance(found, Unreadable) else found
+async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict[str, Progress]:
+    """The stored progress of those of `ids` that are known and whose progress can be read."""
+    if not ids:
+        return {}
+    rows = await connection.execute(select(jobs.c.id, jobs.c.progress).where(jobs.c.id.in_(tuple(ids))))
+    return {row.id: row.progress for row in rows if not isinstance(row.progress, Unreadable)}
 
 
 async def count_waiting(connection: AsyncConnection, owner: str) -> int:

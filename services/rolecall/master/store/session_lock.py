@@ -19,7 +19,7 @@ _HOLDER = """
 
 
 class SessionLock:
-    """Whoever holds it calls `beat` more often than every `lease_s` seconds."""
+    """Whoever holds it calls `take` more often than every `lease_s` seconds."""
 
     def __init__(self, url: str, owner: str, lease_s: float = LEASE_S) -> None:
         self._engine = lock_engine(url, LIMITS)
@@ -35,14 +35,15 @@ class SessionLock:
         self.held = False
 
     async def take(self) -> bool:
-        """Whether the lock is ours now. Raises SQLAlchemy's errors when the database does not answer."""
-        if not self.held:
+        """Whether the lock is ours now; keeps the session, and with it the lock.
+
+        Raises SQLAlchemy's errors when the database does not answer, or the session is gone.
+        """
+        if self.held:
+            await self._ask("SELECT :key")
+        else:
             self.held = bool(await self._ask("SELECT pg_try_advisory_lock(:key)"))
         return self.held
-
-    async def beat(self) -> None:
-        """Keep the session. Raises SQLAlchemy's errors when it is gone, and the lock with it."""
-        await self._ask("SELECT :key")
 
     async def holder(self) -> str:
         """Who holds the lock, in words."""

@@ -1,0 +1,107 @@
+"""The master's volume is watched, and its streams are measured, beside the event loop."""
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolecall.master import segments
+from rolecall.master.space import NoRoom, Reserve, bytes_below, within_reserve
+from rolecall.master.streams import StreamKey, Streams
+
+LOG = StreamKey("toy-1", 1, 0, "log")
+
+
+async def pieces(count: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield bytes(size)
+
+
+def threads_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[threading.Thread]:
+    """The threads on which a function is called from now on."""
+    found: list[threading.Thread] = []
+    function: Callable[..., Any] = getattr(module, name)
+
+    def noted(*arguments: Any) -> Any:
+        found.append(threading.current_thread())
+        return function(*arguments)
+
+    monkeypatch.setattr(module, name, noted)
+    return found
+
+
+def test_an_upload_asks_for_free_space_beside_the_event_loop_and_not_for_each_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threads_of(monkeypatch, os, "statvfs")
+
+    async def flow() -> None:
+        reserve = Reserve(tmp_path, 0)
+        async for _ in within_reserve(pieces(1000, 1), reserve):
+            pass
+        await asyncio.gather(*(reserve.look() for _ in range(100)))
+
+    asyncio.run(flow())
+    assert 1 <= len(asked) < 10
+    assert threading.main_thread() not in asked
+
+
+def test_what_was_let_in_since_the_last_look_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = os.statvfs(tmp_path)
+    free = found.f_bavail * found.f_frsize
+    monkeypatch.setattr(os, "statvfs", lambda _: found)
+
+    async def flow() -> None:
+        reserve = Reserve(tmp_path, free - 100)
+        await reserve.check(100)
+        await reserve.check(100)
+        upload = within_reserve(pieces(20, 30), reserve)
+        for _ in range(3):
+            await anext(upload)
+        with pytest.raises(NoRoom, match=f"has {free - 90} bytes free"):
+            await anext(upload)
+
+    asyncio.run(flow())
+
+
+def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    for name in ("1/0/log.txt", "1/0/progress.jsonl", "1/1/log.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("12345")
+    (folder / "link").symlink_to("1/0/log.txt")
+    assert bytes_below(folder) == 15
+    assert bytes_below(folder, lambda path: path.name == "log.txt") == 10
+
+    def counts(_: Path) -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+    assert bytes_below(folder, counts) == 0
+    assert bytes_below(folder) == 0
+    assert Streams(tmp_path, 1 << 20).used("job") == 0
+
+
+def test_streams_are_measured_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threads_of(monkeypatch, segments, "segments")
+
+    async def flow() -> None:
+        streams = Streams(tmp_path, 1 << 20)
+        assert await streams.append(LOG, 0, pieces(0, 0)) == 0
+        assert await streams.append(LOG, 0, pieces(3, 10)) == 30
+        assert await streams.append(LOG, 20, pieces(1, 5)) == 30
+        assert await streams.append(LOG, 40, pieces(1, 5)) == 30
+        assert await streams.append(LOG, 40, pieces(1, 5), cut=True) == 45
+        streams.expect(LOG, 50)
+        assert not await streams.is_complete(LOG)
+        assert await streams.append(LOG, 45, pieces(1, 5)) == 50
+        assert await streams.is_complete(LOG)
+
+    asyncio.run(flow())
+    assert looked
+    assert threading.main_thread() not in looked
