@@ -43,6 +43,7 @@ _GROUPS = {
 _LONGEST = ("docker", "tests/cluster", "namespaces", "tests/numerics")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For `--dist loadgroup`: a file's tests stay in one process, for their fixtures; the longest groups come first."""
     groups = {item: _group(item.nodeid.partition("::")[0]) for item in items}
