@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from rolecall.edge.logs import log_to_stderr
+from rolecall.regular_file import open_regular
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir
@@ -117,7 +118,7 @@ class ForkServer:
     def _fork(self, request: ForkRequest) -> int:
         """Fork one worker; the log is opened on this side, so that a failure to do so is answered."""
         server = os.getpid()
-        log = os.open(Workdir(request.workdir).log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        log = open_regular(Workdir(request.workdir).log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             if (pid := os.fork()) == 0:
                 self._become_worker(request, server, log)
