@@ -133,7 +133,7 @@ class MasterClient:
         headers = {"Authorization": f"Bearer {self._token}"}
         try:
             answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # A proxy's answer may be none that can be decoded.
             why = explain(error, self.url, self.trust) or _trouble(error)
             raise MasterUnreachable(f"{self.url}: {why}", cut_off=_is_cut_off(error)) from error
         self.certificate_end = certificate_end(answer) or self.certificate_end
@@ -157,7 +157,7 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
         ) from error
 
 
-def _is_cut_off(error: httpx.TransportError) -> bool:
+def _is_cut_off(error: httpx.RequestError) -> bool:
     return isinstance(error, httpx.ConnectTimeout) or any(
         isinstance(cause, OSError) and cause.errno in _CUT_OFF for cause in _causes(error)
     )
@@ -169,7 +169,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _trouble(error: httpx.TransportError) -> str:
+def _trouble(error: httpx.RequestError) -> str:
     if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
         why = str(error) or "no answer"
         return (

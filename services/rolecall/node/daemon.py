@@ -328,13 +328,24 @@ class Daemon:
         return worker
 
     async def _attend(self, worker: WorkerProcess) -> None:
-        """One worker's life: fork it, watch it, send what it writes, report how it ended.
+        """One worker's life. Whatever goes wrong with it, the node and its other workers go on."""
+        self.counts["starts"] += 1
+        self.counts["restarts"] += worker.launch.attempt > 1
+        try:
+            await self._see_through(worker)
+        except Exception as error:  # noqa: BLE001 - the last resort: a task that raises would end the daemon
+            _LOG.exception("worker %s could not be attended", worker.key)
+            if not worker.actual.ended:
+                worker.finish(*worker.lost(f"the node could not attend the worker: {type(error).__name__}: {error}"))
+        finally:
+            worker.shipped()
+
+    async def _see_through(self, worker: WorkerProcess) -> None:
+        """Fork the worker, watch it, send what it writes, report how it ended.
 
         The report follows the worker's progress, which holds its result, but it does not wait for a long log: the gang
         and its slots depend on it.
         """
-        self.counts["starts"] += 1
-        self.counts["restarts"] += worker.launch.attempt > 1
         exit_code: int | None = None
         try:
             worker.make_folder()
@@ -351,7 +362,6 @@ class Daemon:
                 await ship_all(self._client, worker.log)
         worker.finish(state, failure, exit_code)
         await ship_all(self._client, worker.log)
-        worker.shipped()
 
     async def _watch(self, worker: WorkerProcess, process: ForkedWorker) -> int:
         """Observe the worker until it ends. What it writes is sent beside, because the master may be away."""
@@ -359,7 +369,9 @@ class Daemon:
         try:
             while not process.ended.done():
                 worker.observe()
-                await asyncio.wait({process.ended}, timeout=_TICK_S)
+                await asyncio.wait({process.ended, shipping}, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if shipping.done():
+                    shipping.result()  # It ends by an error alone.
             return process.ended.result()
         finally:
             shipping.cancel()
