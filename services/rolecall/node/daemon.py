@@ -5,7 +5,6 @@ attends each worker.
 import asyncio
 import contextlib
 import logging
-import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -29,6 +28,7 @@ from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered
+from rolecall.untrusted_files import delete_tree
 
 _LOG = logging.getLogger(__name__)
 _NAME_PATIENCE_S = 5.0
@@ -401,4 +401,4 @@ class Daemon:
 
 def clear_work(home: Path) -> None:
     """Delete what an earlier life of this node left; its processes died with it."""
-    shutil.rmtree(home / "work", ignore_errors=True)
+    delete_tree(home / "work")

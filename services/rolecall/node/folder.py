@@ -6,14 +6,12 @@ folders in place of its files; they must neither lead the node to other files no
 
 import ctypes
 import os
-import shutil
 import stat
-import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rolecall.regular_file import open_regular
+from rolecall.untrusted_files import delete_tree, open_regular
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -105,12 +103,3 @@ class Folder:
         with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
         return None
-
-
-def delete_tree(path: Path) -> None:
-    """Delete a folder of a worker as far as the file system lets us, however deep it is."""
-    with suppress(RecursionError):
-        shutil.rmtree(path, ignore_errors=True)
-    if path.exists():
-        # Python holds one descriptor and one frame for each level, and a worker may have made thousands.
-        subprocess.run(["rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)  # noqa: S603, S607

@@ -6,7 +6,7 @@ import os
 import threading
 from pathlib import Path
 
-from rolecall.regular_file import open_regular
+from rolecall.untrusted_files import open_regular
 
 _EVERY_S = 0.5
 

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from rolecall.edge.logs import log_to_stderr
-from rolecall.regular_file import open_regular
+from rolecall.untrusted_files import open_regular
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
-from rolecall.regular_file import open_regular
+from rolecall.untrusted_files import open_regular
 from rolecall.runtime.beat import open_beat
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.report import Failure

@@ -1,7 +1,10 @@
-"""Opens files whose folder others may write: follows no link, takes regular files alone, and never waits."""
+"""Files and folders that code of a job may have made, as a program uses them that is not confined."""
 
 import os
+import shutil
 import stat
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
@@ -13,7 +16,7 @@ class NotRegular(OSError):
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, dir_fd: int | None = None) -> int:
-    """A descriptor of the regular file `path`; with `dir_fd`, relative to that folder.
+    """A descriptor of the regular file `path`, without waiting; with `dir_fd`, relative to that folder.
 
     Raises `NotRegular` for anything else, and `OSError` (`ELOOP`) if `path` itself is a symbolic link. Links in folders
     on the way are followed: give one name and a `dir_fd` where others may replace those, too.
@@ -23,3 +26,12 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, dir_fd: int | No
         os.close(descriptor)
         raise NotRegular(f"{path} is not a regular file")
     return descriptor
+
+
+def delete_tree(path: Path) -> None:
+    """Delete a folder as far as the file system lets us, however deep it is. Links are deleted, not followed."""
+    with suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        # Python holds one descriptor and one frame for each level, and there may be thousands.
+        subprocess.run(["rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)  # noqa: S603, S607
