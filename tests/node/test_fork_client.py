@@ -1,6 +1,7 @@
 """The fork server seen from the node: what happens when it no longer answers."""
 
 import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from tests.node.harness import gone, launch
 
 from rolecall.node.fork_client import ForkClient, ForkServerDied
-from rolecall.spec.fork import ForkRequest
+from rolecall.spec.fork import Exited, Forked, ForkRequest
 
 
 @pytest.mark.slow
@@ -32,3 +33,21 @@ def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> None:
         await asyncio.wait({running})
 
     asyncio.run(flow())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE, errno.ESRCH])
+def test_without_a_pidfd_the_fork_server_s_word_is_enough(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+
+    async def flow() -> int:
+        client = ForkClient()
+        answer = client._pending["job/1/0"] = asyncio.get_running_loop().create_future()  # pyright: ignore[reportPrivateUsage]
+        client._hear(Forked(key="job/1/0", pid=os.getpid()))  # pyright: ignore[reportPrivateUsage]
+        worker = await answer
+        client._hear(Exited(key="job/1/0", pid=os.getpid(), status=3))  # pyright: ignore[reportPrivateUsage]
+        return await worker.ended
+
+    assert asyncio.run(flow()) == 3

@@ -154,6 +154,9 @@ def _expect_end(worker: ForkedWorker) -> None:
         descriptor = os.pidfd_open(worker.pid)
     except ProcessLookupError:
         return  # It has ended and is reaped: the server's word is on its way.
+    except OSError as error:  # E.g. a kernel before 5.3, a seccomp profile, or no descriptor left.
+        _LOG.warning("the end of process %s is known from its fork server alone: %s", worker.pid, error)
+        return
     loop = asyncio.get_running_loop()
 
     def on_end() -> None:
