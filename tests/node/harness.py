@@ -67,6 +67,8 @@ class ScriptedMaster:
         self.refusal: int | None = None
         self.refused = 0
         self.garbled = False
+        self.most_bytes: int | None = None
+        """Of a heartbeat."""
         self.size_told: int | None = None
         self.slow_log_s = 0.0
         self.full = False
@@ -161,7 +163,10 @@ class ScriptedMaster:
         )
 
     async def _heartbeat(self, request: Request) -> Response:
-        beat = Heartbeat.model_validate_json(await request.body())
+        body = await request.body()
+        if self.most_bytes is not None and len(body) > self.most_bytes:
+            return JSONResponse({"detail": f"the body is larger than {self.most_bytes} bytes"}, 413)
+        beat = Heartbeat.model_validate_json(body)
         if self.has_forgotten:
             return JSONResponse({"detail": "node n has not registered; register it again"}, 404)
         self._take(beat)

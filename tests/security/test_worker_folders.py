@@ -124,6 +124,43 @@ def test_a_line_without_an_end_is_read_once(master: ScriptedMaster) -> None:
     master.ended(key)
 
 
+def test_a_failure_of_any_size_is_reported(master: ScriptedMaster) -> None:
+    """A report that the master refuses for its size would cut the node off."""
+    texts = "{'message': 'ValueError: ' + 'm' * (1 << 20) + '://', 'traceback': 't' * (1 << 24)}"
+    code = f"""
+from rolecall.spec.report import Failure
+failure = Failure(**{texts}, at="2026-01-01T00:00:00Z")
+workdir.failure.write_text(failure.model_dump_json())
+os._exit(1)
+"""
+    report = master.ended(start(master, "long-failure", code))
+    assert report.failure
+    assert report.failure.message.startswith("ValueError: mmm")
+    assert len(report.model_dump_json()) < 64 << 10
+    raw = "open(workdir.failure, 'w').write('{\"message\": \"' + 'x' * (1 << 24))\nos._exit(1)"
+    report = master.ended(start(master, "raw-failure", raw))
+    assert report.failure
+    assert "left no failure behind" in report.failure.message
+
+
+def test_a_report_that_is_refused_goes_without_its_texts(master: ScriptedMaster) -> None:
+    for known in list(master.desired):
+        master.drop(known)
+    master.wait(lambda: not master.reports)
+    master.most_bytes = 3000
+    code = "from rolecall.spec.report import Failure\n" + (
+        "text = Failure(message='m' * 4000, at='2026-01-01T00:00:00Z').model_dump_json()\n"
+        "workdir.failure.write_text(text)\nos._exit(1)"
+    )
+    try:
+        report = master.ended(start(master, "refused", code))
+    finally:
+        master.most_bytes = None
+    assert report.failure
+    assert "the master refused" in report.failure.message
+    works_on(master, "refused")
+
+
 def test_a_deep_folder_is_deleted_too(master: ScriptedMaster, data: Path) -> None:
     dig = "os.chdir(workdir.path)\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
     key = start(master, "deep", dig)

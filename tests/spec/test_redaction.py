@@ -1,6 +1,7 @@
 """No credential of a URL is shown, and nothing else is changed."""
 
 import logging
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -81,3 +82,13 @@ def test_logs_show_no_credentials_in_lines_and_tracebacks(capsys: pytest.Capture
     assert "reading https://host/?sig=***" in said
     assert "no s3://***@bucket/a" in said
     assert SECRET not in said
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("one", ["x", "://", "a:", "@", "::", "?a=", "x://", "x::", "&", "[", "/"])
+def test_a_long_text_costs_no_more_than_its_length(one: str) -> None:
+    """Workers' texts are redacted by master and node, whose loops must not stand still."""
+    begin = time.process_time()
+    redact_text("x://" + one * ((1 << 18) // len(one)))
+    redact_text("://" + one * ((1 << 18) // len(one)))
+    assert time.process_time() - begin < 2

@@ -24,6 +24,7 @@ _LOG = logging.getLogger(__name__)
 _FAILURE_BYTES = 256 * 1024
 """More than any `Failure` takes as JSON."""
 _SHOWN = 500
+_TEXTS_DROPPED = "the worker failed, and the master refused its words (its log has them)"
 
 
 class WorkerProcess:
@@ -136,6 +137,15 @@ class WorkerProcess:
         """Report the end; the worker's progress must be with the master by now."""
         _LOG.info("worker %s %s%s", self.key, state, f": {failure.message}" if failure else "")
         self._tell(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
+
+    def drop_texts(self, why: str) -> bool:
+        """Leave out the texts of the worker's failure, which the master refuses; return whether there were any."""
+        failure = self._report.failure
+        message = f"{_TEXTS_DROPPED}: {why}"[:_SHOWN]
+        if failure is None or failure.message.startswith(_TEXTS_DROPPED):
+            return False
+        self._tell(failure=failure.model_copy(update={"message": message, "traceback": ""}))
+        return True
 
     def shipped(self) -> None:
         """Everything the worker wrote is with the master, which may have no more use for the worker."""
