@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from rolecall.edge.logs import log_to_stderr
-from rolecall.untrusted_files import open_regular
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir
+from rolecall.untrusted_files import open_regular
 
 Play = Callable[[ForkRequest], int]
 

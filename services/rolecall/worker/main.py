@@ -118,7 +118,7 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Rep
         checkpoints=Checkpoints(
             blobs, client, launch.attempt, launch.resume_from, workdir.scratch, on_skip=report.event
         ),
-        artifacts=Artifacts(blobs, client, launch.attempt),
+        artifacts=Artifacts(blobs, client, launch.attempt, on_wait=report.event),
     )
 
 

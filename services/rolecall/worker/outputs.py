@@ -4,11 +4,11 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
-from rolecall.untrusted_files import open_regular
 from rolecall.runtime.beat import open_beat
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
+from rolecall.untrusted_files import open_regular
 
 
 @dataclass(frozen=True, slots=True)
