@@ -1,15 +1,27 @@
 """What was observed of workers."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rolecall.spec.bounds import MOST
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.redaction import Redacted
 from rolecall.spec.state import WorkerState
+
+HEADLINE, TRACEBACK = 4096, 32768
+"""The most characters of a failure's texts: they ride in heartbeats, which have a size that the master takes."""
+
+
+def shorten(text: str, most: int) -> str:
+    """`text` in at most `most` characters, with its middle left out."""
+    if len(text) <= most:
+        return text
+    mark = f" [{len(text) - most} characters left out] "
+    kept = most - len(mark)
+    return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]
 
 
 class StartTimes(Value):
@@ -29,10 +41,10 @@ class StartTimes(Value):
 class Failure(Value):
     """Why a worker ended badly. Of a gang's failures the earliest that is not a consequence is the cause."""
 
-    message: Redacted
-    """One line: the error's class and text, or how the process ended."""
-    traceback: Redacted = ""
-    """The last lines of the traceback."""
+    message: Annotated[Redacted, AfterValidator(lambda text: shorten(text, HEADLINE))]
+    """One line: the error's class and text, or how the process ended. Its middle is left out where it is too long."""
+    traceback: Annotated[Redacted, AfterValidator(lambda text: shorten(text, TRACEBACK))] = ""
+    """The last lines of the traceback, likewise."""
     retryable: bool = True
     consequence: bool = False
     """Whether it only says that another worker vanished."""
