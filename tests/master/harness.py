@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from pydantic import Field
 from rolecall.master.app import create_app
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.core import Master
-from rolecall.master.server import Server, listen
+from rolecall.master.server import Server, listen, read_certificate
 from rolecall.settings import MasterSettings
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
@@ -87,13 +88,16 @@ def make_settings(data: Path, **values: Any) -> MasterSettings:
 
 
 @asynccontextmanager
-async def serving(settings: MasterSettings) -> AsyncIterator["Client"]:
-    """A master that serves until the block ends; its whole state is in `settings.data`."""
+async def serving(settings: MasterSettings, verify: ssl.SSLContext | bool = True) -> AsyncIterator["Client"]:
+    """A master that serves until the block ends; its whole state is in `settings.data`.
+
+    With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with.
+    """
     with listen("127.0.0.1", 0) as listener:
-        server = Server(create_app(settings, CATALOGUE))
+        server = Server(create_app(settings, CATALOGUE), read_certificate(settings))
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=30, verify=verify) as http:
             try:
                 while not (await http.get("/healthz")).is_success:
                     assert not task.done()
