@@ -2,9 +2,10 @@
 
 import asyncio
 import hashlib
+import sqlite3
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -279,6 +280,12 @@ def failure(message: str = "ValueError: broken", **values: Any) -> Failure:
 def bearer(token: str) -> dict[str, str]:
     """The header with a token."""
     return {"Authorization": f"Bearer {token}"}
+
+
+def signing_key(data: Path) -> str:
+    """The key from which a master in another process derives its attempts' tokens."""
+    with closing(sqlite3.connect(data / "rolecall.db")) as database:
+        return database.execute("SELECT value FROM signing_key").fetchone()[0]
 
 
 async def make_token(client: Client, name: str, *scopes: Scope, **values: Any) -> str:

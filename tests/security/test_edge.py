@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
-from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, one_trainer, serving
+from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, one_trainer, serving, signing_key
 from tests.master.test_server import program
 from tests.security.certificates import make_ca, sign
 
@@ -30,12 +30,21 @@ Tls = tuple[dict[str, Path], ssl.SSLContext]
 QUICK = Limits(head_s=0.3, body_window_s=0.3, stall_s=0.5)
 
 
+class Program(NamedTuple):
+    """A master."""
+
+    process: psutil.Process
+    url: str
+    signing_key: str
+
+
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Process, str]]:
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """A master in a process of its own, so that its memory can be measured."""
-    with program(tmp_path_factory.mktemp("master")) as (process, url):
+    data = tmp_path_factory.mktemp("master")
+    with program(data) as (process, url):
         httpx.get(f"{url}/healthz").raise_for_status()
-        yield psutil.Process(process.pid), url
+        yield Program(psutil.Process(process.pid), url, signing_key(data))
 
 
 def census(client: object) -> Any:
@@ -66,7 +75,8 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), {line.split(": ")[0].lower(): line.split(": ")[1] for line in rest}, body
 
 
-OTHER_ATTEMPT = attempt_token(NODE_TOKEN, "toy-1", 2)
+OTHER_ATTEMPT = 2
+"""Stands for the token of that attempt of `toy-1`."""
 UPLOAD = "/internal/jobs/toy-1/attempts/1/blobs/part"
 BEAT = "/internal/nodes/x/heartbeat"
 
@@ -78,7 +88,7 @@ BEAT = "/internal/nodes/x/heartbeat"
         ("POST", "/jobs", NODE_TOKEN),
         ("POST", BEAT, None),
         ("POST", BEAT, TOKEN),
-        ("POST", BEAT, attempt_token(NODE_TOKEN, "toy-1", 1)),
+        ("POST", BEAT, 1),
         ("PUT", UPLOAD, OTHER_ATTEMPT),
         ("POST", "/internal/jobs/toy-1/attempts/1/checkpoints", OTHER_ATTEMPT),
         ("POST", "/internal/no/such/route", None),
@@ -88,9 +98,11 @@ BEAT = "/internal/nodes/x/heartbeat"
     ],
 )
 def test_a_request_without_its_token_is_answered_before_its_body(
-    method: str, path: str, token: str | None, master: tuple[psutil.Process, str]
+    method: str, path: str, token: str | int | None, master: Program
 ) -> None:
-    with closing(dial(master[1])) as connection:
+    if isinstance(token, int):
+        token = attempt_token(master.signing_key, "toy-1", token)
+    with closing(dial(master.url)) as connection:
         connection.sendall(head(method, path, token, Content_Length=str(BODY), Content_Type="application/json"))
         status, headers, body = answer(connection)
     known = token in {TOKEN, NODE_TOKEN}
@@ -100,8 +112,8 @@ def test_a_request_without_its_token_is_answered_before_its_body(
     assert known or "Bearer" in headers["www-authenticate"]
 
 
-def test_a_body_without_a_token_costs_no_memory(master: tuple[psutil.Process, str]) -> None:
-    process, url = master
+def test_a_body_without_a_token_costs_no_memory(master: Program) -> None:
+    process, url, _ = master
     before = process.memory_info().rss
     body = b'{"workers": [' + b"[1," * (BODY // 6)
     most = before
@@ -115,8 +127,8 @@ def test_a_body_without_a_token_costs_no_memory(master: tuple[psutil.Process, st
     assert httpx.get(f"{url}/healthz").is_success
 
 
-def test_who_waits_for_100_continue_is_refused_without_it(master: tuple[psutil.Process, str]) -> None:
-    with closing(dial(master[1])) as connection:
+def test_who_waits_for_100_continue_is_refused_without_it(master: Program) -> None:
+    with closing(dial(master.url)) as connection:
         connection.sendall(head("POST", "/jobs", Content_Length=str(BODY), Expect="100-continue"))
         assert answer(connection)[0] == 401
 
