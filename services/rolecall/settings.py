@@ -142,6 +142,8 @@ class MasterSettings(_Settings):
     """How many of a job's newest checkpoints stay, beside one that the workload marks to be kept."""
     keep_checkpoint_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_CHECKPOINT_DAYS", ge=0)] = 7.0
     """Days after which the checkpoints of a job that succeeded are deleted; 0 keeps them as long as the job."""
+    keep_audit_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_AUDIT_DAYS", ge=0)] = 365.0
+    """Days after which an entry of the audit log is deleted; 0 keeps all."""
     max_job_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_MAX_JOB_BYTES")] = None
     """How much one job may have in the blob store at a time, such as `100GiB`; no limit by default."""
     reserve_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None

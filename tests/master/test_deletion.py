@@ -14,10 +14,11 @@ from rolecall.master.blobs import Blobs
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.retention import Policy, superfluous
 from rolecall.master.signals import Signal
-from rolecall.master.store import attempts, checkpoints, deletion, events, idempotency, jobs, schema
+from rolecall.master.store import attempts, audit, checkpoints, deletion, events, idempotency, jobs, schema
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.records import CheckpointRecord
 from rolecall.master.streams import Streams
+from rolecall.spec.access import AuditEntry
 from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerPlan
 from rolecall.spec.role import Role
@@ -210,6 +211,16 @@ def _is(job: str) -> ColumnElement[bool]:
     return schema.jobs.c.id == job
 
 
+def _submission(at: datetime, job: str) -> AuditEntry:
+    return AuditEntry(id=0, at=at, token="admin", address="", action="POST /jobs", target=job, outcome=201, count=1)
+
+
+async def audited(database: Database) -> int:
+    """How many entries the audit log has."""
+    async with database.read() as connection:
+        return await connection.scalar(select(func.count()).select_from(schema.audit)) or 0
+
+
 async def _copy(connection: AsyncConnection, table: Table, names: list[str]) -> None:
     """Give all other jobs the rows that the first one has."""
     owner = table.c.id if table is schema.jobs else table.c.job
@@ -254,6 +265,7 @@ class World:
             await connection.execute(update(schema.jobs).values(state=JobState.SUCCEEDED).where(_is(first.id)))
             await connection.execute(update(schema.jobs).values(ended_at=self.now).where(_is(first.id)))
             await connection.execute(update(schema.attempts).values(ended_at=self.now))
+            await audit.add(connection, [_submission(self.now, name) for name in names])
             for table in ALL:
                 await _copy(connection, table, names)
         for name in names:
@@ -269,7 +281,7 @@ class World:
 
 
 def policy(**given: Any) -> Policy:
-    return Policy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None} | given))
+    return Policy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None, "audit": None} | given))
 
 
 def in_world(tmp_path: Path, given: Policy, flow: Any) -> None:
@@ -295,14 +307,16 @@ def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
             world.now += timedelta(hours=1, seconds=1)
             assert await world.cleaner.clean()
             most = max(most, *await rows(world.database))
+            assert await audited(world.database) <= 2 * kept * per_hour
             assert world.entries() <= 2 * kept * per_hour
         assert most <= 4 * kept * per_hour, "four events each"
         world.now += timedelta(days=1)
         assert await world.cleaner.clean()
         assert not any(await rows(world.database))
+        assert await audited(world.database) == 0
         assert world.entries() == 0
 
-    in_world(tmp_path, policy(jobs=timedelta(hours=kept)), flow)
+    in_world(tmp_path, policy(jobs=timedelta(hours=kept), audit=timedelta(hours=kept)), flow)
 
 
 def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from rolecall.master.blobs import Blobs
 from rolecall.master.retention import KEEP_KEYS, Policy, blobs_of, deletion_reason, superfluous
 from rolecall.master.signals import Signal, wait
-from rolecall.master.store import artifacts, attempts, checkpoints, deletion, events, jobs
+from rolecall.master.store import artifacts, attempts, audit, checkpoints, deletion, events, jobs
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import CheckpointRecord, UnreadableRow
 from rolecall.master.streams import Streams
@@ -92,11 +92,13 @@ class Cleaner:
             _log.info("%d uploads that a killed master left are deleted", cleared)
 
     async def _expire(self) -> None:
-        """What only time changes: old jobs, keys, events, checkpoints of jobs that succeeded."""
+        """What only time changes: old jobs, keys, events, audit entries, checkpoints of jobs that succeeded."""
         now = self._clock()
         async with self._database.write() as connection:
             await deletion.forget_keys(connection, now - KEEP_KEYS)
             await deletion.trim_events(connection, events.MOST)
+            if self._policy.audit is not None:
+                await audit.prune(connection, now - self._policy.audit)
         if self._policy.jobs is not None:
             before = now - self._policy.jobs
             async with self._database.read() as connection:

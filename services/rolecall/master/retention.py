@@ -21,6 +21,8 @@ class Policy:
     """How many of the newest of a job stay."""
     finished_checkpoints: timedelta | None
     """How long the checkpoints of a job that succeeded stay."""
+    audit: timedelta | None
+    """How long the entries of the audit log stay."""
 
     @classmethod
     def of(cls, settings: MasterSettings) -> "Policy":
@@ -29,6 +31,7 @@ class Policy:
             jobs=_days(settings.keep_days),
             checkpoints=settings.keep_checkpoints,
             finished_checkpoints=_days(settings.keep_checkpoint_days),
+            audit=_days(settings.keep_audit_days),
         )
 
 
