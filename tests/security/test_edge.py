@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, one_trainer, serving, signing_key
+from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, make_token, one_trainer, serving, signing_key
 from tests.master.test_server import program
 from tests.security.certificates import make_ca, sign
 
@@ -22,6 +22,7 @@ from rolecall.edge import connections
 from rolecall.edge.connections import Limits
 from rolecall.master import server
 from rolecall.master.api import gate
+from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_token
 
 MIB = 1 << 20
@@ -341,8 +342,8 @@ def test_an_answer_that_is_read_slowly_is_not_cut_off(tmp_path: Path, monkeypatc
     limited(tmp_path, monkeypatch, QUICK, flow)
 
 
-async def follows_again(http: httpx.AsyncClient, path: str) -> bool:
-    async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(TOKEN)) as again:
+async def follows_again(http: httpx.AsyncClient, path: str, secret: str) -> bool:
+    async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(secret)) as again:
         return again.status_code == 200
 
 
@@ -352,15 +353,22 @@ def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytes
     async def flow(client: object, _: object) -> None:
         job = (await client.submit())["id"]  # type: ignore[attr-defined]
         path, http = f"/jobs/{job}/logs", client.http  # type: ignore[attr-defined]
+        secret = await make_token(client, "ci", Scope.READ)  # type: ignore[arg-type]
         async with asyncio.timeout(10):
-            following = [http.stream("GET", path, params={"follow": "true"}, headers=bearer(TOKEN)) for _ in range(3)]
+            following = [http.stream("GET", path, params={"follow": "true"}, headers=bearer(secret)) for _ in range(3)]
             for one in following:
                 assert (await one.__aenter__()).status_code == 200
-            refused = await http.get(path, params={"follow": "1"}, headers=bearer(TOKEN))
+            refused = await http.get(path, params={"follow": "1"}, headers=bearer(secret))
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+            # Another secret of the same token has no quota of its own, and another token has.
+            rotated = await client.user("POST", "/tokens/ci/rotate", json={"overlap_s": 60})  # type: ignore[attr-defined]
+            fresh = bearer(rotated.json()["secret"])
+            assert (await http.get(path, params={"follow": "1"}, headers=fresh)).status_code == 429
+            async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(TOKEN)) as other:
+                assert other.is_success
             assert (await http.get(path, params={"follow": "false"}, headers=bearer(TOKEN))).is_success
             await following.pop().__aexit__(None, None, None)
-            while not await follows_again(http, path):  # noqa: ASYNC110 - the master has to notice who has gone
+            while not await follows_again(http, path, secret):  # noqa: ASYNC110 - the master has to notice who has gone
                 await asyncio.sleep(0.01)
             for one in following:
                 await one.__aexit__(None, None, None)
