@@ -215,8 +215,7 @@ def _submission(at: datetime, job: str) -> AuditEntry:
     return AuditEntry(id=0, at=at, token="admin", address="", action="POST /jobs", target=job, outcome=201, count=1)
 
 
-async def audited(database: Database) -> int:
-    """How many entries the audit log has."""
+async def _audited(database: Database) -> int:
     async with database.read() as connection:
         return await connection.scalar(select(func.count()).select_from(schema.audit)) or 0
 
@@ -307,13 +306,13 @@ def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
             world.now += timedelta(hours=1, seconds=1)
             assert await world.cleaner.clean()
             most = max(most, *await rows(world.database))
-            assert await audited(world.database) <= 2 * kept * per_hour
+            assert await _audited(world.database) <= 2 * kept * per_hour
             assert world.entries() <= 2 * kept * per_hour
         assert most <= 4 * kept * per_hour, "four events each"
         world.now += timedelta(days=1)
         assert await world.cleaner.clean()
         assert not any(await rows(world.database))
-        assert await audited(world.database) == 0
+        assert await _audited(world.database) == 0
         assert world.entries() == 0
 
     in_world(tmp_path, policy(jobs=timedelta(hours=kept), audit=timedelta(hours=kept)), flow)
