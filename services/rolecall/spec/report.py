@@ -1,11 +1,10 @@
 """What was observed of workers."""
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MOST, Moment
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.redaction import Redacted
@@ -50,14 +49,14 @@ class Failure(Value):
     """Whether it only says that another worker vanished."""
     condemns_checkpoint: bool = False
     """Whether the checkpoint that the attempt resumed from must not be tried again."""
-    at: datetime
+    at: Moment
 
 
 class ProgressLine(Value):
     """One line of a worker's progress file. Times are the worker's clock, UTC."""
 
     kind: Literal["forked", "rendezvous", "joined", "first_step", "step", "event", "result"]
-    at: datetime
+    at: Moment
     step: int | None = None
     steps: int | None = None
     epoch: int | None = None
@@ -83,8 +82,8 @@ class WorkerReport(Value):
     exit_code: int | None = Field(default=None, ge=-MOST, le=MOST)
     """As `subprocess` has it: negative for a signal."""
     failure: Failure | None = None
-    spawned_at: datetime | None = None
-    joined_at: datetime | None = None
+    spawned_at: Moment | None = None
+    joined_at: Moment | None = None
     rendezvous_port: int | None = Field(default=None, ge=0, le=65535)
     log_bytes: int | None = None
     """Of a worker that has ended: the size of its log, whose rest may come later."""
