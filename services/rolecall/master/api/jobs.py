@@ -60,8 +60,9 @@ async def submit(
     """
     fields = await master.checks.run(request)
     if master.catalogue.is_everywhere(request.workload):
-        await _check_nodes(master, fields["params"]["nodes"])
-    _check_slots(caller, fields["roles"])
+        _check_visit(caller, await _visited(master, fields["params"]["nodes"]))
+    else:
+        _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, caller, key)
     master.waking.jobs(job.id)
@@ -152,23 +153,37 @@ async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) ->
     return gang.nodes
 
 
-async def _check_nodes(master: Master, asked: list[str]) -> None:
-    """Raise `InvalidJob` for names that no node has."""
+async def _visited(master: Master, asked: list[str]) -> list[str]:
+    """The nodes on which a job that runs everywhere has a worker. Raises `InvalidJob` for names that no node has."""
     async with master.database.read() as connection:
-        known = {node.name for node in await node_store.everything(connection)}
+        known = {node.name: node for node in await node_store.everything(connection)}
     strange = [(place, name) for place, name in enumerate(asked) if name not in known]
     problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in strange[:MOST_PROBLEMS]]
     if problems:
         raise InvalidJob(shortened(problems, len(strange)))
+    open_nodes = [node.spec.name for node in master.presence.states(known.values()) if node.alive and not node.draining]
+    return sorted(set(asked)) or open_nodes
+
+
+def _check_visit(caller: Principal, nodes: list[str]) -> None:
+    """Raise `InvalidJob` for a job on each of `nodes` that the token could never run."""
+    most = caller.limits.max_slots
+    if most is not None and len(nodes) > most:
+        message = f"the job needs a worker on each of {len(nodes)} nodes, and {_may_run(caller, most)}"
+        raise InvalidJob([problem("params.nodes", message, nodes, f"{most} nodes at most")])
 
 
 def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
     """Raise `InvalidJob` for a gang that the token could never run."""
     asked, most = sum(roles.values()), caller.limits.max_slots
     if most is not None and asked > most:
-        message = f"the job needs {asked} workers, and token {caller.name} may run {most} at once (max_slots)"
+        message = f"the job needs {asked} workers, and {_may_run(caller, most)}"
         given = {role.value: number for role, number in roles.items()}
         raise InvalidJob([problem("roles", message, given, f"{most} workers at most")])
+
+
+def _may_run(caller: Principal, most: int) -> str:
+    return f"token {caller.name} may run {most} at once (max_slots)"
 
 
 async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
