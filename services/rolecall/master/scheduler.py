@@ -104,7 +104,7 @@ def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
 
 
 def _visiting(job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], visited: dict[str, str]) -> Outcome:
-    """What becomes of a job that runs everywhere. Adds to `visited` its nodes, which nobody behind it gets before it."""
+    """What becomes of a job that runs everywhere. Its nodes are added to `visited`: nobody behind it goes first."""
     plan = spread(cluster.nodes, job.only)
     if isinstance(plan, Waiting):
         return plan

@@ -8,8 +8,10 @@ from pydantic import Field
 from rolecall.spec.bounds import MOST
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
-from rolecall.spec.redaction import Redacted
+from rolecall.spec.redaction import Redacted, redact_text
 from rolecall.spec.state import WorkerState
+
+_BRIEF_CHARS = 200
 
 
 class StartTimes(Value):
@@ -39,6 +41,10 @@ class Failure(Value):
     condemns_checkpoint: bool = False
     """Whether the checkpoint that the attempt resumed from must not be tried again."""
     at: datetime
+
+    def brief(self) -> "Failure":
+        """The same without the traceback and in few words, for an attempt that is history."""
+        return self.model_copy(update={"message": abridged(self.message), "traceback": ""})
 
 
 class ProgressLine(Value):
@@ -76,6 +82,12 @@ class WorkerReport(Value):
     rendezvous_port: int | None = Field(default=None, ge=0, le=65535)
     log_bytes: int | None = None
     """Of a worker that has ended: the size of its log, whose rest may come later."""
+
+
+def abridged(text: str) -> str:
+    """The beginning of `text`, for lists."""
+    text = redact_text(text)  # before the cut, which may hide that a URL has credentials
+    return text if len(text) <= _BRIEF_CHARS else f"{text[:_BRIEF_CHARS]}..."
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:

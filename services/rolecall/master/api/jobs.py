@@ -1,9 +1,11 @@
 """`/jobs`: submit, list, show, steer."""
 
+import asyncio
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from typing import Annotated
 
@@ -16,7 +18,7 @@ from rolecall.master import lifecycle
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
 from rolecall.master.core import Master
-from rolecall.master.documents import job_document
+from rolecall.master.documents import detailed, job_document
 from rolecall.master.lifecycle import Step
 from rolecall.master.problems import MOST_PROBLEMS, problem, shortened, unknown
 from rolecall.master.quota import check_submission
@@ -70,24 +72,28 @@ async def submit(
     return await _document(master, job.id)
 
 
-@router.get("/jobs", dependencies=_READS, summary="List jobs")
+@router.get("/jobs", dependencies=_READS, summary="List jobs", response_model=JobPage)
 async def page(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     caller: Caller,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token of this name.")] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    limit: Annotated[int, Query(ge=1, le=200, description="At most so many; fewer where jobs are large.")] = 50,
     cursor: Annotated[int | None, Query(ge=0, le=MOST, description="From the page before.")] = None,
-) -> JobPage:
+) -> Response:
     """Jobs, newest first: all, or those of the token itself where it may see no others."""
-    if owner is not None and not (owner.isprintable() and caller.sees(owner)):
-        return JobPage(jobs=[], next_cursor=None)
-    async with master.database.read() as connection:
-        mine = owner if caller.reads_all else caller.name
-        found = await jobs.page(connection, state, limit + 1, cursor, mine)
-        shown = found[:limit]
-        documents = await _documents(master, connection, shown)
-    return JobPage(jobs=documents, next_cursor=str(shown[-1].sequence) if len(found) > limit else None)
+    drafts, following = list[Callable[[], JobDocument]](), None
+    if owner is None or (owner.isprintable() and caller.sees(owner)):
+        async with master.database.read() as connection:
+            mine = owner if caller.reads_all else caller.name
+            found, more = await jobs.page(connection, state, limit, cursor, mine)
+            drafts = await _drafts(master, connection, found)
+        following = str(found[-1].sequence) if more else None
+    # A page takes long to write where parameters are large.
+    body = await asyncio.to_thread(
+        lambda: JobPage(jobs=[draft() for draft in drafts], next_cursor=following).model_dump_json()
+    )
+    return Response(body, media_type="application/json")
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
@@ -217,15 +223,20 @@ async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDo
 
 async def _document(master: Master, job: str) -> JobDocument:
     async with master.database.read() as connection:
-        return (await _documents(master, connection, [await jobs.get(connection, job)]))[0]
+        (draft,) = await _drafts(master, connection, [await jobs.get(connection, job)])
+    return draft()
 
 
-async def _documents(master: Master, connection: AsyncConnection, shown: list[JobRecord]) -> list[JobDocument]:
+async def _drafts(
+    master: Master, connection: AsyncConnection, shown: list[JobRecord]
+) -> list[Callable[[], JobDocument]]:
+    """What makes the documents of jobs, of which everything is read by then."""
     tries = await attempts.of_jobs(connection, [job.id for job in shown])
-    members = await workers.of_attempts(connection, [(one.job, one.number) for one in tries])
+    members = await workers.of_attempts(connection, [key for job in shown for key in detailed(job)])
     grouped = {job: list(some) for job, some in groupby(tries, key=lambda one: one.job)}
     return [
-        job_document(
+        partial(
+            job_document,
             job,
             grouped.get(job.id, ()),
             members,
