@@ -7,14 +7,14 @@ runs one program by itself, which is how the supervisors start them.
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from rolecall.edge.logs import log_to_stderr
 from rolecall.node.name import node_name
 from rolecall.process import forbid_inspection, keep_files_private
-from rolecall.settings import read_master, read_node, read_role
+from rolecall.settings import for_nodes, read_master, read_node, read_role
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 from rolecall.supervisor import Program, Supervisor
@@ -53,7 +53,13 @@ def _run_container() -> int:
     if (name := read_node(MASTER_ADDR=environment["MASTER_ADDR"]).name) is not None:
         node_name(name)
     log_to_stderr()
-    return _supervise([Program(name, (sys.executable, "-m", "rolecall", name), environment) for name in _PROGRAMS])
+    return _supervise(programs(environment))
+
+
+def programs(environment: Mapping[str, str]) -> list[Program]:
+    """What the master's container runs, each with the secrets that it needs."""
+    given = {"master": environment, "node": for_nodes(environment)}
+    return [Program(name, (sys.executable, "-m", "rolecall", name), given[name]) for name in _PROGRAMS]
 
 
 def _supervise(programs: Sequence[Program]) -> int:

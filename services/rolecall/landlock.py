@@ -51,12 +51,12 @@ WRITE = (
     | Access.REMOVE_FILE
     | Access.MAKE_DIR
     | Access.MAKE_REG
-    | Access.MAKE_SOCK
-    | Access.MAKE_FIFO
-    | Access.MAKE_SYM
-    | Access.REFER
     | Access.TRUNCATE
 )
+"""Files and folders, and nothing else: programs outside the sandbox may follow a link or wait for a pipe. Without
+`REFER` nothing can be moved here from a folder where links can be made."""
+SCRATCH = WRITE | Access.MAKE_SOCK | Access.MAKE_FIFO | Access.MAKE_SYM | Access.REFER
+"""All that a program may want among its temporary files, which no other program opens."""
 _OF_FILES = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
 # The rights that a version of the interface added, by the version that has them first.
 _ADDED = {2: Access.REFER, 3: Access.TRUNCATE, 5: Access.IOCTL_DEV}

@@ -6,6 +6,7 @@ Each secret may come from a variable or, with `_FILE` appended to its name, from
 import hmac
 import os
 import stat
+from collections.abc import Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,6 +22,7 @@ _S = TypeVar("_S", bound="_Environment")
 SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_METRICS_TOKEN", "ROLECALL_DATABASE_URL")
 """Variables that hold secrets, each of which may also be read from a file. No worker gets to see them."""
 
+_MASTERS_OWN = ("ROLECALL_TOKEN", "ROLECALL_DATABASE_URL")
 _LIBRARY_PATHS = (
     "AWS_CA_BUNDLE",
     "AWS_CONFIG_FILE",
@@ -215,6 +217,12 @@ def readable_secret_files() -> tuple[Path, ...]:
     variables = [*(f"{name}_FILE" for name in SECRETS), "ROLECALL_TLS_KEY"]
     named = [Path(path) for name in variables if (path := os.environ.get(name))]
     return tuple(path for path in named if path.exists() and path.stat().st_mode & stat.S_IROTH)
+
+
+def for_nodes(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without the secrets that the control program alone needs, for a node that runs beside it."""
+    hidden = {variable for name in _MASTERS_OWN for variable in (name, f"{name}_FILE")}
+    return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def read_role() -> str:

@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from tests.cluster.jobs import long_job, past_step, workers
 from tests.conftest import Cluster
+from tests.containers import until
 from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -70,19 +70,19 @@ def test_checkpoints_and_artifacts_below_a_url(
     assert not files_below(cluster.data / "master" / "blobs")
 
 
-@pytest.mark.parametrize("whose", ["the master's", "the nodes'"])
+@pytest.mark.parametrize(("whose", "free"), [("the master's", 4 << 20), ("the master's", 0), ("the nodes'", 0)])
 def test_a_full_volume_loses_nothing_and_all_goes_on_when_there_is_room(
-    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path, whose: str
+    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path, whose: str, free: int
 ) -> None:
-    """Above the reserve's size: checkpoints and logs wait. A node without any room takes no more workers."""
+    """Below the reserve, or full: checkpoints and logs wait. A node without any room costs the attempt on it."""
     small = tmp_path / ("master" if whose == "the master's" else "nodes")
     with mounted(small, "64m"):
         cluster = start_cluster(*SMALL, environment={"ROLECALL_RESERVE_BYTES": "8MiB"})
         job = cluster.submit(job_of(rows))
         cluster.until(job, past_step(200))
-        with filled(small, but=4 << 20 if whose == "the master's" else 0):
-            time.sleep(5)  # some checkpoints are due meanwhile
-            if whose == "the master's":
+        with filled(small, but=free):
+            until(lambda: was_refused(cluster) if whose == "the master's" else has_lost_an_attempt(cluster, job), 60)
+            if free:
                 ready = cluster.client.get("/readyz").raise_for_status().json()["volume"]
                 assert ready["free"] < ready["reserve"]
             assert cluster.client.get(f"/jobs/{job}").json()["state"] not in {"failed", "cancelled"}
@@ -94,6 +94,16 @@ def test_a_full_volume_loses_nothing_and_all_goes_on_when_there_is_room(
         assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
         os.kill(cluster.process.pid, signal.SIGTERM)
         cluster.process.wait(30)
+
+
+def was_refused(cluster: Cluster) -> bool:
+    """Whether a worker has logged that the master has no room for its checkpoint."""
+    return any(b"(507 " in log.read_bytes() for log in (cluster.data / "nodes").rglob("log.txt"))
+
+
+def has_lost_an_attempt(cluster: Cluster, job: str) -> bool:
+    """Whether a worker has failed, as it can't write its checkpoint."""
+    return len(cluster.client.get(f"/jobs/{job}").json()["attempts"]) > 1
 
 
 def stored_steps(folder: Path) -> set[str]:

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -95,9 +96,11 @@ def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, ro
         before = until(lambda: (found := ask(first))["progress"]["step"] > 100 and found, 120)
         os.kill(first.process.pid, signal.SIGKILL)
         until(lambda: is_ready(second))
-        name.master = second.port
+        name.master, taken_over = second.port, datetime.now(UTC)
         ended: dict[str, Any] = until(lambda: (found := ask(second))["state"] == "succeeded" and found, 150)
         assert len(ended["attempts"]) == 1
         pids = lambda one: [worker["pid"] for worker in one["attempts"][0]["workers"]]  # noqa: E731
         assert pids(ended) == pids(before)
         assert ended["result"]["steps"] == 3000
+        recorded = second.ask(f"/jobs/{job}/checkpoints")["checkpoints"]
+        assert any(datetime.fromisoformat(one["created_at"]) > taken_over for one in recorded), recorded

@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import sqlite3
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ from pydantic import Field
 from rolecall.master.app import create_app
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.core import Master
-from rolecall.master.server import Server, listen
+from rolecall.master.server import Server, listen, read_certificate
 from rolecall.settings import MasterSettings
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
@@ -87,13 +89,16 @@ def make_settings(data: Path, **values: Any) -> MasterSettings:
 
 
 @asynccontextmanager
-async def serving(settings: MasterSettings) -> AsyncIterator["Client"]:
-    """A master that serves until the block ends; its whole state is in `settings.data`."""
+async def serving(settings: MasterSettings, verify: ssl.SSLContext | bool = True) -> AsyncIterator["Client"]:
+    """A master that serves until the block ends; its whole state is in `settings.data`.
+
+    With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with.
+    """
     with listen("127.0.0.1", 0) as listener:
-        server = Server(create_app(settings, CATALOGUE))
+        server = Server(create_app(settings, CATALOGUE), read_certificate(settings))
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=30) as http:
+        url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=30, verify=verify) as http:
             try:
                 while not (await http.get("/healthz")).is_success:
                     assert not task.done()
@@ -275,6 +280,12 @@ def failure(message: str = "ValueError: broken", **values: Any) -> Failure:
 def bearer(token: str) -> dict[str, str]:
     """The header with a token."""
     return {"Authorization": f"Bearer {token}"}
+
+
+def signing_key(data: Path) -> str:
+    """The key from which a master in another process derives its attempts' tokens."""
+    with closing(sqlite3.connect(data / "rolecall.db")) as database:
+        return database.execute("SELECT value FROM signing_key").fetchone()[0]
 
 
 async def make_token(client: Client, name: str, *scopes: Scope, **values: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rolecall.master.access import Access, Known, Principal, built_in, digest_of, new_secret
+from rolecall.master.access import Access, Known, Principal, Scrapes, built_in, digest_of, new_secret
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.app import create_app
 from rolecall.master.findings import weaknesses
@@ -99,6 +99,25 @@ def routes(served: Iterable[Any]) -> set[tuple[str, str]]:
 
 def test_the_table_has_every_route(tmp_path: Path) -> None:
     assert routes(create_app(make_settings(tmp_path), CATALOGUE).routes) == ROUTES.keys() | OPEN
+
+
+def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        async def found() -> dict[str, Any]:
+            findings = (await client.user("GET", "/findings")).json()["findings"]
+            return next(one for one in findings if one["check"] == "metrics token")
+
+        assert (await client.call(METRICS_TOKEN, "GET", "/metrics")).is_success
+        assert (await found())["level"] == "ok"
+        boss = await make_token(client, "boss", Scope.ADMIN)
+        for token in (TOKEN, boss, boss):
+            assert (await client.call(token, "GET", "/metrics")).is_success
+        said = await found()
+        assert said["level"] == "warning"
+        assert "since this master's start 3 calls of /metrics used an admin token" in said["message"]
+        assert "boss from 127.0.0.1" in said["message"]
+
+    on_master(tmp_path, flow, metrics_token=METRICS_TOKEN)
 
 
 def test_every_route_takes_the_scopes_of_the_table_and_no_other(tmp_path: Path) -> None:
@@ -332,7 +351,7 @@ def test_the_nodes_token_is_rotated_node_by_node(tmp_path: Path) -> None:
 
 
 def test_weak_settings_are_found(tmp_path: Path) -> None:
-    weak = list(weaknesses(make_settings(tmp_path), [Path("/run/token")]))
+    weak = list(weaknesses(make_settings(tmp_path), [Path("/run/token")], Scrapes()))
     assert [finding.level for finding in weak] == [Level.WARNING] * 4
     assert ["ROLECALL_TOKEN" in weak[0].message, "ROLECALL_NODE_TOKEN" in weak[1].message] == [True, True]
     assert "ROLECALL_METRICS_TOKEN is not set" in weak[2].message
@@ -342,7 +361,7 @@ def test_weak_settings_are_found(tmp_path: Path) -> None:
             name: type(make_settings(tmp_path).token)(name * 8) for name in ("token", "node_token", "metrics_token")
         }
     )
-    assert {finding.level for finding in weaknesses(strong, [])} == {Level.OK}
+    assert {finding.level for finding in weaknesses(strong, [], Scrapes())} == {Level.OK}
 
 
 def test_bearer_is_all_that_is_asked_of_a_call(tmp_path: Path) -> None:

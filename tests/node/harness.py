@@ -66,6 +66,10 @@ class ScriptedMaster:
         self.has_forgotten = False
         self.refusal: int | None = None
         self.refused = 0
+        self.garbled = False
+        self.most_bytes: int | None = None
+        """Of a heartbeat."""
+        self.size_told: int | None = None
         self.slow_log_s = 0.0
         self.full = False
         self.refused_logs: list[float] = []
@@ -128,7 +132,9 @@ class ScriptedMaster:
         return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=self._admit)])
 
     async def _admit(self, request: Request, answer: RequestResponseEndpoint) -> Response:
-        """Like a proxy that refuses everybody, if the test says so."""
+        """Like a proxy that refuses everybody, or garbles answers, if the test says so."""
+        if self.garbled:
+            return Response("no gzip", headers={"Content-Encoding": "gzip"})
         if self.refusal is None:
             return await answer(request)
         with self.changed:
@@ -157,7 +163,10 @@ class ScriptedMaster:
         )
 
     async def _heartbeat(self, request: Request) -> Response:
-        beat = Heartbeat.model_validate_json(await request.body())
+        body = await request.body()
+        if self.most_bytes is not None and len(body) > self.most_bytes:
+            return JSONResponse({"detail": f"the body is larger than {self.most_bytes} bytes"}, 413)
+        beat = Heartbeat.model_validate_json(body)
         if self.has_forgotten:
             return JSONResponse({"detail": "node n has not registered; register it again"}, 404)
         self._take(beat)
@@ -197,7 +206,7 @@ class ScriptedMaster:
             have = self.streams.get(name, b"")
             self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have
             self.changed.notify_all()
-            size = offset if self.repeat_pieces else len(self.streams[name])
+            size = self.size_told or (offset if self.repeat_pieces else len(self.streams[name]))
             self.repeat_pieces = False
         return JSONResponse({"size": size})
 

@@ -55,6 +55,12 @@ def test_a_token_that_is_wrong_is_refused(master: ScriptedMaster, second: str | 
         register(master, "the-token-before", second)
 
 
+def test_an_answer_that_can_not_be_decoded_is_no_answer(master: ScriptedMaster) -> None:
+    master.garbled = True
+    with pytest.raises(MasterUnreachable, match="incorrect header check"):
+        register(master, TOKEN)
+
+
 def test_a_port_where_nothing_listens_is_not_a_cut_network() -> None:
     with pytest.raises(MasterUnreachable) as error:
         register(ScriptedMaster(), TOKEN)

@@ -61,6 +61,19 @@ def test_a_failure_is_what_the_worker_wrote(master: ScriptedMaster) -> None:
     assert report.failure.message == "ValueError: no"
 
 
+def test_an_error_nobody_expects_costs_one_worker(master: ScriptedMaster) -> None:
+    """Here an offset that no file can have."""
+    master.size_told = 1 << 70
+    try:
+        report = master.ended(master.want(launch("unexpected", "stay")))
+        assert report.failure
+        assert "the node could not attend the worker: OverflowError" in report.failure.message
+    finally:
+        master.size_told = None
+    assert gone({report.pid or 0}, 1.0)
+    assert master.ended(master.want(launch("expected", "succeed"))).state is WorkerState.SUCCEEDED
+
+
 def test_a_death_by_signal_is_named(master: ScriptedMaster) -> None:
     report = master.ended(master.want(launch("segv", "die")))
     assert (report.exit_code, report.failure and report.failure.message) == (-signal.SIGSEGV, "killed by SIGSEGV")

@@ -8,6 +8,7 @@ import pytest
 
 from rolecall.master import segments
 from rolecall.node.client import MasterUnreachable
+from rolecall.node.folder import Folder
 from rolecall.node.logs import PIECE_BYTES, Stream
 from rolecall.node.reconcile import Key
 
@@ -32,9 +33,11 @@ class Log:
     """A worker that writes, and the stream of its log."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.path = tmp_path / "log.txt"
+        folder = Folder(tmp_path / "job/1/0")
+        folder.make()
+        self.path = folder.path / "log.txt"
         self.shelf = Shelf(tmp_path / "shelf")
-        self.stream = Stream(Key("job", 1, 0), "log", self.path, keep_bytes=KEEP)
+        self.stream = Stream(Key("job", 1, 0), "log", folder, self.path.name, keep_bytes=KEEP)
         self.written = b""
         self._random = random.Random(3)
 

@@ -3,35 +3,54 @@
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
-from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, one_trainer, serving
+from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, make_token, one_trainer, serving, signing_key
 from tests.master.test_server import program
+from tests.security.certificates import make_ca, sign
 
 from rolecall.edge import connections
 from rolecall.edge.connections import Limits
 from rolecall.master import server
 from rolecall.master.api import gate
+from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_token
 
 MIB = 1 << 20
 BODY = 14 * MIB
+Tls = tuple[dict[str, Path], ssl.SSLContext]
 QUICK = Limits(head_s=0.3, body_window_s=0.3, stall_s=0.5)
 
 
+class Program(NamedTuple):
+    """A master."""
+
+    process: psutil.Process
+    url: str
+    signing_key: str
+
+
 @pytest.fixture(scope="module")
-def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Process, str]]:
+def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     """A master in a process of its own, so that its memory can be measured."""
-    with program(tmp_path_factory.mktemp("master")) as (process, url):
+    data = tmp_path_factory.mktemp("master")
+    with program(data) as (process, url):
         httpx.get(f"{url}/healthz").raise_for_status()
-        yield psutil.Process(process.pid), url
+        yield Program(psutil.Process(process.pid), url, signing_key(data))
+
+
+def census(client: object) -> Any:
+    """The connections that the master counts."""
+    return client.server.config.http_protocol_class.census  # type: ignore[attr-defined]
 
 
 def dial(url: str) -> socket.socket:
@@ -57,7 +76,8 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), {line.split(": ")[0].lower(): line.split(": ")[1] for line in rest}, body
 
 
-OTHER_ATTEMPT = attempt_token(NODE_TOKEN, "toy-1", 2)
+OTHER_ATTEMPT = 2
+"""Stands for the token of that attempt of `toy-1`."""
 UPLOAD = "/internal/jobs/toy-1/attempts/1/blobs/part"
 BEAT = "/internal/nodes/x/heartbeat"
 
@@ -69,7 +89,7 @@ BEAT = "/internal/nodes/x/heartbeat"
         ("POST", "/jobs", NODE_TOKEN),
         ("POST", BEAT, None),
         ("POST", BEAT, TOKEN),
-        ("POST", BEAT, attempt_token(NODE_TOKEN, "toy-1", 1)),
+        ("POST", BEAT, 1),
         ("PUT", UPLOAD, OTHER_ATTEMPT),
         ("POST", "/internal/jobs/toy-1/attempts/1/checkpoints", OTHER_ATTEMPT),
         ("POST", "/internal/no/such/route", None),
@@ -79,9 +99,11 @@ BEAT = "/internal/nodes/x/heartbeat"
     ],
 )
 def test_a_request_without_its_token_is_answered_before_its_body(
-    method: str, path: str, token: str | None, master: tuple[psutil.Process, str]
+    method: str, path: str, token: str | int | None, master: Program
 ) -> None:
-    with closing(dial(master[1])) as connection:
+    if isinstance(token, int):
+        token = attempt_token(master.signing_key, "toy-1", token)
+    with closing(dial(master.url)) as connection:
         connection.sendall(head(method, path, token, Content_Length=str(BODY), Content_Type="application/json"))
         status, headers, body = answer(connection)
     known = token in {TOKEN, NODE_TOKEN}
@@ -91,8 +113,8 @@ def test_a_request_without_its_token_is_answered_before_its_body(
     assert known or "Bearer" in headers["www-authenticate"]
 
 
-def test_a_body_without_a_token_costs_no_memory(master: tuple[psutil.Process, str]) -> None:
-    process, url = master
+def test_a_body_without_a_token_costs_no_memory(master: Program) -> None:
+    process, url, _ = master
     before = process.memory_info().rss
     body = b'{"workers": [' + b"[1," * (BODY // 6)
     most = before
@@ -106,8 +128,8 @@ def test_a_body_without_a_token_costs_no_memory(master: tuple[psutil.Process, st
     assert httpx.get(f"{url}/healthz").is_success
 
 
-def test_who_waits_for_100_continue_is_refused_without_it(master: tuple[psutil.Process, str]) -> None:
-    with closing(dial(master[1])) as connection:
+def test_who_waits_for_100_continue_is_refused_without_it(master: Program) -> None:
+    with closing(dial(master.url)) as connection:
         connection.sendall(head("POST", "/jobs", Content_Length=str(BODY), Expect="100-continue"))
         assert answer(connection)[0] == 401
 
@@ -127,12 +149,24 @@ def test_the_tokens_of_nodes_attempts_and_browsers_pass(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, flow: object) -> None:
-    """Run `flow(client, address)` against a master with these limits."""
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """A master's certificate, and what a client verifies it with."""
+    ca = make_ca(tmp_path_factory.mktemp("ca"))
+    pair = sign(ca)
+    values = {"tls_cert": pair.certificate, "tls_key": pair.key}
+    return values, ssl.create_default_context(cafile=str(ca.certificate))
+
+
+def limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, flow: object, secure: Tls | None = None
+) -> None:
+    """Run `flow(client, address)` against a master with these limits, with HTTPS if it is to be `secure`."""
     monkeypatch.setattr(server, "LIMITS", limits)
+    values, verify = secure or ({}, True)
 
     async def run() -> None:
-        async with serving(make_settings(tmp_path)) as client:
+        async with serving(make_settings(tmp_path, **values), verify) as client:
             await flow(client, (client.http.base_url.host, client.http.base_url.port))  # type: ignore[operator]
 
     asyncio.run(run())
@@ -149,16 +183,38 @@ def limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, flo
     ],
     ids=["nothing", "half a head", "half a second head", "half a body", "half a chunked body"],
 )
-def test_half_a_request_is_not_held(sent: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_half_a_request_is_not_held(
+    scheme: str, sent: bytes, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tls = secure if scheme == "https" else None
+
     async def flow(_: object, address: tuple[str, int]) -> None:
-        reader, writer = await asyncio.open_connection(*address)
+        reader, writer = await asyncio.open_connection(*address, ssl=tls[1] if tls else None)
         writer.write(sent)
         received = await asyncio.wait_for(reader.read(), 5)
         assert b" 408 Request Timeout" in received
         assert b"problem+json" in received
         writer.close()
 
-    limited(tmp_path, monkeypatch, QUICK, flow)
+    limited(tmp_path, monkeypatch, QUICK, flow, tls)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a greeting"])
+def test_half_a_handshake_is_not_held(
+    sent: bytes, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def flow(client: object, address: tuple[str, int]) -> None:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(sent)
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
+        # Its place is free again.
+        assert census(client).total == 1
+
+    limited(tmp_path, monkeypatch, QUICK, flow, secure)
 
 
 def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +254,12 @@ def test_long_polls_and_busy_uploads_outlive_the_deadlines(tmp_path: Path, monke
     limited(tmp_path, monkeypatch, QUICK, flow)
 
 
-def test_strangers_beyond_the_limit_get_503_and_whoever_has_a_token_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_strangers_beyond_the_limit_are_refused_and_whoever_has_a_token_goes_on(
+    scheme: str, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tls = secure if scheme == "https" else None
+
     async def flow(client: object, address: tuple[str, int]) -> None:
         assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
         with ExitStack() as stack:
@@ -208,21 +267,28 @@ def test_strangers_beyond_the_limit_get_503_and_whoever_has_a_token_goes_on(
                 stack.enter_context(closing(socket.create_connection(address)))
             await asyncio.sleep(0)
             reader, writer = await asyncio.open_connection(*address)
-            received = await asyncio.wait_for(reader.read(), 5)
-            assert b" 503 Service Unavailable" in received
-            assert b"retry-after: " in received.lower()
+            if tls is None:
+                received = await asyncio.wait_for(reader.read(), 5)
+                assert b" 503 Service Unavailable" in received
+                assert b"retry-after: " in received.lower()
+            else:  # Without the cost of a handshake, hence without words.
+                with suppress(ConnectionError):
+                    assert await asyncio.wait_for(reader.read(), 5) == b""
             writer.close()
             # The connection that has shown a token is none of theirs.
             assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
         async with asyncio.timeout(5):
-            while not await _is_let_in(address):  # noqa: ASYNC110 - the master has to notice who has gone
+            while not await _is_let_in(address, tls):  # noqa: ASYNC110 - the master has to notice who has gone
                 await asyncio.sleep(0.01)
 
-    limited(tmp_path, monkeypatch, replace(QUICK, head_s=10, strangers_per_peer=5), flow)
+    limited(tmp_path, monkeypatch, replace(QUICK, head_s=10, strangers_per_peer=5), flow, tls)
 
 
-async def _is_let_in(address: tuple[str, int]) -> bool:
-    reader, writer = await asyncio.open_connection(*address)
+async def _is_let_in(address: tuple[str, int], tls: Tls | None) -> bool:
+    try:
+        reader, writer = await asyncio.open_connection(*address, ssl=tls[1] if tls else None)
+    except ConnectionError:
+        return False
     writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
     received = await reader.read()
     writer.close()
@@ -256,8 +322,28 @@ def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypatch: py
     limited(tmp_path, monkeypatch, QUICK, flow)
 
 
-async def follows_again(http: httpx.AsyncClient, path: str) -> bool:
-    async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(TOKEN)) as again:
+def test_an_answer_that_is_read_slowly_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def flow(client: object, address: tuple[str, int]) -> None:
+        loop, held = asyncio.get_running_loop(), client.server.server_state.connections  # type: ignore[attr-defined]
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.setblocking(False)
+            await loop.sock_connect(slow, address)
+            await loop.sock_sendall(slow, 500 * head("GET", "/openapi.json", TOKEN))
+            async with asyncio.timeout(20):
+                while not any(one.flow.write_paused for one in held):  # noqa: ASYNC110 - no event tells it
+                    await asyncio.sleep(0.01)
+            until = loop.time() + 3 * QUICK.stall_s
+            while loop.time() < until:
+                assert await asyncio.wait_for(loop.sock_recv(slow, 4096), 5)
+                await asyncio.sleep(QUICK.stall_s / 10)
+                assert any(one.client == slow.getsockname() for one in held)
+
+    limited(tmp_path, monkeypatch, QUICK, flow)
+
+
+async def follows_again(http: httpx.AsyncClient, path: str, secret: str) -> bool:
+    async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(secret)) as again:
         return again.status_code == 200
 
 
@@ -267,15 +353,22 @@ def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytes
     async def flow(client: object, _: object) -> None:
         job = (await client.submit())["id"]  # type: ignore[attr-defined]
         path, http = f"/jobs/{job}/logs", client.http  # type: ignore[attr-defined]
+        secret = await make_token(client, "ci", Scope.READ)  # type: ignore[arg-type]
         async with asyncio.timeout(10):
-            following = [http.stream("GET", path, params={"follow": "true"}, headers=bearer(TOKEN)) for _ in range(3)]
+            following = [http.stream("GET", path, params={"follow": "true"}, headers=bearer(secret)) for _ in range(3)]
             for one in following:
                 assert (await one.__aenter__()).status_code == 200
-            refused = await http.get(path, params={"follow": "1"}, headers=bearer(TOKEN))
+            refused = await http.get(path, params={"follow": "1"}, headers=bearer(secret))
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
+            # Another secret of the same token has no quota of its own, and another token has.
+            rotated = await client.user("POST", "/tokens/ci/rotate", json={"overlap_s": 60})  # type: ignore[attr-defined]
+            fresh = bearer(rotated.json()["secret"])
+            assert (await http.get(path, params={"follow": "1"}, headers=fresh)).status_code == 429
+            async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(TOKEN)) as other:
+                assert other.is_success
             assert (await http.get(path, params={"follow": "false"}, headers=bearer(TOKEN))).is_success
             await following.pop().__aexit__(None, None, None)
-            while not await follows_again(http, path):  # noqa: ASYNC110 - the master has to notice who has gone
+            while not await follows_again(http, path, secret):  # noqa: ASYNC110 - the master has to notice who has gone
                 await asyncio.sleep(0.01)
             for one in following:
                 await one.__aexit__(None, None, None)

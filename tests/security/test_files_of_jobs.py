@@ -96,7 +96,7 @@ def test_no_spelling_of_a_path_outside_is_read(secret: Path, root: Path, workloa
     [
         "/etc/passwd",
         "/proc/self/environ",
-        f"/proc/{os.getpid()}/environ",
+        "/proc/1/environ",
         "/proc/self/root/etc/passwd",
         "/dev/fd/0",
         "/sys/kernel/notes",

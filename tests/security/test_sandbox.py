@@ -92,7 +92,7 @@ def test_a_worker_reads_data_and_writes_its_own_folder_alone(request_of: ForkReq
 confine(request, read_worker())
 print(json.dumps({{
     "allowed": [read("{tmp_path}/rows.csv"), read("/etc/hosts"), read("/proc/cpuinfo"), read("/proc/self/environ"),
-        read(sys.executable), write("{own}/x"), write("{data}/cache/x"), write(os.environ["TMPDIR"] + "/x"),
+        read(sys.executable), write("{own}/scratch/x"), write("{data}/cache/x"), write(os.environ["TMPDIR"] + "/x"),
         write("/dev/null"), write("/dev/shm/rolecall-test-{own.parts[2]}"), read("/dev/urandom"),
         outcome(lambda: os.unlink("/dev/shm/rolecall-test-{own.parts[2]}")),
         outcome(lambda: subprocess.run(["true"], check=True)), outcome(lambda: os.listdir("{tmp_path}"))],
@@ -180,3 +180,68 @@ except RolecallError as error:
 print(json.dumps([said, read("{tmp_path}/rows.csv")]))
 """
     assert run(request_of, code, ROLECALL_SANDBOX=mode) == [expected, "done"]
+
+
+def test_what_the_node_reads_can_not_be_replaced(request_of: ForkRequest) -> None:
+    """A worker writes to its node through what it opened before, and makes nothing there that leads elsewhere."""
+    own = request_of.workdir
+    for name in ("log.txt", "progress.jsonl", "stop"):
+        (own / name).write_text("")
+    code = f"""
+from pathlib import Path
+from rolecall.spec.report import Failure
+from rolecall.spec.workdir import Workdir
+from rolecall.worker.outputs import Outputs
+own = Path("{own}")
+outputs = Outputs.open(Workdir(own))
+confine(request, read_worker())
+scratch = own / "scratch"
+(scratch / "x").write_text("")
+outputs.report.event("heard")
+outputs.fail(Failure(message="so it ended", at="2026-01-01T00:00:00Z"))
+os.utime(outputs.beat)
+print(json.dumps([outcome(act) for act in (
+    lambda: os.unlink(own / "log.txt"), lambda: os.symlink("/etc/hosts", own / "stop.partial"),
+    lambda: os.mkfifo(own / "pipe"), lambda: os.mkdir(own / "folder"), lambda: os.rename(own / "stop", scratch / "y"),
+    lambda: os.rename(scratch / "x", own / "progress.jsonl"), lambda: os.rename(scratch, own / "moved"),
+    lambda: os.link(own / "stop", scratch / "z"), lambda: open(own / "progress.jsonl", "a"),
+    lambda: open(f"/proc/self/fd/{{outputs.beat}}", "w"),
+)]))
+"""
+    assert set(run(request_of, code)) <= {"PermissionError", "OSError"}  # EXDEV for what would cross folders.
+    assert "heard" in (own / "progress.jsonl").read_text()
+    assert "so it ended" in (own / "failure.json").read_text()
+
+
+def test_links_and_pipes_are_made_among_temporary_files_alone(request_of: ForkRequest, tmp_path: Path) -> None:
+    """Master and node open what lies in a blob store and a cache, so nothing there may lead elsewhere."""
+    launched = request_of.launch.model_copy(update={"blob_url": (tmp_path / "blobs").as_uri()})
+    (tmp_path / "part").write_text("weights")
+    code = f"""
+import socket
+from pathlib import Path
+from rolecall.runtime.blobs import SharedBlobs
+confine(request, read_worker())
+scratch = Path("{request_of.workdir}/scratch")
+def plant(folder):
+    (scratch / folder.name).mkdir(exist_ok=True)
+    (scratch / folder.name / "link").symlink_to("/etc/hosts")
+    (scratch / "file").write_text("")
+    os.mkdir(folder / "empty")
+    return [outcome(act) for act in (
+        lambda: os.symlink("/etc/hosts", folder / "l"), lambda: os.mkfifo(folder / "p"),
+        lambda: socket.socket(socket.AF_UNIX).bind(str(folder / "s")), lambda: os.mknod(folder / "n", 0o20600, 0x103),
+        lambda: os.rename(scratch / folder.name, folder / "moved"), lambda: os.link(scratch / "file", folder / "h"),
+        lambda: os.rename(scratch / folder.name / "link", folder / "empty" / "l"),
+    )]
+blobs = SharedBlobs("{launched.blob_url}", "mine", 1)
+blobs.put("step/part", Path("{tmp_path}/part"), "")
+blobs.get("1/step/part", scratch / "fetched")
+print(json.dumps([plant(Path(path)) for path in ("{tmp_path}/blobs/mine", "{tmp_path}/data/cache")]
+    + [[outcome(lambda: os.mkfifo(scratch / "p"))]]))
+"""
+    (tmp_path / "blobs").mkdir()
+    said = run(request_of.model_copy(update={"launch": launched}), code, ROLECALL_DATA_ROOTS=str(tmp_path / "part"))
+    *outside, scratch = said
+    assert scratch == ["done"]
+    assert {one for folder in outside for one in folder} <= {"PermissionError", "OSError"}, said

@@ -13,6 +13,11 @@ import psutil
 import pytest
 from tests.node.harness import ROOT
 
+from rolecall.__main__ import programs
+from rolecall.cli.connection import Connection
+from rolecall.cli.local import cluster
+from rolecall.spec.role import Role
+
 # Root may look into everything; without these capabilities it is a user like any other.
 LIMITED = ["setpriv", "--bounding-set", "-sys_ptrace,-sys_admin,-perfmon"] if os.getuid() == 0 else []
 READ = "import sys; sys.stdout.write(open(f'/proc/{sys.argv[1]}/environ').read())"
@@ -38,6 +43,17 @@ def test_the_environment_of_master_node_and_supervisor_is_hidden(tmp_path: Path)
                 assert "planted" not in looked.stdout
         finally:
             supervisor.send_signal(signal.SIGTERM)
+
+
+def test_nodes_get_no_secret_of_the_control_programs_own(tmp_path: Path) -> None:
+    shared = {"ROLE": "master", "ROLECALL_NODE_TOKEN": "n", "ROLECALL_METRICS_TOKEN_FILE": "/m"}
+    own = {"ROLECALL_TOKEN": "t", "ROLECALL_DATABASE_URL": "u", "ROLECALL_DATABASE_URL_FILE": "/u"}
+    control, node = programs({**shared, **own, "ROLECALL_TOKEN_FILE": "/t"})
+    assert control.environment == {**shared, **own, "ROLECALL_TOKEN_FILE": "/t"}
+    assert node.environment == shared
+    local, *nodes = cluster(Connection("http://127.0.0.1:1", "t"), tmp_path, {Role.TRAINER: 1}, shared | own)
+    assert own.items() <= local.environment.items()
+    assert not own.keys() & nodes[0].environment.keys()
 
 
 def test_what_hides_a_process() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -55,6 +56,12 @@ def pair(ca: Pair) -> Pair:
     return sign(ca)
 
 
+@pytest.fixture(scope="module")
+def misnamed(ca: Pair) -> Pair:
+    """A certificate for another name than the address that is called."""
+    return sign(ca, "misnamed", hosts=("DNS:rolecall-master",))
+
+
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = b'{"status": "ok"}'
@@ -64,6 +71,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_DELETE(self) -> None:
+        self.do_GET()
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def do_PATCH(self) -> None:
         self.do_GET()
 
     def log_message(self, format: str, *args: object) -> None:
@@ -139,6 +152,62 @@ def test_what_keeps_clients_from_a_server_is_said_in_one_line(ask: Ask, ca: Pair
         assert "not valid for '127.0.0.1'" in said(port)
     with answering(None) as port:
         assert "no TLS is spoken there; write http://" in said(port)
+
+
+def _follow(client: Client) -> None:
+    with client.log_events("x", {}, ""):
+        pass
+
+
+CALLS: dict[str, Callable[[Client], object]] = {
+    "submit": lambda client: client.submit(b"{}"),
+    "job": lambda client: client.job("x"),
+    "act": lambda client: client.act("x", "cancel"),
+    "delete": lambda client: client.delete("x", force=True),
+    "prune": lambda client: client.prune(datetime.now(UTC), None, dry_run=True),
+    "jobs": lambda client: client.jobs(None, 1),
+    "events": lambda client: client.events("x"),
+    "nodes": lambda client: client.nodes(),
+    "version": lambda client: client.version(),
+    "healthz": lambda client: client.healthz(),
+    "readyz": lambda client: client.readyz(),
+    "findings": lambda client: client.findings(),
+    "tokens": lambda client: client.tokens(),
+    "create_token": lambda client: client.create_token({}),
+    "change_token": lambda client: client.change_token("x", {}),
+    "rotate_token": lambda client: client.rotate_token("x", 0),
+    "revoke_token": lambda client: client.revoke_token("x"),
+    "audit": lambda client: client.audit(1, None),
+    "workloads": lambda client: client.workloads(),
+    "workload": lambda client: client.workload("x"),
+    "artifacts": lambda client: client.artifacts("x"),
+    "log": lambda client: list(client.log("x", {})),
+    "log_events": _follow,
+    "download": lambda client: client.download("x", "y", Path("artifact")),
+}
+
+
+def test_each_call_of_the_command_is_tried_below() -> None:
+    assert set(CALLS) == {name for name, value in vars(Client).items() if callable(value) and not name.startswith("_")}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_of_the_command_takes_the_name_of_the_certificate(
+    name: str, ca: Pair, misnamed: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = ""
+    trust = Trust(ca=str(ca.certificate), name="rolecall-master")
+    with (
+        answering(Certificate(*misnamed)) as port,
+        Client(Connection(f"https://127.0.0.1:{port}", "t", trust)) as client,
+    ):
+        try:
+            CALLS[name](client)
+        except CommandError as error:
+            said = str(error)
+    # The answer, if it comes that far, is not what most of them expect.
+    assert not said or "is it a Rolecall master" in said
 
 
 def test_tls_of_before_1_2_is_refused(pair: Pair) -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -93,4 +93,37 @@ def test_a_draft_of_a_killed_builder_goes_too(tmp_path: Path) -> None:
     (tmp_path / "mine" / "key.draft" / "half").write_bytes(bytes(1 << 16))
     (tmp_path / "mine" / "key.lock").touch()
     assert evict(tmp_path, 1) == 1 << 16
+    assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda lock: lock.symlink_to(lock.parents[2] / "victim")])
+def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callable[[Path], object]) -> None:
+    """A job can write in the cache; the node, which evicts, follows no link there and waits for no pipe."""
+    (tmp_path / "victim").write_text("precious")
+    for folder in ("cache/loader/planted", "cache/loader/real", "elsewhere/key"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "numbers").write_bytes(bytes(1 << 16))
+    cache = tmp_path / "cache"
+    plant(cache / "loader/planted.lock")
+    (cache / "loader/real.lock").touch()
+    (cache / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/key.lock").touch()
+    evict(cache, 1)
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "elsewhere/key/numbers").exists()
+    assert not (cache / "loader/real").exists()
+
+
+def test_entries_however_deep_are_evicted(tmp_path: Path) -> None:
+    with user(tmp_path / "mine", "key"):
+        pass
+    descriptor = os.open(tmp_path / "mine/key", os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    evict(tmp_path, 1)
     assert not list((tmp_path / "mine").iterdir())

@@ -137,9 +137,7 @@ class Client:
 
     def delete(self, job: str, *, force: bool) -> None:
         """Delete a job with everything it left; with `force`, cancel it first."""
-        with self._explained():
-            answer = self._http.request("DELETE", f"/jobs/{_segment(job)}", params={"force": force})
-        _check(answer, self.url)
+        self._send("DELETE", f"/jobs/{_segment(job)}", params={"force": force})
 
     def prune(self, ended_before: datetime, state: str | None, *, dry_run: bool) -> PruneSummary:
         """Delete the jobs that ended before a moment, or only list them."""

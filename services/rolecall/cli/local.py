@@ -20,7 +20,7 @@ from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.process import forbid_inspection, keep_files_private
-from rolecall.settings import read_worker
+from rolecall.settings import for_nodes, read_worker
 from rolecall.spec.role import Role
 from rolecall.supervisor import Ended, Program, Supervisor, describe
 
@@ -105,7 +105,8 @@ def cluster(
         "MASTER_ADDR": _HOST,
     }
     control = shared | {"ROLECALL_TOKEN": connection.token, "ROLECALL_DATA": str(data / "master")}
-    nodes = [_node(role, f"{role}-{place}", shared, data) for role, count in counts.items() for place in range(count)]
+    given = for_nodes(shared)
+    nodes = [_node(role, f"{role}-{place}", given, data) for role, count in counts.items() for place in range(count)]
     return [Program("master", _command("master"), control, logs / "master.log"), *nodes]
 
 

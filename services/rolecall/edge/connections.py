@@ -2,12 +2,16 @@
 
 uvicorn bounds the size of a head but not the time it takes. A connection counts as a stranger's until one of its
 requests has shown a valid token: strangers can neither crowd each other out from one address nor take the place of
-those who have one.
+those who have one. It counts from the moment it is accepted: with TLS, the handshake is part of its time as a stranger.
 """
 
 import asyncio
+import fcntl
 import json
 import resource
+import ssl
+import sys
+import termios
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +21,7 @@ from typing import Any, cast
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 
 _VOUCH = "rolecall.vouch"
 _OTHER_FILES = 1024
@@ -33,12 +38,14 @@ class Limits:
     strangers_per_peer: int = 256
     """Of these, those of one address: many nodes that start behind one NAT show theirs within milliseconds."""
     head_s: float = 10.0
-    """Seconds from a connection's begin, or a later request's first byte, to the end of the request's head."""
+    """Seconds from a connection's begin, or a later request's first byte, to the end of the request's head. A TLS
+    handshake, and the end of a TLS connection, may take as long.
+    """
     body_window_s: float = 30.0
     """Seconds within which a body must bring `body_bytes`, as long as the application takes it."""
     body_bytes: int = 8192
     stall_s: float = 60.0
-    """Seconds in which a peer must take something of an answer."""
+    """Seconds in which a peer must take something of an answer that waits for it."""
 
 
 @dataclass(slots=True)
@@ -65,9 +72,13 @@ class _Census:
             del self.strangers[peer]
 
 
-def limited(limits: Limits) -> type[H11Protocol]:
-    """The protocol of a server that keeps to `limits`, for `uvicorn.Config(http=…)`. One server, one protocol."""
-    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "census": _Census()})
+def limited(limits: Limits, tls: ssl.SSLContext | None = None) -> type[H11Protocol]:
+    """The protocol of a server that keeps to `limits`, for `uvicorn.Config(http=…)`. One server, one protocol.
+
+    With `tls` it speaks HTTPS on connections that uvicorn takes for plain ones. Were uvicorn to listen with `tls`, the
+    protocol would know nothing of a connection before its handshake has ended.
+    """
+    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "census": _Census(), "tls": tls})
 
 
 def allow_files(limits: Limits) -> None:
@@ -89,6 +100,7 @@ def vouch(scope: Scope) -> None:
 class _LimitedProtocol(H11Protocol):
     limits: Limits
     census: _Census
+    tls: ssl.SSLContext | None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -96,35 +108,49 @@ class _LimitedProtocol(H11Protocol):
         self._peer = ""
         self._counted = False
         self._stranger = False
+        self._accepted: asyncio.Transport | None = None
+        self._early = b""
+        self._handshake: asyncio.Task[None] | None = None
         self._waits_for: object = None
         self._received = 0
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or answer 503 at once: nodes and workers try again."""
-        super().connection_made(transport)
-        self._peer = self.client[0] if self.client else ""
-        if excess := self.census.excess(self._peer, self.limits):
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, f"the server is overloaded: {excess}; try again")
-            return
-        self._counted = self._stranger = True
-        self.census.total += 1
-        self.census.strangers[self._peer] += 1
-        self._watch()
+        """Take the connection, or refuse it at once: nodes and workers try again."""
+        self._accepted = transport
+        address = get_remote_addr(transport)
+        self._peer = address[0] if address else ""
+        excess = self.census.excess(self._peer, self.limits)
+        if not excess:
+            self._counted = self._stranger = True
+            self.census.total += 1
+            self.census.strangers[self._peer] += 1
+        if self.tls is None:
+            self._begin(transport)
+            if excess:
+                problem = f"the server is overloaded: {excess}; try again"
+                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
+        elif excess:
+            transport.abort()  # An answer would cost the handshake, which is what a flood of connections is after.
+        else:
+            self._handshake = self.loop.create_task(self._secure(transport, self.tls))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give its place to others."""
-        super().connection_lost(exc)
+        if self._has_begun:
+            super().connection_lost(exc)
         for timer in (self._deadline, self._stalled):
             if timer is not None:
                 timer.cancel()
-        if self._counted:
-            self._vouched()
-            self.census.total -= 1
+        self._leave()
+        self._accepted = None
 
     def data_received(self, data: bytes) -> None:
         """Take in what came, unless the connection is refused."""
+        if not self._has_begun:
+            self._early += data  # Python 3.11 hands over what came with the handshake before `start_tls` returns.
+            return
         if self.transport.is_closing():
             return
         self._received += len(data)
@@ -132,20 +158,60 @@ class _LimitedProtocol(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Look for the next request."""
+        """Look for the next request, or for the end of the answer that was the last one."""
         super().on_response_complete()
         self._watch()
+        if self.transport.is_closing():
+            self._await_reading()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close; what the peer has not read yet, it must read now."""
+        super().timeout_keep_alive_handler()
+        self._await_reading()
 
     def pause_writing(self) -> None:
         """The peer reads more slowly than is written: from now on it must read something."""
         super().pause_writing()
-        self._stalled = self.loop.call_later(self.limits.stall_s, self.transport.abort)
+        self._await_reading()
 
     def resume_writing(self) -> None:
         """The peer has read."""
         super().resume_writing()
-        if self._stalled is not None:
+        if self._stalled is not None and not self.transport.is_closing():
             self._stalled.cancel()
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether there is a connection for HTTP: with TLS, after the handshake."""
+        return cast(object, self.transport) is not None
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    async def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """Begin when the handshake has ended; a connection on which it fails is closed."""
+        limit_s = self.limits.head_s
+        try:
+            secured = await self.loop.start_tls(
+                transport, self, tls, server_side=True, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s
+            )
+        except OSError:  # It has failed, was not complete in time, or the peer has gone.
+            secured = None
+        if secured is None or self._accepted is None:
+            transport.abort()
+            self._leave()
+            return
+        self._begin(secured)
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
+
+    def _leave(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._vouched()
+            self.census.total -= 1
 
     def _introduced(self, app: ASGIApp) -> ASGIApp:
         """`app`, which can vouch for this connection."""
@@ -199,11 +265,43 @@ class _LimitedProtocol(H11Protocol):
         window = f"{self.limits.body_bytes} bytes within {self.limits.body_window_s:g} s"
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's body brought less than {window}")
 
+    def _await_reading(self) -> None:
+        """Cut the peer off unless it reads something in each `stall_s`. Nothing more is written meanwhile."""
+        if self._accepted is None:
+            return  # It has gone.
+        if self._stalled is not None:
+            self._stalled.cancel()
+        self._stalled = self.loop.call_later(self.limits.stall_s, self._on_stall, self._unread())
+
+    def _on_stall(self, before: int) -> None:
+        if self._unread() < before:
+            self._await_reading()
+        elif self._accepted is not None:
+            self._accepted.abort()
+
+    def _unread(self) -> int:
+        """How many bytes are written, but not received by the peer's kernel yet."""
+        if self._accepted is None:
+            return 0
+        below = self._accepted.get_write_buffer_size() + _unacknowledged(self._accepted)
+        # What TLS holds back; once it is closing, it no longer tells.
+        layered = self.transport is not self._accepted and not self.transport.is_closing()
+        return below + self.transport.get_write_buffer_size() if layered else below
+
     def _refuse(self, status: HTTPStatus, detail: str) -> None:
         """Answer, if no answer to this request has begun, and close."""
         if self.conn.their_state is h11.IDLE or not self.cycle.response_started:
             self.transport.write(_problem(status, detail))
         self.transport.close()
+        self._await_reading()
+
+
+def _unacknowledged(transport: asyncio.Transport) -> int:
+    """Bytes in the kernel's send queue: the peer's window, and so its reading, decides how fast they go."""
+    descriptor = transport.get_extra_info("socket").fileno()
+    if descriptor < 0:
+        return 0  # It is closed.
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def _problem(status: HTTPStatus, detail: str) -> bytes:

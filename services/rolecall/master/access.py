@@ -48,6 +48,17 @@ class Known:
     expires_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scrapes:
+    """Calls of `/metrics` that used a token which opens everything, since this master's start."""
+
+    count: int = 0
+    token: str = ""
+    """The name of the last one's token."""
+    address: str = ""
+    """Where the last one came from."""
+
+
 class Access:
     """The secrets that are valid. `replace` follows the database; the built-in tokens stay."""
 
@@ -55,6 +66,7 @@ class Access:
         self._built_in = {known.digest: known for known in built_in}
         self._known = dict(self._built_in)
         self._used: dict[str, datetime] = {}
+        self.scrapes = Scrapes()
 
     def principal(self, presented: str) -> Principal | None:
         """Whose token this is; None if it is nobody's, or no longer valid.
@@ -75,6 +87,11 @@ class Access:
     def replace(self, known: Iterable[Known]) -> None:
         """Take these for all secrets that there are besides the built-in ones."""
         self._known = {one.digest: one for one in known} | self._built_in
+
+    def note_scrape(self, caller: Principal, address: str) -> None:
+        """Note a call of `/metrics`: a token for everything lies where one for metrics would do."""
+        if Scope.ADMIN in caller.scopes:
+            self.scrapes = Scrapes(self.scrapes.count + 1, caller.name, address)
 
     @property
     def used(self) -> Mapping[str, datetime]:

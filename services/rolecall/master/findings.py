@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rolecall.master.access import Scrapes
 from rolecall.settings import MasterSettings
 from rolecall.spec.finding import Finding, Level, secret_files
 
@@ -10,10 +11,11 @@ SHORT = 32
 """Characters; 32 random hexadecimal digits are 128 bits, which nobody guesses."""
 
 
-def weaknesses(settings: MasterSettings, readable: Sequence[Path]) -> Iterator[Finding]:
+def weaknesses(settings: MasterSettings, readable: Sequence[Path], scrapes: Scrapes) -> Iterator[Finding]:
     """A finding for each weak setting; one that is `ok` for each check without any.
 
-    `readable` are the files with secrets that other users can read.
+    `readable` are the files with secrets that other users can read, `scrapes` the calls of `/metrics` with an admin
+    token.
     """
     short = [name for name, secret in settings.tokens.items() if len(secret.get_secret_value()) < SHORT]
     for name in short:
@@ -23,10 +25,19 @@ def weaknesses(settings: MasterSettings, readable: Sequence[Path]) -> Iterator[F
         )
     if not short:
         yield Finding(check="tokens", level=Level.OK, message=f"the built-in tokens have {SHORT} characters or more")
-    if settings.metrics_token is None:
-        message = "ROLECALL_METRICS_TOKEN is not set, so Prometheus needs a token that opens more than metrics"
-        remedy = "set it on the master and all nodes, and give Prometheus nothing else"
-        yield Finding(check="metrics token", level=Level.WARNING, message=message, remedy=remedy)
-    else:
-        yield Finding(check="metrics token", level=Level.OK, message="Prometheus has a token of its own")
+    yield _metrics_token(settings, scrapes)
     yield secret_files(readable)
+
+
+def _metrics_token(settings: MasterSettings, scrapes: Scrapes) -> Finding:
+    found: list[str] = []
+    if settings.metrics_token is None:
+        found.append("ROLECALL_METRICS_TOKEN is not set, so Prometheus needs a token that opens more than metrics")
+    if scrapes.count:
+        calls = "1 call" if scrapes.count == 1 else f"{scrapes.count} calls"
+        last = f"the last one the token {scrapes.token} from {scrapes.address}"
+        found.append(f"since this master's start {calls} of /metrics used an admin token, {last}")
+    if not found:
+        return Finding(check="metrics token", level=Level.OK, message="Prometheus has a token of its own")
+    remedy = "set ROLECALL_METRICS_TOKEN on the master and all nodes, and give Prometheus nothing else"
+    return Finding(check="metrics token", level=Level.WARNING, message="; ".join(found), remedy=remedy)

@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
         config = uvicorn.Config(
             app,
-            http=limited(LIMITS),
+            http=limited(LIMITS, certificate.context if certificate else None),
             ws="none",
             headers=HEADERS,
             server_header=False,
@@ -67,10 +67,9 @@ class Server(uvicorn.Server):
             lifespan="on",
             timeout_graceful_shutdown=1,
         )
-        config.load()
-        config.ssl = certificate.context if certificate else None
         super().__init__(config)
         self._app = app
+        self._scheme = "https" if certificate else "http"
         app.state.stop = self._stop
         self._leaving: asyncio.Task[None] | None = None
 
@@ -88,8 +87,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
-            scheme = "http" if self.config.ssl is None else "https"
-            _log.info("master listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+            _log.info("master listening on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Release who waits, then close."""

@@ -22,6 +22,7 @@ _M = TypeVar("_M", bound=BaseModel)
 
 _NOT_NOW = frozenset({httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS})
 _REFUSALS = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
+_REFUSED_BODIES = frozenset({httpx.codes.REQUEST_ENTITY_TOO_LARGE, httpx.codes.UNPROCESSABLE_ENTITY})
 _CUT_OFF = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT})
 
 
@@ -46,6 +47,10 @@ class MasterFull(MasterUnreachable):
 
 class NameTaken(RolecallError):
     """Another node bears this name; if that one has just died, the master will soon notice."""
+
+
+class ReportRefused(RolecallError):
+    """The master does not take this heartbeat: the same one would be refused again."""
 
 
 class StreamRefused(RolecallError):
@@ -82,7 +87,11 @@ class MasterClient:
         return _parse(Registered, answer)
 
     async def heartbeat(self, name: str, beat: Heartbeat) -> Desired:
-        """Report and ask. Raises `NotFound` when the master does not know this life of the node: register again."""
+        """Report and ask.
+
+        Raises `NotFound` when the master does not know this life of the node, which must register again, and
+        `ReportRefused` when the report is too large or has what the master can't take.
+        """
         answer = await self._send(
             "POST",
             f"/internal/nodes/{name}/heartbeat",
@@ -91,6 +100,8 @@ class MasterClient:
         )
         if answer.status_code in {httpx.codes.NOT_FOUND, httpx.codes.CONFLICT}:
             raise NotFound(_detail(answer))
+        if answer.status_code in _REFUSED_BODIES:
+            raise ReportRefused(_detail(answer))
         return _parse(Desired, answer)
 
     async def surroundings(self, name: str) -> Surroundings:
@@ -133,7 +144,7 @@ class MasterClient:
         headers = {"Authorization": f"Bearer {self._token}"}
         try:
             answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:  # A proxy's answer may be none that can be decoded.
             why = explain(error, self.url, self.trust) or _trouble(error)
             raise MasterUnreachable(f"{self.url}: {why}", cut_off=_is_cut_off(error)) from error
         self.certificate_end = certificate_end(answer) or self.certificate_end
@@ -157,7 +168,7 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
         ) from error
 
 
-def _is_cut_off(error: httpx.TransportError) -> bool:
+def _is_cut_off(error: httpx.RequestError) -> bool:
     return isinstance(error, httpx.ConnectTimeout) or any(
         isinstance(cause, OSError) and cause.errno in _CUT_OFF for cause in _causes(error)
     )
@@ -169,7 +180,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _trouble(error: httpx.TransportError) -> str:
+def _trouble(error: httpx.RequestError) -> str:
     if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
         why = str(error) or "no answer"
         return (

@@ -5,20 +5,19 @@ attends each worker.
 import asyncio
 import contextlib
 import logging
-import shutil
 import time
 from collections import Counter
 from pathlib import Path
 
+from rolecall.node.attending import see_through
 from rolecall.node.backoff import delays_s
-from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken
+from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
 from rolecall.node.contact import Contact
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
-from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
+from rolecall.node.fork_client import ForkClient
 from rolecall.node.housekeeping import keep_cache
 from rolecall.node.network import Route, Way, find_way, has_address
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
-from rolecall.node.shipping import keep_shipping, ship_all
 from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.settings import NodeSettings, read_worker
@@ -29,6 +28,7 @@ from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered
+from rolecall.untrusted_files import delete_tree
 
 _LOG = logging.getLogger(__name__)
 _NAME_PATIENCE_S = 5.0
@@ -36,8 +36,6 @@ _NAME_PATIENCE_S = 5.0
 _LOOK_S = 3.0
 """How long a node that enters again may be silent for its look at itself; a master's patience is longer."""
 _TICK_S = 0.05
-_LOG_FIRST_S = 0.5
-"""How long the report of a worker's end may wait for the rest of its log."""
 
 
 class Daemon:
@@ -168,9 +166,18 @@ class Daemon:
                 await self._register()
                 await self._look()
             await self._beat(self._heartbeat_s or 0.0)
+        except ReportRefused as error:
+            self._say_less(error)
         except NotFound as error:
             _LOG.warning("the master has forgotten this node (%s); registering again", error)
             self._heartbeat_s = None
+
+    def _say_less(self, error: ReportRefused) -> None:
+        """What workers wrote themselves is all of a report whose size or content this node doesn't decide."""
+        shortened = [worker for worker in self.workers.values() if worker.drop_texts(str(error))]
+        if not shortened:
+            raise MasterUnreachable(f"the master refuses this node's report: {error}") from error
+        _LOG.error("the master refuses this node's report (%s); %d failures go without texts", error, len(shortened))
 
     async def _find_way_again(self) -> None:
         """Who was cut off may come back by another interface, and is sent workers as soon as it is heard."""
@@ -328,43 +335,17 @@ class Daemon:
         return worker
 
     async def _attend(self, worker: WorkerProcess) -> None:
-        """One worker's life: fork it, watch it, send what it writes, report how it ended.
-
-        The report follows the worker's progress, which holds its result, but it does not wait for a long log: the gang
-        and its slots depend on it.
-        """
+        """One worker's life. Whatever goes wrong with it, the node and its other workers go on."""
         self.counts["starts"] += 1
         self.counts["restarts"] += worker.launch.attempt > 1
-        exit_code: int | None = None
         try:
-            worker.make_folder()
-            process = await self.forks.fork(self._request(worker))
-            worker.forked(process.pid)
-            exit_code = await self._watch(worker, process)
-            state, failure = worker.ended(exit_code)
-        except (EndNotReported, ForkRefused, ForkServerDied, OSError) as error:
-            state, failure = worker.lost(str(error))
-        self.exits[state if failure is None else "failed"] += 1
-        await ship_all(self._client, worker.progress)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOG_FIRST_S):
-                await ship_all(self._client, worker.log)
-        worker.finish(state, failure, exit_code)
-        await ship_all(self._client, worker.log)
-        worker.shipped()
-
-    async def _watch(self, worker: WorkerProcess, process: ForkedWorker) -> int:
-        """Observe the worker until it ends. What it writes is sent beside, because the master may be away."""
-        shipping = asyncio.ensure_future(keep_shipping(self._client, (worker.progress, worker.log)))
-        try:
-            while not process.ended.done():
-                worker.observe()
-                await asyncio.wait({process.ended}, timeout=_TICK_S)
-            return process.ended.result()
+            await see_through(worker, lambda: self._request(worker), self.forks, self._client, self.exits)
+        except Exception as error:  # noqa: BLE001 - the last resort: a task that raises would end the daemon
+            _LOG.exception("worker %s could not be attended", worker.key)
+            if not worker.actual.ended:
+                worker.finish(*worker.lost(f"the node could not attend the worker: {type(error).__name__}: {error}"))
         finally:
-            shipping.cancel()
-            await asyncio.wait({shipping})
-            worker.observe()
+            worker.shipped()
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
         launch = worker.launch
@@ -389,4 +370,4 @@ class Daemon:
 
 def clear_work(home: Path) -> None:
     """Delete what an earlier life of this node left; its processes died with it."""
-    shutil.rmtree(home / "work", ignore_errors=True)
+    delete_tree(home / "work")

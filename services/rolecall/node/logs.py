@@ -1,25 +1,22 @@
 """A worker's files as they grow: log and progress go to the master by offset, progress lines are read here."""
 
-import ctypes
 import logging
-import os
 import time
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from rolecall.node.client import MasterClient, MasterFull, StreamRefused
+from rolecall.node.folder import Folder
 from rolecall.node.reconcile import Key
 from rolecall.spec.report import ProgressLine
 
 PIECE_BYTES = 256 * 1024
+_LINES = 1000
+"""Progress lines that are read at once: the daemon has other things to do meanwhile."""
 FULL_S = 5.0
 """After which a log is sent again that the master had no room for."""
 
 _LOG = logging.getLogger(__name__)
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
-"""Modes of fallocate(2)."""
 
 
 class Stream:
@@ -29,10 +26,11 @@ class Stream:
     is away only the head and the newest bytes are kept.
     """
 
-    def __init__(self, key: Key, name: str, path: Path, *, keep_bytes: int | None = None) -> None:
+    def __init__(self, key: Key, name: str, folder: Folder, file: str, *, keep_bytes: int | None = None) -> None:
         self._key = key
         self._name = name
-        self._path = path
+        self._folder = folder
+        self._file = file
         self._keep_bytes = keep_bytes
         self._shipped = 0
         """Where the next piece starts."""
@@ -52,19 +50,14 @@ class Stream:
     @property
     def size(self) -> int:
         """The file's size in bytes; 0 while it does not exist."""
-        try:
-            return self._path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        return self._folder.size(self._file)
 
     async def ship(self, client: MasterClient) -> bool:
         """Send the next piece; return whether there may be more. Raises `MasterUnreachable`.
 
         A log that the master has no room for waits here for some seconds, so that reports and progress go ahead of it.
         """
-        if self._keep_bytes is not None:
-            self._bound(self._keep_bytes)
-        if self._refused or self.waits or not (piece := self._next_piece()):
+        if not (piece := self._prepare()):
             return False
         try:
             cut = self._shipped > self._there
@@ -72,8 +65,7 @@ class Stream:
             # A master that lost its last bytes wants them again, but what is freed is gone.
             self._shipped = max(self._there, self._freed)
         except StreamRefused as error:
-            _LOG.warning("%s of worker %s is not sent any further: %s", self._name, self._key, error)
-            self._refused = True
+            self._give_up(error)
         except MasterFull as error:
             if self._name != "log":
                 raise
@@ -83,6 +75,21 @@ class Stream:
             return False
         return True
 
+    def _give_up(self, why: Exception) -> None:
+        _LOG.warning("%s of worker %s is not sent any further: %s", self._name, self._key, why)
+        self._refused = True
+
+    def _prepare(self) -> bytes:
+        """Keep the file to its size and return what to send now. A file that can't be read is given up."""
+        try:
+            if self._keep_bytes is not None:
+                self._bound(self._keep_bytes)
+            return b"" if self._refused or self.waits else self._next_piece()
+        except OSError as error:
+            if not self._refused:
+                self._give_up(error)
+            return b""
+
     def _next_piece(self) -> bytes:
         most = PIECE_BYTES
         if self._lost is not None:
@@ -91,59 +98,61 @@ class Stream:
                 most = min(most, begin - self._shipped)
             else:
                 self._shipped, self._freed, self._lost = end, end, None
-        return read_piece(self._path, self._shipped, most)
+        return self._folder.read(self._file, self._shipped, most)
 
     def _bound(self, keep_bytes: int) -> None:
         """Free what has been sent, and the middle of what waits for a master that is away."""
         slack = keep_bytes // 8
         if self._shipped - self._freed > slack:
-            free(self._path, self._freed, self._shipped)
+            self._free(self._freed, self._shipped)
             self._freed = self._shipped
         begin, end = self._lost or (max(self._shipped, keep_bytes // 2),) * 2
         newest = self.size - keep_bytes // 2
         if newest - end > slack:
-            free(self._path, end, newest)
+            self._free(end, newest)
             self._lost = (begin, newest)
+
+    def _free(self, begin: int, end: int) -> None:
+        try:
+            self._folder.free(self._file, begin, end)
+        except OSError as error:
+            _LOG.warning("the log of worker %s takes space until the worker ends: %s", self._key, error)
 
 
 class ProgressReader:
-    """Reads a worker's progress file line by line as it grows."""
+    """Reads a worker's progress file line by line as it grows, a bounded piece at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, key: Key, folder: Folder, file: str) -> None:
+        self._key = key
+        self._folder = folder
+        self._file = file
         self._offset = 0
+        self._skips = False
+        """Whether the line at the offset is the rest of one that is too long."""
+        self._complained = False
 
     def read(self) -> list[ProgressLine]:
-        """The lines that were completed since the last call. A line that can't be understood is logged and left out."""
-        piece = read_piece(self._path, self._offset)
-        complete = piece[: piece.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [line for raw in complete.splitlines() if (line := self._parse(raw)) is not None]
+        """The next lines that are complete. What can't be understood is left out, and logged the first time."""
+        piece = self._folder.read(self._file, self._offset, PIECE_BYTES)
+        *lines, rest = piece.split(b"\n", _LINES)
+        self._offset += len(piece) - len(rest)
+        found = [line for raw in lines[self._skips :] if (line := self._parse(raw)) is not None]
+        if lines:
+            self._skips = False
+        elif len(piece) == PIECE_BYTES:
+            self._complain(piece, f"it has more than {PIECE_BYTES} bytes")
+            self._offset += len(piece)
+            self._skips = True
+        return found
 
     def _parse(self, raw: bytes) -> ProgressLine | None:
         try:
             return ProgressLine.model_validate_json(raw)
         except ValidationError as error:
-            _LOG.warning("%s has a line that is no progress line: %r (%s)", self._path, raw[:200], error)
+            self._complain(raw, str(error))
             return None
 
-
-def free(path: Path, begin: int, end: int) -> None:
-    """Give the space of the bytes [begin, end) back to the file system; the file keeps its size."""
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        mode = _KEEP_SIZE | _PUNCH_HOLE
-        if _LIBC.fallocate(descriptor, mode, ctypes.c_int64(begin), ctypes.c_int64(end - begin)) != 0:
-            _LOG.warning("%s: its space can't be freed while it is written: %s", path, os.strerror(ctypes.get_errno()))
-    finally:
-        os.close(descriptor)
-
-
-def read_piece(path: Path, offset: int, most: int = -1) -> bytes:
-    """Up to `most` bytes of the file from `offset`; nothing while it does not exist."""
-    try:
-        with path.open("rb") as file:
-            file.seek(offset)
-            return file.read(most)
-    except FileNotFoundError:
-        return b""
+    def _complain(self, raw: bytes, why: str) -> None:
+        if not self._complained:
+            _LOG.warning("worker %s wrote a line that is no progress line: %r (%s)", self._key, raw[:200], why[:200])
+        self._complained = True

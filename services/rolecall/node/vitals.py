@@ -35,11 +35,3 @@ def process_state(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def beat_of(path: Path) -> int | None:
-    """The time stamp of a worker's last beat, in nanoseconds; None before the first."""
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return None

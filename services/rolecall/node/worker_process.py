@@ -1,7 +1,6 @@
 """One worker on this node, from its folder's making to its end: what is known of it, and the ways to act on it."""
 
 import logging
-import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -11,16 +10,21 @@ from pydantic import ValidationError
 
 from rolecall.node.devices import oom_kills
 from rolecall.node.endings import judge
+from rolecall.node.folder import Folder
 from rolecall.node.fork_client import kill_group
 from rolecall.node.logs import ProgressReader, Stream
 from rolecall.node.reconcile import Actual, Key
-from rolecall.node.vitals import Vitals, beat_of, process_state
+from rolecall.node.vitals import Vitals, process_state
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.workdir import Workdir
 
 _LOG = logging.getLogger(__name__)
+_FAILURE_BYTES = 256 * 1024
+"""More than any `Failure` takes as JSON."""
+_SHOWN = 500
+_TEXTS_DROPPED = "the worker failed, and the master refused its words (its log has them)"
 
 
 class WorkerProcess:
@@ -32,13 +36,14 @@ class WorkerProcess:
         self.launch = launch
         self.key = Key.of(launch)
         self.workdir = Workdir.of(data, *self.key)
-        self.log = Stream(self.key, "log", self.workdir.log, keep_bytes=log_bytes)
-        self.progress = Stream(self.key, "progress", self.workdir.progress)
+        self._folder = Folder(self.workdir.path)
+        self.log = Stream(self.key, "log", self._folder, self.workdir.log.name, keep_bytes=log_bytes)
+        self.progress = Stream(self.key, "progress", self._folder, self.workdir.progress.name)
         self.newest: dict[str, float] = {}
         """The newest step, loss and samples per second."""
         self._changed = changed
         self._report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
-        self._reader = ProgressReader(self.workdir.progress)
+        self._reader = ProgressReader(self.key, self._folder, self.workdir.progress.name)
         self._vitals = Vitals(timeout_s)
         self._asked_at: float | None = None
         self._killed: str | None = None
@@ -71,8 +76,7 @@ class WorkerProcess:
 
     def make_folder(self) -> None:
         """Make an empty work folder that no other user can read."""
-        shutil.rmtree(self.workdir.path, ignore_errors=True)
-        self.workdir.path.mkdir(parents=True, mode=0o700)
+        self._folder.make()
         self._ships = True
         if self.launch.rendezvous_port is not None and not self._has_port:
             self.tell_port(self.launch.rendezvous_port)
@@ -86,15 +90,15 @@ class WorkerProcess:
 
     def tell_port(self, port: int) -> None:
         """Let the worker join its gang."""
-        _write(self.workdir.rendezvous, str(port))
+        self._folder.write(self.workdir.rendezvous.name, str(port))
         self._has_port = True
 
     def ask(self, mode: StopMode) -> None:
         """Ask the worker to leave between two steps."""
         _LOG.info("worker %s is asked to leave: %s", self.key, mode)
         self._asked_at = time.monotonic()
-        if self.workdir.path.exists():
-            _write(self.workdir.stop, mode)
+        if self._folder.is_open:
+            self._folder.write(self.workdir.stop.name, mode)
 
     def kill(self, reason: str = "") -> None:
         """SIGKILL the process group; without a `reason` because its gang stops, which is no failure."""
@@ -109,7 +113,8 @@ class WorkerProcess:
             self._hear(line)
         if self._pid is None or self._killed is not None:
             return
-        if hung := self._vitals.observe(process_state(self._pid), beat_of(self.workdir.beat), time.monotonic()):
+        beat = self._folder.changed_ns(self.workdir.beat.name)
+        if hung := self._vitals.observe(process_state(self._pid), beat, time.monotonic()):
             self.kill(hung)
 
     def ended(self, status: int) -> tuple[WorkerState, Failure | None]:
@@ -133,26 +138,26 @@ class WorkerProcess:
         _LOG.info("worker %s %s%s", self.key, state, f": {failure.message}" if failure else "")
         self._tell(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
 
+    def drop_texts(self, why: str) -> bool:
+        """Leave out the texts of the worker's failure, which the master refuses; return whether there were any."""
+        failure = self._report.failure
+        message = f"{_TEXTS_DROPPED}: {why}"[:_SHOWN]
+        if failure is None or failure.message.startswith(_TEXTS_DROPPED):
+            return False
+        self._tell(failure=failure.model_copy(update={"message": message, "traceback": ""}))
+        return True
+
     def shipped(self) -> None:
         """Everything the worker wrote is with the master, which may have no more use for the worker."""
         self._ships = False
         if self._forgotten:
-            self._delete_folder()
+            self._folder.delete()
 
     def forget(self) -> None:
         """The master has no more use for the worker. Its folder stays until its log is shipped."""
         self._forgotten = True
         if not self._ships:
-            self._delete_folder()
-
-    def _delete_folder(self) -> None:
-        """Delete the folder, and its attempt's and job's where they are empty now."""
-        shutil.rmtree(self.workdir.path, ignore_errors=True)
-        for parent in self.workdir.path.parents[:2]:
-            try:
-                parent.rmdir()
-            except OSError:
-                return
+            self._folder.delete()
 
     def _hear(self, line: ProgressLine) -> None:
         values = {"step": line.step, "loss": line.metrics.get("loss"), "samples_per_second": line.samples_per_s}
@@ -164,20 +169,12 @@ class WorkerProcess:
 
     def _read_failure(self) -> Failure | None:
         try:
-            return Failure.model_validate_json(self.workdir.failure.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValidationError as error:
-            _LOG.warning("worker %s left a failure that can't be read: %s", self.key, error)
+            written = self._folder.read(self.workdir.failure.name, 0, _FAILURE_BYTES)
+            return Failure.model_validate_json(written) if written else None
+        except (OSError, ValidationError) as error:
+            _LOG.warning("worker %s left a failure that can't be read: %s", self.key, str(error)[:_SHOWN])
             return None
 
     def _tell(self, **news: object) -> None:
         self._report = self._report.model_copy(update=news)
         self._changed()
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a small file so that whoever polls for it never sees a part."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text)
-    partial.rename(path)

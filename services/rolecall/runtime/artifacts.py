@@ -1,19 +1,31 @@
 """Files that a job leaves to its user."""
 
+import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rolecall.runtime.blobs import Blobs, sha256_of
 from rolecall.runtime.master_client import MasterClient
+from rolecall.spec.errors import BlobsUnavailable
 from rolecall.spec.wire import ArtifactNotice
+
+_LOG = logging.getLogger(__name__)
+_PAUSE_S = 5.0
+_FOR_GOOD = (PermissionError, FileNotFoundError)
+"""What a store answers that is not set up for this job; waiting would hold the gang's slots for nothing."""
 
 
 class Artifacts:
     """`GET /jobs/{id}/artifacts/{name}` serves what is put here."""
 
-    def __init__(self, blobs: Blobs, client: MasterClient, attempt: int) -> None:
+    def __init__(
+        self, blobs: Blobs, client: MasterClient, attempt: int, *, on_wait: Callable[[str], None] = _LOG.warning
+    ) -> None:
         self._blobs = blobs
         self._client = client
         self._attempt = attempt
+        self._on_wait = on_wait
 
     @property
     def blobs(self) -> Blobs:
@@ -21,8 +33,25 @@ class Artifacts:
         return self._blobs
 
     def put(self, name: str, path: Path) -> None:
-        """Store the file at `path` as the job's artifact `name`; a later attempt's replaces it."""
+        """Store the file at `path` as the job's artifact `name`; a later attempt's replaces it.
+
+        Waits, and reports that as an event, for as long as the blob store or the master is unavailable: unlike a
+        checkpoint, an artifact can't be left out. Cancelling the job and its deadline end the wait.
+        """
         digest = sha256_of(path)
-        self._blobs.put(name, path, digest)
-        blob = f"{self._attempt}/{name}"
-        self._client.record_artifact(ArtifactNotice(name=name, blob=blob, size=path.stat().st_size, sha256=digest))
+        notice = ArtifactNotice(name=name, blob=f"{self._attempt}/{name}", size=path.stat().st_size, sha256=digest)
+        self._insist(name, lambda: self._blobs.put(name, path, digest))
+        self._insist(name, lambda: self._client.record_artifact(notice))
+
+    def _insist(self, name: str, call: Callable[[], None]) -> None:
+        waits = False
+        while True:
+            try:
+                return call()
+            except BlobsUnavailable as error:
+                if isinstance(error.__cause__, _FOR_GOOD):
+                    raise
+                if not waits:
+                    self._on_wait(f"the artifact {name} waits to be stored: {error}")
+                waits = True
+                time.sleep(_PAUSE_S)

@@ -4,8 +4,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
+from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.model import Request, Value
 
 
@@ -52,7 +53,7 @@ class TokenRequest(Limits, Request):
     name: Name
     """The owner of the jobs that the token submits. Lowercase letters, digits, `.`, `_`, `-`."""
     scopes: Scopes
-    expires_at: AwareDatetime | None = None
+    expires_at: AwareMoment | None = None
     """When the token stops being valid; null means never. Its limits still apply to its jobs then."""
 
 
@@ -60,7 +61,7 @@ class TokenUpdate(Limits, Request):
     """The body of `PATCH /tokens/{name}`. A field that is left out keeps its value; null removes a limit."""
 
     scopes: Scopes | None = None
-    expires_at: AwareDatetime | None = None
+    expires_at: AwareMoment | None = None
 
 
 class Rotation(Request):

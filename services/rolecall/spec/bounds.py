@@ -4,14 +4,28 @@ They guard the master, and are no opinion about training: each lies far above wh
 """
 
 from collections.abc import Sized
-from typing import Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 MOST = 2**31 - 1
 """The largest number that the database takes for an attempt, a rank or an id."""
 MOST_BYTES = 2**63 - 1
 """The largest number that it takes for a size or a step."""
+
+
+def _in_utc(given: datetime) -> datetime:
+    # A year of distance from both ends of `datetime`, so that no time zone leads beyond them.
+    if not datetime.min.year < given.year < datetime.max.year:
+        raise ValueError("it lies beyond the years 2 to 9998")
+    return given.astimezone(UTC)
+
+
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
+"""A point in time in UTC, which the database and every calculation take."""
+AwareMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""The same, of users: they have to give the time zone."""
 
 
 def at_most(count: int) -> BeforeValidator:

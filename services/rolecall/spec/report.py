@@ -1,17 +1,28 @@
 """What was observed of workers."""
 
-from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MOST, Moment
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.redaction import Redacted, redact_text
 from rolecall.spec.state import WorkerState
 
-_BRIEF_CHARS = 200
+HEADLINE, TRACEBACK = 4096, 32768
+"""The most characters of a failure's texts: they ride in heartbeats, which have a size that the master takes."""
+_BRIEF = 200
+"""The same where an attempt is history: a job may have a thousand of them."""
+
+
+def shorten(text: str, most: int) -> str:
+    """`text` in at most `most` characters, with its middle left out."""
+    if len(text) <= most:
+        return text
+    mark = f" [{len(text) - most} characters left out] "
+    kept = most - len(mark)
+    return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]
 
 
 class StartTimes(Value):
@@ -31,16 +42,16 @@ class StartTimes(Value):
 class Failure(Value):
     """Why a worker ended badly. Of a gang's failures the earliest that is not a consequence is the cause."""
 
-    message: Redacted
-    """One line: the error's class and text, or how the process ended."""
-    traceback: Redacted = ""
-    """The last lines of the traceback."""
+    message: Annotated[Redacted, AfterValidator(lambda text: shorten(text, HEADLINE))]
+    """One line: the error's class and text, or how the process ended. Its middle is left out where it is too long."""
+    traceback: Annotated[Redacted, AfterValidator(lambda text: shorten(text, TRACEBACK))] = ""
+    """The last lines of the traceback, likewise."""
     retryable: bool = True
     consequence: bool = False
     """Whether it only says that another worker vanished."""
     condemns_checkpoint: bool = False
     """Whether the checkpoint that the attempt resumed from must not be tried again."""
-    at: datetime
+    at: Moment
 
     def brief(self) -> "Failure":
         """The same without the traceback and in few words, for an attempt that is history."""
@@ -51,7 +62,7 @@ class ProgressLine(Value):
     """One line of a worker's progress file. Times are the worker's clock, UTC."""
 
     kind: Literal["forked", "rendezvous", "joined", "first_step", "step", "event", "result"]
-    at: datetime
+    at: Moment
     step: int | None = None
     steps: int | None = None
     epoch: int | None = None
@@ -77,17 +88,16 @@ class WorkerReport(Value):
     exit_code: int | None = Field(default=None, ge=-MOST, le=MOST)
     """As `subprocess` has it: negative for a signal."""
     failure: Failure | None = None
-    spawned_at: datetime | None = None
-    joined_at: datetime | None = None
+    spawned_at: Moment | None = None
+    joined_at: Moment | None = None
     rendezvous_port: int | None = Field(default=None, ge=0, le=65535)
     log_bytes: int | None = None
     """Of a worker that has ended: the size of its log, whose rest may come later."""
 
 
 def abridged(text: str) -> str:
-    """The beginning of `text`, for lists."""
-    text = redact_text(text)  # before the cut, which may hide that a URL has credentials
-    return text if len(text) <= _BRIEF_CHARS else f"{text[:_BRIEF_CHARS]}..."
+    """What `text` says in short, for history."""
+    return shorten(redact_text(text), _BRIEF)  # in this order: a URL that is cut hides its credentials from the search
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:

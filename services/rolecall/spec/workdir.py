@@ -1,4 +1,7 @@
-"""The files through which a node and its worker talk: names only, no I/O."""
+"""The files through which a node and its worker talk: names only, no I/O.
+
+The worker opens what it writes before it confines itself. From then on it may change nothing here but `scratch`.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +29,7 @@ class Workdir(NamedTuple):
 
     @property
     def failure(self) -> Path:
-        """The worker's `Failure`, renamed into place before the process ends."""
+        """The worker's `Failure`, written before the process ends; empty until then."""
         return self.path / "failure.json"
 
     @property
@@ -46,5 +49,5 @@ class Workdir(NamedTuple):
 
     @property
     def scratch(self) -> Path:
-        """For the worker's own temporary files."""
+        """For the worker's own temporary files; the node opens none of them."""
         return self.path / "scratch"

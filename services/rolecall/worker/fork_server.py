@@ -29,6 +29,7 @@ from rolecall.edge.logs import log_to_stderr
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir
+from rolecall.untrusted_files import open_regular
 
 Play = Callable[[ForkRequest], int]
 
@@ -117,7 +118,7 @@ class ForkServer:
     def _fork(self, request: ForkRequest) -> int:
         """Fork one worker; the log is opened on this side, so that a failure to do so is answered."""
         server = os.getpid()
-        log = os.open(Workdir(request.workdir).log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        log = open_regular(Workdir(request.workdir).log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             if (pid := os.fork()) == 0:
                 self._become_worker(request, server, log)

@@ -34,6 +34,7 @@ from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
+from rolecall.worker.outputs import Outputs
 from rolecall.worker.sandbox import Sandbox, confine
 from rolecall.workloads import catalogue
 
@@ -61,23 +62,23 @@ def play(request: ForkRequest) -> int:
     log_to_stderr()
     # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
-    sandbox = Sandbox()
+    outputs, sandbox = Outputs.open(workdir), Sandbox()
     try:
         # First of all, while there is one thread and nobody else's code has run.
         sandbox = confine(request, read_worker())
-        start_beating(workdir.beat)
-        _play(request, workdir)
+        start_beating(outputs.beat)
+        _play(request, workdir, outputs.report)
     except Stopped as reason:
         logging.info("stopped: %s", reason)
         return STOPPED
     except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
         sys.stderr.write(redact_text(traceback.format_exc()))
-        _write_failure(workdir, error, sandbox)
+        outputs.fail(_failure(error, sandbox))
         return FAILED
     return DONE
 
 
-def _play(request: ForkRequest, workdir: Workdir) -> None:
+def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
     launch = request.launch
     # Before there is a second thread: after a fork torch mends its pool at its first use, but not for two at once.
     torch.set_num_threads(launch.worker.threads)
@@ -85,7 +86,7 @@ def _play(request: ForkRequest, workdir: Workdir) -> None:
     params = _legal_params(workload, launch.params)
     if workload.check_node is not None:
         workload.check_node(params, launch.worker.role)
-    context = _context(request, workdir, params)
+    context = _context(request, workdir, params, report)
     enter(context)
     role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
     with closing(context.report), joined(launch, workload, workdir, context.report):
@@ -103,11 +104,10 @@ def _legal_params(workload: Workload, given: dict[str, Any]) -> Params:
         ) from error
 
 
-def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerContext:
+def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Reporter) -> WorkerContext:
     launch = request.launch
     client = MasterClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
-    report = Reporter(workdir.progress)
     return WorkerContext(
         launch=launch,
         params=params,
@@ -118,7 +118,7 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params) -> WorkerCo
         checkpoints=Checkpoints(
             blobs, client, launch.attempt, launch.resume_from, workdir.scratch, on_skip=report.event
         ),
-        artifacts=Artifacts(blobs, client, launch.attempt),
+        artifacts=Artifacts(blobs, client, launch.attempt, on_wait=report.event),
     )
 
 
@@ -130,9 +130,9 @@ def _device(gpu: str | None) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def _write_failure(workdir: Workdir, error: BaseException, sandbox: Sandbox) -> None:
+def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
     lines = "".join(traceback.format_exception(error)).splitlines()
-    failure = Failure(
+    return Failure(
         message=_headline(error) + sandbox.hint(error),
         traceback="\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
@@ -140,9 +140,6 @@ def _write_failure(workdir: Workdir, error: BaseException, sandbox: Sandbox) -> 
         condemns_checkpoint=isinstance(error, DamagedCheckpoint),
         at=datetime.now(UTC),
     )
-    partial = workdir.failure.with_suffix(".partial")
-    partial.write_text(failure.model_dump_json())
-    partial.rename(workdir.failure)
 
 
 def _headline(error: BaseException) -> str:

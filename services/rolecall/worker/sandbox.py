@@ -1,8 +1,9 @@
 """What a worker may touch. It restricts itself by Landlock before any code of a job or of a plug-in runs.
 
 A worker reads the system's software, Python's environment, the operator's data roots and plug-ins; it writes its own
-work folder, the node's cache and a few devices. Everything else is refused with `PermissionError`: above all the node's
-and the master's data, secrets, and the work folders of other jobs. Processes that it starts inherit the restriction.
+scratch folder, the node's cache and a few devices. Everything else is refused with `PermissionError`: above all the
+node's and the master's data, secrets, and the work folders of other jobs. Processes that it starts inherit the
+restriction.
 
 Two things need no rule. The kernel lets a restricted process look into the memory, environment and open files (below
 `/proc/PID`) of its own children only, so that `/proc` can be allowed as a whole. And what was open before stays open.
@@ -21,7 +22,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from rolecall import landlock
-from rolecall.landlock import DEVICE, LIST, READ, WRITE, Access
+from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, Access
 from rolecall.process import keep_capabilities
 from rolecall.runtime.blobs import make_job_folder
 from rolecall.settings import WorkerSettings, read_library_paths
@@ -75,7 +76,7 @@ class Sandbox:
         )
 
     def _may_write(self, path: Path) -> bool:
-        return any(path.is_relative_to(root.resolve()) for root, access in self.rules if access == WRITE)
+        return any(path.is_relative_to(root.resolve()) for root, access in self.rules if access in (WRITE, SCRATCH))
 
 
 def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
@@ -110,7 +111,9 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     for path in dict.fromkeys((*_SOFTWARE, *readable)):
         yield from _except(path, (data.resolve(), *_NEVER))
     yield _SHARED_MEMORY, WRITE
-    yield request.workdir, WRITE
+    # What the worker tells its node goes through files that were opened before (see `worker.outputs`).
+    yield request.workdir, READ
+    yield Workdir(request.workdir).scratch, SCRATCH
     yield request.cache, WRITE
     if request.trust is not None and request.trust.ca != "system":
         yield Path(request.trust.ca).resolve(), READ

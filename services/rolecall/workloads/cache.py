@@ -9,13 +9,14 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
+import stat
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rolecall.settings import read_worker
+from rolecall.untrusted_files import delete_tree, open_regular
 
 _log = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
@@ -67,18 +68,27 @@ def evict(cache: Path, most_bytes: int) -> int:
 
 
 def _entries(cache: Path) -> Iterator[Entry]:
-    for lock in cache.glob(f"*/*{_LOCK}"):
+    """Whatever jobs have put there, no link is followed: the node evicts, and it is not confined."""
+    folders = [folder for folder in cache.glob("*") if not folder.is_symlink()]
+    for lock in (lock for folder in folders for lock in folder.glob(f"*{_LOCK}")):
         with contextlib.suppress(FileNotFoundError):  # another node's daemon may evict beside us
-            target = lock.with_suffix("")
-            size = sum(_size(folder) for folder in (target, target.with_suffix(_DRAFT)))
-            yield Entry(lock, lock.stat().st_mtime, size)
+            found = lock.lstat()
+            if stat.S_ISREG(found.st_mode):
+                target = lock.with_suffix("")
+                size = sum(_size(folder) for folder in (target, target.with_suffix(_DRAFT)))
+                yield Entry(lock, found.st_mtime, size)
 
 
 def _size(folder: Path) -> int:
-    size = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size += path.stat().st_blocks * 512
+    size, left = 0, [folder]
+    while left:
+        # Others may delete beside us, and a path may be too long to be looked at.
+        with contextlib.suppress(OSError):
+            path = left.pop()
+            found = path.lstat()
+            size += found.st_blocks * 512 if path != folder else 0
+            if stat.S_ISDIR(found.st_mode):
+                left += path.iterdir()
     return size
 
 
@@ -89,10 +99,10 @@ def _evict(lock: Path) -> bool:
         with _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
             # Aside first: what is half deleted must never be taken for whole.
             aside = target.with_suffix(_DRAFT)
-            shutil.rmtree(aside, ignore_errors=True)
+            delete_tree(aside)
             if target.exists():
                 target.rename(aside)
-                shutil.rmtree(aside)
+                delete_tree(aside)
             lock.unlink()
     except BlockingIOError:
         return False
@@ -103,7 +113,7 @@ def _hold(target: Path) -> bool:
     """Hold the entry as long as this process lives and note the use; returns False if it is not there."""
     lock = _lock_of(target)
     if lock not in _held:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if not (_is_at(descriptor, lock) and target.exists()):
             os.close(descriptor)
@@ -117,7 +127,7 @@ def _hold(target: Path) -> bool:
 def _locked(path: Path, operation: int = fcntl.LOCK_EX) -> Generator[None]:
     """Hold the lock file `path`: the one that is there, since an evicted entry's is deleted."""
     while True:
-        with path.open("w") as lock:
+        with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "wb") as lock:
             fcntl.flock(lock, operation)  # the kernel lets go of it if this process dies
             if _is_at(lock.fileno(), path):
                 yield
@@ -137,7 +147,7 @@ def _lock_of(target: Path) -> Path:
 
 def _build_in_place(target: Path, build: Callable[[Path], None]) -> None:
     draft = target.with_suffix(_DRAFT)
-    shutil.rmtree(draft, ignore_errors=True)  # left by a builder that died
+    delete_tree(draft)  # left by a builder that died
     draft.mkdir()
     build(draft)
     os.rename(draft, target)

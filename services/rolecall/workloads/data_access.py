@@ -5,7 +5,6 @@ the kernel resolves it to, and once more the file that it has opened.
 """
 
 import os
-import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import BinaryIO, Self
 
 from rolecall.settings import WorkerSettings, read_worker
 from rolecall.spec.errors import InputError
+from rolecall.untrusted_files import NotRegular, open_regular
 
 _SYSTEM = ("/proc", "/sys", "/dev", "/run")
 _PLAIN = ("file", "local")  # fsspec's schemes for files of this machine
@@ -107,13 +107,12 @@ class DataAccess:
 
         Raises `InputError` if it lies elsewhere, also by a link that appears meanwhile; `OSError` if it can't be read.
         """
-        # Non-blocking, because the open of a pipe would wait for its writer.
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-        descriptor = os.open(self.resolve(path), flags)
+        try:
+            descriptor = open_regular(self.resolve(path))
+        except NotRegular as error:
+            raise InputError(f"{path} is not a regular file") from error
         try:
             # A folder on the way may have become a link since the path was resolved: the kernel knows what was opened.
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError(f"{path} is not a regular file")
             if not self.real.holds(os.readlink(f"/proc/self/fd/{descriptor}")):
                 raise self._outside(path)
         except BaseException:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, HTTPException, Response
+from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
-from rolecall.master.api.auth import USERS, Running, needs
+from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
 from rolecall.master.catalogue import schema_of
 from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
@@ -122,12 +122,13 @@ async def readyz(master: Running) -> Readiness:
 @admin_router.get("/findings", summary="What is weak in the master's settings")
 async def list_findings(master: Running) -> FindingList:
     """Weak settings and their remedies; `rolecall doctor` shows them beside what it finds itself."""
-    return FindingList(findings=list(weaknesses(master.settings, readable_secret_files())))
+    return FindingList(findings=list(weaknesses(master.settings, readable_secret_files(), master.access.scrapes)))
 
 
 @metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response)
-async def metrics(master: Running) -> Response:
+async def metrics(request: Request, caller: Caller, master: Running) -> Response:
     """The state of the cluster and of its running jobs in Prometheus' text format."""
+    master.access.note_scrape(caller, address_of(request.scope))
     return Response(await exposition(master), media_type=CONTENT_TYPE_LATEST)
 
 

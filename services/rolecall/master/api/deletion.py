@@ -5,7 +5,6 @@ from collections import Counter
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Depends
-from pydantic import AwareDatetime
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Caller, Running, needs, steers_job
@@ -13,6 +12,7 @@ from rolecall.master.api.jobs import apply_step
 from rolecall.master.store import deletion, jobs
 from rolecall.master.streams import Streams
 from rolecall.spec.access import Scope
+from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.errors import Conflict
 from rolecall.spec.model import Request, Value
 from rolecall.spec.state import JobState
@@ -25,7 +25,7 @@ _BATCH = 200
 class PruneRequest(Request):
     """Which ended jobs are deleted."""
 
-    ended_before: AwareDatetime
+    ended_before: AwareMoment
     state: JobState | None = None
     """Only jobs that ended in this state; all ended ones by default."""
     dry_run: bool = False

@@ -53,7 +53,12 @@ class FollowerLimit:
         if scope["type"] != "http" or not _follows(scope):
             await self._app(scope, receive, send)
             return
-        token = _admission(scope).token
+        caller = _admission(scope).caller
+        if caller is None:
+            await self._app(scope, receive, send)  # No job is open to it: its route answers 401.
+            return
+        # By name: while a token is rotated, it has two secrets.
+        token = caller.name
         if self._following[token] >= FOLLOWERS:
             detail = f"this token follows {FOLLOWERS} logs already; end some, or read the log without `follow`"
             refusal = problem_response(429, detail, Request(scope), headers={"Retry-After": str(_RETRY_S)})

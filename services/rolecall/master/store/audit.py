@@ -31,4 +31,8 @@ async def since(connection: AsyncConnection, after: int, limit: int) -> list[Aud
 
 async def prune(connection: AsyncConnection, before: datetime) -> int:
     """Delete the entries made before `before`; return how many."""
-    return (await connection.execute(delete(audit).where(audit.c.at < before))).rowcount
+    # The ids are in the order of time, so that the query stops at the first entry that stays.
+    kept = select(audit.c.id).where(audit.c.at >= before).order_by(audit.c.id).limit(1)
+    first = await connection.scalar(kept)
+    old = audit.c.at < before if first is None else audit.c.id < first
+    return (await connection.execute(delete(audit).where(old))).rowcount

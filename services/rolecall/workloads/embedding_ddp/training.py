@@ -1,6 +1,7 @@
 """What one trainer does in a step, an evaluation and a checkpoint; all trainers run the loop in step."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -136,9 +137,13 @@ class Training(TrainingLoop[Batch]):
         dist.barrier()
 
     def export(self) -> None:
-        """The first trainer writes the model that runs without a cluster; the others wait for it at the end."""
+        """The first trainer writes the model that runs without a cluster. The others don't wait until it is stored: a
+        master that is away may take longer to come back than a barrier waits.
+        """
+        path: Path | None = None
         if self._rank == 0:
             blocks = self._table.blocks(self._dataset.num_ids)
             path = write_export(self.context.workdir.scratch, self._dataset, self._params, blocks, self._dense.module)
-            self.context.artifacts.put(path.name, path)
         dist.barrier()
+        if path is not None:
+            self.context.artifacts.put(path.name, path)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -121,14 +122,18 @@ class Training(TrainingLoop[Segment]):
         dist.barrier()
 
     def export(self) -> None:
-        """The first trainer writes the model and its sample; the others wait for it at the end."""
+        """The first trainer writes the model and its sample. The others don't wait until the files are stored: a
+        master that is away may take longer to come back than a barrier waits.
+        """
+        files: list[Path] = []
         if self._rank == 0:
             local = self._recurrent.module.state_dict().items()
             weights = self._shards.weights() | {f"recurrent.{name}": value.cpu() for name, value in local}
             for write in (write_model, write_sample) if self._job.sample.tokens else (write_model,):
-                path = write(self.context.workdir.scratch, self._job, self._corpus, weights)
-                self.context.artifacts.put(path.name, path)
+                files.append(write(self.context.workdir.scratch, self._job, self._corpus, weights))
         dist.barrier()
+        for path in files:
+            self.context.artifacts.put(path.name, path)
 
     def _first_recurrent(self) -> nn.Module:
         """All trainers begin with the same weights, but drop different units."""

@@ -35,29 +35,36 @@ _OWN_LAYERS = "\nIts layers are made by `{builder}`, whose module must be import
 
 
 def export(context: WorkerContext, pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:
-    """Stores `model.zip` and `sample.txt`; called by all workers, of whom the first replica's do it."""
-    params = context.params
+    """Stores `model.zip` and `sample.txt`; called by all workers, of whom the first replica's do it.
+
+    The others don't wait until the files are stored: a master that is away may take longer to come back than a barrier
+    waits. So nothing that takes every worker may follow.
+    """
+    params, scratch = context.params, context.workdir.scratch
     assert isinstance(params, Params)
+    files = list[Path]()
     if pipeline.grid.replica == 0:
-        _export_sample(context, pipeline, params, corpus)
-        _export_model(context, pipeline, params, shape, corpus)
+        files += _write_sample(scratch, pipeline, params, corpus)
+        files += _write_model(scratch, pipeline, params, shape, corpus)
     dist.barrier()
-
-
-def _export_sample(context: WorkerContext, pipeline: Pipeline, params: Params, corpus: Corpus) -> None:
-    text = write_sample(pipeline, params, corpus) if params.sample.tokens else ""
-    if text and pipeline.grid.rank == 0:
-        path = context.workdir.scratch / "sample.txt"
-        path.write_text(text + "\n")
+    for path in files:
         context.artifacts.put(path.name, path)
 
 
-def _export_model(context: WorkerContext, pipeline: Pipeline, params: Params, shape: Shape, corpus: Corpus) -> None:
+def _write_sample(scratch: Path, pipeline: Pipeline, params: Params, corpus: Corpus) -> list[Path]:
+    text = write_sample(pipeline, params, corpus) if params.sample.tokens else ""
+    if not text or pipeline.grid.rank != 0:
+        return []
+    path = scratch / "sample.txt"
+    path.write_text(text + "\n")
+    return [path]
+
+
+def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape, corpus: Corpus) -> list[Path]:
     """The first rank writes the stages' weights one after the other, so that it never holds more than one of them."""
-    scratch = context.workdir.scratch
     weights = {path.name: path for path in _collected(pipeline, shape, scratch)}
     if pipeline.grid.rank != 0:
-        return
+        return []
     files: dict[str, str | bytes | Path] = {
         "model.py": Path(model.__file__),
         "model.json": json.dumps(_description(params, shape), indent=1, ensure_ascii=False),
@@ -65,9 +72,9 @@ def _export_model(context: WorkerContext, pipeline: Pipeline, params: Params, sh
         "README.md": _README + (_OWN_LAYERS.format(builder=params.model.builder) if params.model else ""),
     }
     path = write_archive(scratch, "model.zip", files | weights)
-    context.artifacts.put(path.name, path)
     for file in weights.values():
         file.unlink()
+    return [path]
 
 
 def _description(params: Params, shape: Shape) -> dict[str, object]:

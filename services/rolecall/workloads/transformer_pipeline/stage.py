@@ -21,9 +21,8 @@ def run(context: WorkerContext) -> None:
     result = training.run()
     if result is None:
         raise Stopped("left between two steps, as asked")
-    times = training.stage_times()
     if context.role_rank == 0:
-        context.report.result(**result, **times)
+        context.report.result(**result, **training.stage_times)
 
 
 def _require_precision(params: Params, device: torch.device) -> None:

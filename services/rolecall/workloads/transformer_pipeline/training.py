@@ -49,6 +49,8 @@ class Training(TrainingLoop[Batch]):
         self._pipeline = Pipeline(params, self._shape, self._grid)
         torch.manual_seed(params.seed + 1 + context.role_rank)  # every worker drops other units
         self._optimizer = self._make_optimizer()
+        self.stage_times: dict[str, float] = {}
+        """Where the pipeline ranks' time went, and the bubble that the schedule's theory expects; after `run`."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -105,12 +107,11 @@ class Training(TrainingLoop[Batch]):
         dist.barrier()
 
     def export(self) -> None:
-        """The model that runs without a cluster, and a text that it wrote."""
+        """The model that runs without a cluster, and a text that it wrote. All that the ranks do together is done."""
+        self.stage_times = stage_times(self._pipeline.meter, self._grid) | {
+            "bubble_theory": bubble(self._pipeline.order)
+        }
         export(self.context, self._pipeline, self._shape, self._corpus)
-
-    def stage_times(self) -> dict[str, float]:
-        """Where the pipeline ranks' time went, and the bubble that the schedule's theory expects."""
-        return stage_times(self._pipeline.meter, self._grid) | {"bubble_theory": bubble(self._pipeline.order)}
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for _, parameter in self._pipeline.named_parameters()]
