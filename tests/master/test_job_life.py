@@ -174,7 +174,7 @@ class JobLife(RuleBasedStateMachine):
 
     @invariant()
     def jobs_live_by_the_rules(self) -> None:
-        documents = self.run(jobs.page(self.master, USER)).jobs
+        documents = jobs.JobPage.model_validate_json(self.run(jobs.page(self.master, USER)).body).jobs
         for job in documents:
             self._check(job)
         live = [worker for job in documents for one in job.attempts for worker in one.workers if not worker.state.ended]

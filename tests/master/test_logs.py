@@ -77,6 +77,11 @@ def test_a_stream_that_broke_off_goes_on_behind_its_last_event_with_another_mast
         job, last_id = (tmp_path / "seen").read_text().split("\n")
         events = await followed(client, job, until="[trainer-0] line 99", last_id=last_id)
         assert [event.data for event in events] == [f"[trainer-0] line {number}" for number in range(42, 100)]
+        for position in ("999999999;", "2;0=5"):
+            told = {"Last-Event-ID": position}
+            missing = await client.user("GET", f"/jobs/{job}/logs?follow=true", headers=told)
+            assert missing.status_code == 404
+        assert (await client.user("GET", f"/jobs/{job}/logs?follow=true&attempt=7")).status_code == 404
         refused = await client.user("GET", f"/jobs/{job}/logs?follow=true", headers={"Last-Event-ID": "1;0=x"})
         assert refused.status_code == 400
         assert "Last-Event-ID" in refused.json()["detail"]

@@ -11,10 +11,11 @@ from sqlalchemy import text
 
 from rolecall.master.store import jobs
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.access import Scope
 from rolecall.spec.job import JobSpec
 from rolecall.spec.state import JobState
 
-from .harness import Client, make_settings, one_trainer, serving
+from .harness import Client, make_settings, make_token, one_trainer, serving
 
 NOW = datetime.now(UTC)
 
@@ -74,6 +75,19 @@ def test_a_node_that_no_examination_names_has_none(tmp_path: Path) -> None:
     async def flow(client: Client) -> None:
         await examined(client, "of-others", ["trainer-1"], *SUCCEEDED)
         assert (await client.user("GET", "/nodes/trainer-0/preflight")).json()["network"] is None
+
+    on_master(tmp_path, flow)
+
+
+def test_the_job_of_others_is_not_named(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        await examined(client, "right", ["trainer-0"], *SUCCEEDED)
+        token = await make_token(client, "alice", Scope.SUBMIT)
+        shown = (await client.call(token, "GET", "/nodes/trainer-0/preflight")).json()["network"]
+        assert shown["job"] is None
+        assert shown["findings"]
+        reader = await make_token(client, "bob", Scope.READ)
+        assert (await client.call(reader, "GET", "/nodes/trainer-0/preflight")).json()["network"]["job"] == "right"
 
     on_master(tmp_path, flow)
 

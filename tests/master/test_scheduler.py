@@ -80,6 +80,38 @@ def everywhere(*only: str) -> QueuedJob:
     )
 
 
+def test_a_node_runs_one_job_at_a_time_of_those_that_run_everywhere() -> None:
+    first, here, there = (
+        everywhere(),
+        replace(everywhere("trainer-0"), id="here"),
+        replace(everywhere("server-0"), id="s"),
+    )
+    queue = [replace(one, created_at=NOW + timedelta(seconds=at)) for at, one in enumerate((here, first, there))]
+    outcomes = schedule(queue, NODES, [], NOW, WINDOW)
+    assert _places(outcomes["here"]) == {"trainer-0"}
+    waits = outcomes["all"]
+    assert isinstance(waits, Waiting)
+    assert waits.reason.endswith("a node runs one such job at a time, and job here goes first on node trainer-0")
+    assert "job here" not in waits.lasting
+    assert isinstance(outcomes["s"], Waiting), "else jobs on a few nodes could keep one on all of them waiting for good"
+    running = schedule([first, there], NODES, [], NOW, WINDOW, {}, {"trainer-0": "here"})
+    assert isinstance(running["all"], Waiting)
+    other = schedule([there], NODES, [], NOW, WINDOW, {}, {"trainer-0": "here"})["s"]
+    assert _places(other) == {"server-0"}
+
+
+def test_the_workers_of_who_runs_everywhere_count_for_its_owner() -> None:
+    watched = replace(everywhere(), owner="alice")
+    outcome = schedule([watched], NODES, [], NOW, WINDOW, {"alice": Allowance(most=2, used=1)})["all"]
+    assert isinstance(outcome, Waiting)
+    assert outcome.reason.endswith("token alice uses 1 of its 2 slots, and this job needs 2")
+    mine = replace(job("small", 1, age_s=-1), owner="alice")
+    both = schedule([watched, mine], NODES, [], NOW, WINDOW, {"alice": Allowance(most=2, used=0)})
+    assert [isinstance(both[name], GangPlan) for name in ("all", "small")] == [True, False]
+    free = schedule([watched, replace(everywhere(), id="other")], NODES, [], NOW, WINDOW, {"alice": Allowance(1, 0)})
+    assert isinstance(free["other"], GangPlan), "who waits for its owner's limit holds no node"
+
+
 def test_who_ran_everywhere_before_its_workload_was_gone_waits_for_that() -> None:
     orphan = QueuedJob(id="orphan", roles={}, priority=0, created_at=NOW, queued_at=NOW - 2 * WINDOW)
     outcomes = schedule([orphan, job("small", 1)], NODES, [], NOW, WINDOW)

@@ -267,7 +267,8 @@ def test_jobs_keys_and_bytes_belong_to_owners(use: Use) -> None:
             notice = ArtifactNotice(name="model", blob="1/model", size=5, sha256="0" * 64)
             await artifacts.put(connection, "toy-3", 1, notice, NOW)
         async with database.read() as connection:
-            assert [job.id for job in await jobs.page(connection, None, 9, None, "alice")] == ["toy-3", "toy-1"]
+            page, more = await jobs.page(connection, None, 9, None, "alice")
+            assert ([job.id for job in page], more) == (["toy-3", "toy-1"], False)
             assert await jobs.count_waiting(connection, "alice") == 2
             assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5
             assert await jobs.stored_bytes(connection, "alice", besides=["toy-1"]) == 5

@@ -57,6 +57,12 @@ def test_arguments_that_the_function_does_not_take(folder: Path) -> None:
         build(Builder(builder="their_models:pair", arguments={"third": 3}), 1)
 
 
+def test_an_error_does_not_quote_all_of_large_arguments(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"can't be called with") as caught:
+        build(Builder(builder="their_models:pair", arguments={"third": "x" * 100_000}), 1)
+    assert len(str(caught.value)) < 500
+
+
 @pytest.mark.parametrize("name", ["their_models", "their_models.pair", "a b:c", ":f", "m:", "m:f.g"])
 def test_a_name_is_module_colon_function(name: str) -> None:
     with pytest.raises(ValidationError):

@@ -145,9 +145,16 @@ class Client:
         return self._call(PruneSummary, "POST", "/jobs/prune", json=body)
 
     def jobs(self, state: str | None, limit: int, owner: str | None = None) -> list[JobDocument]:
-        """The newest jobs first."""
-        query = {"limit": limit} | ({"state": state} if state else {}) | ({"owner": owner} if owner else {})
-        return self._list(JobDocument, "/jobs", "jobs", params=query)
+        """The newest jobs first, from as many pages as it takes."""
+        query: dict[str, Any] = ({"state": state} if state else {}) | ({"owner": owner} if owner else {})
+        found, raw = list[JobDocument](), list[Any]()
+        while True:
+            found += self._list(JobDocument, "/jobs", "jobs", params=query | {"limit": limit - len(found)})
+            raw += self.raw["jobs"]
+            query["cursor"] = self.raw.get("next_cursor")
+            if query["cursor"] is None or len(found) >= limit:
+                self.raw |= {"jobs": raw}
+                return found
 
     def events(self, job: str, after: int = 0) -> list[Event]:
         """What happened to the job since the event with the id `after`."""

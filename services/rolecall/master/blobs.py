@@ -17,7 +17,8 @@ from rolecall.master.blob_stores import open_store
 from rolecall.master.space import bytes_below
 from rolecall.master.store_threads import StoreFile, StoreThreads
 from rolecall.master.trouble import StoreUnavailable
-from rolecall.spec.errors import NotFound, RolecallError, SettingsError, StaleAttempt
+from rolecall.spec.bounds import MOST_FILES
+from rolecall.spec.errors import NotFound, QuotaExceeded, RolecallError, SettingsError, StaleAttempt
 from rolecall.spec.redaction import redact_text
 
 _PIECE = 1 << 20
@@ -58,14 +59,17 @@ class Blobs:
         self._store = open_store(root, url)
         place = "ROLECALL_BLOB_URL" if url else "in ROLECALL_DATA"
         self._threads = StoreThreads(f"the blob store ({place})", timeout_s)
+        self._counts: dict[str, int] = {}
 
     async def put(self, job: str, blob: str, sha256: str | None, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
         """Store an upload; return its size and SHA-256.
 
-        Raises `BlobError` when it is not the announced one, and `StaleAttempt` when the sweep behind its attempt
+        Raises `BlobError` when it is not the announced one, `QuotaExceeded` when the job has too many blobs, which take
+        room even where they are empty, and `StaleAttempt` when the sweep behind its attempt
         deleted it meanwhile.
         """
         path = self._file(job, blob)
+        await self._threads.run(lambda: self._admit(job))
         file = StoreFile(self._threads, lambda: _Upload(path))
         try:
             upload = await file.opened()
@@ -122,6 +126,7 @@ class Blobs:
     async def remove_job(self, job: str) -> None:
         """Delete all blobs of a job; nothing happens if there are none."""
         _checked(job)  # Never the root, nor a folder beside it.
+        self._counts.pop(job, None)
         await self._threads.run(lambda: self._store.remove(job))
 
     async def clear_uploads(self, before: float) -> int:
@@ -174,6 +179,15 @@ class Blobs:
             return not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
 
         return bytes_below(folder, counts)
+
+    def _admit(self, job: str) -> None:
+        """Count one more upload. Blobs that are replaced or deleted count until the limit makes us look."""
+        count = self._counts.get(job)
+        if count is None or count >= MOST_FILES:
+            count = sum(len(names) for _, _, names in os.walk(self._root / job))
+        if count >= MOST_FILES:
+            raise QuotaExceeded(f"job {job} has {count} blobs, and a job may have {MOST_FILES}: put more into each")
+        self._counts[job] = count + 1
 
     def _clear_uploads(self, before: float) -> int:
         cleared = 0

@@ -3,8 +3,15 @@
 from collections.abc import Mapping, Sequence
 
 from rolecall.master.lifecycle import start_times
-from rolecall.master.store.records import AttemptSummary, JobRecord, WorkerRecord
+from rolecall.master.store.records import (
+    DETAILED_ATTEMPTS,
+    TRACED_ATTEMPTS,
+    AttemptSummary,
+    JobRecord,
+    WorkerRecord,
+)
 from rolecall.spec.job import AttemptDocument, JobDocument, Progress, WorkerDocument
+from rolecall.spec.report import abridged
 
 Members = Mapping[tuple[str, int], Sequence[WorkerRecord]]
 
@@ -17,7 +24,10 @@ def job_document(
     progress: Progress | None,
     waiting_for: str | None,
 ) -> JobDocument:
-    """The job as users see it, with its own `attempts`; `progress` is newer than the stored one, if there is any."""
+    """The job as users see it, with its own `attempts`; `progress` is newer than the stored one, if there is any.
+
+    A job may have a thousand attempts: `workers` are those of the attempts that are `detailed`.
+    """
     last = attempts[-1] if attempts else None
     times = {"start_s": start_times(last, workers.get((job.id, last.number), ())) if last else None}
     own = {"progress", "attempts", "waiting_for", "reason"}
@@ -27,21 +37,30 @@ def job_document(
         reason=job.reason or job.unreadable,
         waiting_for=waiting_for,
         progress=(progress or job.progress).model_copy(update=times),
-        attempts=[_attempt(attempt, workers.get((job.id, attempt.number), ())) for attempt in attempts],
+        attempts=[_attempt(one, workers.get((job.id, one.number), ()), job.attempt - one.number) for one in attempts],
     )
 
 
-def _attempt(attempt: AttemptSummary, workers: Sequence[WorkerRecord]) -> AttemptDocument:
+def detailed(job: JobRecord) -> list[tuple[str, int]]:
+    """The attempts `(job, number)` that are shown with their workers: the newest ones."""
+    return [(job.id, number) for number in range(max(0, job.attempt - DETAILED_ATTEMPTS) + 1, job.attempt + 1)]
+
+
+def _attempt(attempt: AttemptSummary, workers: Sequence[WorkerRecord], age: int) -> AttemptDocument:
+    """One attempt, which is followed by `age` newer ones."""
     return AttemptDocument(
         number=attempt.number,
         state=attempt.state,
-        cause=attempt.cause,
+        cause=attempt.cause if age < DETAILED_ATTEMPTS or attempt.cause is None else abridged(attempt.cause),
         stop=attempt.stop,
         started_at=attempt.started_at,
         ended_at=attempt.ended_at,
-        workers=[_worker(worker) for worker in workers],
+        workers=[_worker(worker, traced=age < TRACED_ATTEMPTS) for worker in workers],
     )
 
 
-def _worker(worker: WorkerRecord) -> WorkerDocument:
-    return WorkerDocument(**{name: getattr(worker, name) for name in WorkerDocument.model_fields})
+def _worker(worker: WorkerRecord, *, traced: bool) -> WorkerDocument:
+    fields = {name: getattr(worker, name) for name in WorkerDocument.model_fields}
+    if worker.failure is not None and not traced:
+        fields["failure"] = worker.failure.brief()
+    return WorkerDocument(**fields)

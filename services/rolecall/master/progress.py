@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import attempts, events, jobs
@@ -54,7 +55,7 @@ class ProgressBook:
             if kept := [(offset, line) for offset, line in lines if line.kind in _STORED]:
                 async with database.write() as connection:
                     for offset, line in kept:
-                        await _store(connection, key, offset, line)
+                        await _store_if_possible(connection, key, offset, line)
             for _, line in lines:
                 if line.kind in _STEPS:
                     self._step(key, line)
@@ -93,6 +94,20 @@ class ProgressBook:
         if is_newer(before, key, line):
             self._latest[key.job] = Latest(key.attempt, key.rank, advance(before.progress, line))
             self._unstored.add(key.job)
+
+
+async def _store_if_possible(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
+    """Skip a line that the database refuses for what it says: it would refuse it again and again.
+
+    A node sends on only what was taken, and tells of a worker's end behind that.
+    """
+    try:
+        async with connection.begin_nested():
+            await _store(connection, key, offset, line)
+    except (StatementError, OverflowError) as error:
+        if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError):
+            raise  # the database is in trouble, and not the line
+        _log.warning("a progress line of %s can't be stored and is skipped: %s", key, error)
 
 
 async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:

@@ -45,6 +45,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     now: datetime,
     backfill_window: timedelta,
     allowances: Mapping[str, Allowance] = MappingProxyType({}),
+    visited: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
     """A plan or a reason to wait for every queued job, in the queue's order.
 
@@ -52,23 +53,28 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
 
     Jobs that fit go ahead of one that does not. Once a job that the cluster could hold has waited longer than
     `backfill_window`, those behind it leave alone the slots of its roles, and those drawn from the same machines: so
-    none starves. A job that could never fit holds nobody back, nor does one that runs everywhere: it takes no slot.
+    none starves. A job that could never fit holds nobody back.
     `allowances` has the owners whose slots are limited; a job that waits for its owner's other jobs holds nobody back.
+    `visited` has the nodes on which a job that runs everywhere has a worker, and that job. Such jobs take no slot, so
+    they neither hold back the others nor wait for them, but a node runs only one of them at a time.
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
-    taken, seating, allowed = list(taken), cluster.seating(taken), dict(allowances)
+    taken, seating, allowed, visited = list(taken), cluster.seating(taken), dict(allowances), dict(visited)
     held: dict[Role, Waiting] = {}  # for whom, and why that one waits
     outcomes: dict[str, Outcome] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
-        if job.everywhere:
-            outcomes[job.id] = _addressed(spread(cluster.nodes, job.only), cluster)
-            continue
         outcome = outcomes[job.id] = (
-            _senseless(job) or _over_limit(job, allowed) or _held_back(job, held) or _placed(job, cluster, seating)
+            _visiting(job, cluster, allowed, visited)
+            if job.everywhere
+            else _senseless(job)
+            or _over_limit(job, sum(job.roles.values()), allowed)
+            or _held_back(job, held)
+            or _placed(job, cluster, seating)
         )
         if isinstance(outcome, GangPlan):
-            taken.extend(outcome.workers)
-            seating = Seating(cluster, taken)
+            if not job.everywhere:
+                taken.extend(outcome.workers)
+                seating = Seating(cluster, taken)
             if (own := allowed.get(job.owner)) is not None:
                 allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
         elif outcome.feasible and now - job.queued_at > backfill_window:
@@ -86,16 +92,32 @@ def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
     return wanted | rivals
 
 
-def _addressed(outcome: Outcome, cluster: Cluster) -> Outcome:
+def _addressed(plan: GangPlan, cluster: Cluster) -> GangPlan:
     """The plan with where its nodes are reached."""
-    if isinstance(outcome, Waiting):
-        return outcome
-    members = {worker.node for worker in outcome.workers}
-    return outcome.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
+    members = {worker.node for worker in plan.workers}
+    return plan.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
 
 
 def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
-    return _addressed(seating.place(job.roles, job.avoid), cluster)
+    outcome = seating.place(job.roles, job.avoid)
+    return outcome if isinstance(outcome, Waiting) else _addressed(outcome, cluster)
+
+
+def _visiting(job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], visited: dict[str, str]) -> Outcome:
+    """What becomes of a job that runs everywhere. Its nodes are added to `visited`: nobody behind it goes first."""
+    plan = spread(cluster.nodes, job.only)
+    if isinstance(plan, Waiting):
+        return plan
+    if waiting := _over_limit(job, plan.world_size, allowed):
+        return waiting
+    wanted = sorted({worker.node for worker in plan.workers})
+    others = {node: visited[node] for node in wanted if node in visited}
+    visited |= {node: job.id for node in wanted if node not in visited}
+    if not others:
+        return _addressed(plan, cluster)
+    node, other = next(iter(others.items()))
+    why = "waiting for another job that runs everywhere: a node runs one such job at a time"
+    return Waiting(f"{why}, and job {other} goes first on node {node}", feasible=False, gist=why)
 
 
 def _senseless(job: QueuedJob) -> Waiting | None:
@@ -105,8 +127,8 @@ def _senseless(job: QueuedJob) -> Waiting | None:
     return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
 
 
-def _over_limit(job: QueuedJob, allowances: Mapping[str, Allowance]) -> Waiting | None:
-    own, asked = allowances.get(job.owner), sum(job.roles.values())
+def _over_limit(job: QueuedJob, asked: int, allowances: Mapping[str, Allowance]) -> Waiting | None:
+    own = allowances.get(job.owner)
     if own is None or own.used + asked <= own.most:
         return None
     why = "waiting for other jobs of its owner: token"

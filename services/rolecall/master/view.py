@@ -90,7 +90,12 @@ class View:
 
     def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
         """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
-        return allowances(self.gangs.values(), self._catalogue, limits)
+        return allowances(self.gangs.values(), limits)
+
+    def visited(self) -> dict[str, str]:
+        """The nodes on which a job that runs everywhere may still have a process, and which job."""
+        visitors = [gang for gang in self.gangs.values() if self._catalogue.is_everywhere(gang.job.workload)]
+        return {place.node: gang.job.id for gang in visitors for place in _places(gang)}
 
     async def _read_jobs(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
@@ -140,22 +145,21 @@ class View:
 
 def taken_places(gangs: Iterable[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
     """The places of workers that may still have a process; one that runs everywhere takes none."""
-    return [
-        gang.attempt.plan.workers[worker.rank]
-        for gang in gangs
-        if not catalogue.is_everywhere(gang.job.workload)
-        for worker in gang.workers
-        if not worker.state.ended
-    ]
+    seated = [gang for gang in gangs if not catalogue.is_everywhere(gang.job.workload)]
+    return [place for gang in seated for place in _places(gang)]
 
 
-def allowances(gangs: Iterable[Gang], catalogue: Catalogue, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
-    """What the owners whose slots are limited use of them."""
+def _places(gang: Gang) -> list[WorkerPlan]:
+    return [gang.attempt.plan.workers[worker.rank] for worker in gang.workers if not worker.state.ended]
+
+
+def allowances(gangs: Iterable[Gang], limits: Mapping[str, Limits]) -> dict[str, Allowance]:
+    """What the owners whose slots are limited use of them: also by jobs that run everywhere, which take no slot."""
     limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
     used: Counter[str] = Counter()
     for gang in gangs:
         if gang.job.owner in limited:
-            used[gang.job.owner] += len(taken_places([gang], catalogue))
+            used[gang.job.owner] += len(_places(gang))
     return {owner: Allowance(most, used[owner]) for owner, most in limited.items()}
 
 

@@ -13,6 +13,8 @@ MOST = 2**31 - 1
 """The largest number that the database takes for an attempt, a rank or an id."""
 MOST_BYTES = 2**63 - 1
 """The largest number that it takes for a size or a step."""
+MOST_FILES = 100_000
+"""Files of a job in the blob store, and of one checkpoint."""
 
 
 def _in_utc(given: datetime) -> datetime:

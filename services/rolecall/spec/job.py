@@ -77,6 +77,7 @@ class AttemptDocument(Value):
     started_at: datetime
     ended_at: datetime | None
     workers: list[WorkerDocument]
+    """Of the newest 20 attempts; of older ones only the attempt itself is shown. The newest 3 have tracebacks."""
 
 
 class JobDocument(Value):

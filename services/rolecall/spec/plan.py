@@ -1,13 +1,16 @@
 """What was decided: who runs where."""
 
+import json
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MOST, MOST_BYTES
+from rolecall.spec.bounds import MOST, MOST_BYTES, MOST_FILES, at_most
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
+
+_POSITION_CHARS = 64 << 10
 
 
 class WorkerPlan(Value):
@@ -78,13 +81,21 @@ class CheckpointPart(Value):
     sha256: str
 
 
+def _small(position: dict[str, Any]) -> dict[str, Any]:
+    if (size := len(json.dumps(position))) > _POSITION_CHARS:
+        raise ValueError(
+            f"it has {size} characters as JSON; at most {_POSITION_CHARS} are possible: put more into a part"
+        )
+    return position
+
+
 class CheckpointManifest(Value):
     """Closes a checkpoint: it counts once the master has recorded it."""
 
     attempt: int = Field(ge=0, le=MOST)
     step: int = Field(ge=0, le=MOST_BYTES)
-    parts: tuple[CheckpointPart, ...]
-    position: dict[str, Any]
+    parts: Annotated[tuple[CheckpointPart, ...], at_most(MOST_FILES)]
+    position: Annotated[dict[str, Any], AfterValidator(_small)]
     """Where the job stood, in the workload's own terms: epoch, step, seeds, the best score so far."""
     keep: bool = False
     """Whether it outlives newer ones (the best model so far), until a newer one is to be kept."""

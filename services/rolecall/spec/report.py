@@ -7,11 +7,13 @@ from pydantic import AfterValidator, Field
 from rolecall.spec.bounds import MOST, Moment
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
-from rolecall.spec.redaction import Redacted
+from rolecall.spec.redaction import Redacted, redact_text
 from rolecall.spec.state import WorkerState
 
 HEADLINE, TRACEBACK = 4096, 32768
 """The most characters of a failure's texts: they ride in heartbeats, which have a size that the master takes."""
+_BRIEF = 200
+"""The same where an attempt is history: a job may have a thousand of them."""
 
 
 def shorten(text: str, most: int) -> str:
@@ -51,6 +53,10 @@ class Failure(Value):
     """Whether the checkpoint that the attempt resumed from must not be tried again."""
     at: Moment
 
+    def brief(self) -> "Failure":
+        """The same without the traceback and in few words, for an attempt that is history."""
+        return self.model_copy(update={"message": abridged(self.message), "traceback": ""})
+
 
 class ProgressLine(Value):
     """One line of a worker's progress file. Times are the worker's clock, UTC."""
@@ -87,6 +93,11 @@ class WorkerReport(Value):
     rendezvous_port: int | None = Field(default=None, ge=0, le=65535)
     log_bytes: int | None = None
     """Of a worker that has ended: the size of its log, whose rest may come later."""
+
+
+def abridged(text: str) -> str:
+    """What `text` says in short, for history."""
+    return shorten(redact_text(text), _BRIEF)  # in this order: a URL that is cut hides its credentials from the search
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:

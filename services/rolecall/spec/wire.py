@@ -118,7 +118,7 @@ class ArtifactNotice(Value):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     blob: str
     size: int = Field(ge=0, le=MOST_BYTES)
-    sha256: str = Field(max_length=64)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 def _fields(data: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic import Field
 from rolecall.settings import WorkerSettings, read_worker
 from rolecall.spec import workload
 from rolecall.spec.errors import InputError
+from rolecall.spec.report import shorten
 
 
 class Builder(workload.Params):
@@ -35,6 +36,11 @@ def check_builder(chosen: Builder) -> None:
     find_allowed(chosen.builder)
 
 
+def in_short(words: str) -> str:
+    """What an error of a job's own code says, without quoting all arguments: they may be a megabyte."""
+    return shorten(words, 300)
+
+
 def build(chosen: Builder, *given: Any) -> Any:
     """What the function makes of `given` and the job's own arguments.
 
@@ -44,7 +50,8 @@ def build(chosen: Builder, *given: Any) -> Any:
     try:
         return function(*given, **chosen.arguments)
     except TypeError as error:
-        raise InputError(f"{chosen.builder} can't be called with {chosen.arguments}: {error}") from error
+        said = in_short(f"{chosen.arguments}: {error}")
+        raise InputError(f"{chosen.builder} can't be called with {said}") from error
 
 
 def find_allowed(name: str) -> type | FunctionType:
@@ -57,7 +64,7 @@ def find_allowed(name: str) -> type | FunctionType:
     try:
         found = getattr(imported, attribute, None)
     except ImportError as error:  # of a module that imports its parts when they are asked for
-        raise InputError(f"{name} can't be imported on this node: {error}") from error
+        raise InputError(f"{name} can't be imported on this node: {in_short(str(error))}") from error
     if not isinstance(found, type | FunctionType):
         raise InputError(
             f"the module {module} has no function {attribute!r}, and no such class; name one that it defines"
@@ -76,7 +83,8 @@ def import_allowed(module: str) -> ModuleType:
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # foreign code may raise anything
-        raise InputError(f"{module} can't be imported on this node: {type(error).__name__}: {error}") from error
+        said = in_short(f"{type(error).__name__}: {error}")
+        raise InputError(f"{module} can't be imported on this node: {said}") from error
     if not _is_allowed(module, settings):
         raise _refused(f"{module}, which comes from {getattr(imported, '__file__', 'Python itself')}", settings)
     return imported

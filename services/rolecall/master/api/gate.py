@@ -12,11 +12,14 @@ from rolecall.edge.connections import vouch
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, Standing, admission, refusal
 from rolecall.master.api.problem import problem_response
+from rolecall.master.store.database import serve_user
 
 FOLLOWERS = 256
 """Logs that one token may follow at a time: each holds a connection until its job ends."""
 _RETRY_S = 10
 _OPEN = {"/healthz"}
+_OF_OPERATORS = {"/readyz", "/metrics"}
+"""Users who call often must not make the master look as if it did not work."""
 _NO = {"0", "false", "f", "no", "n", "off"}
 
 
@@ -38,6 +41,8 @@ class Gate:
                 return
             if found.standing is Standing.PROVEN:
                 vouch(scope)
+            if not scope["path"].startswith("/internal/") and scope["path"] not in _OF_OPERATORS:
+                serve_user()
         await self._app(scope, receive, send)
 
 

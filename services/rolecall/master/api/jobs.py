@@ -1,9 +1,11 @@
 """`/jobs`: submit, list, show, steer."""
 
+import asyncio
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from functools import partial
 from itertools import groupby
 from typing import Annotated
 
@@ -16,7 +18,7 @@ from rolecall.master import lifecycle
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
 from rolecall.master.core import Master
-from rolecall.master.documents import job_document
+from rolecall.master.documents import detailed, job_document
 from rolecall.master.lifecycle import Step
 from rolecall.master.problems import MOST_PROBLEMS, problem, shortened, unknown
 from rolecall.master.quota import check_submission
@@ -60,8 +62,9 @@ async def submit(
     """
     fields = await master.checks.run(request)
     if master.catalogue.is_everywhere(request.workload):
-        await _check_nodes(master, fields["params"]["nodes"])
-    _check_slots(caller, fields["roles"])
+        _check_visit(caller, await _visited(master, fields["params"]["nodes"]))
+    else:
+        _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, caller, key)
     master.waking.jobs(job.id)
@@ -69,24 +72,28 @@ async def submit(
     return await _document(master, job.id)
 
 
-@router.get("/jobs", dependencies=_READS, summary="List jobs")
+@router.get("/jobs", dependencies=_READS, summary="List jobs", response_model=JobPage)
 async def page(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     caller: Caller,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token of this name.")] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    limit: Annotated[int, Query(ge=1, le=200, description="At most so many; fewer where jobs are large.")] = 50,
     cursor: Annotated[int | None, Query(ge=0, le=MOST, description="From the page before.")] = None,
-) -> JobPage:
+) -> Response:
     """Jobs, newest first: all, or those of the token itself where it may see no others."""
-    if owner is not None and not (owner.isprintable() and caller.sees(owner)):
-        return JobPage(jobs=[], next_cursor=None)
-    async with master.database.read() as connection:
-        mine = owner if caller.reads_all else caller.name
-        found = await jobs.page(connection, state, limit + 1, cursor, mine)
-        shown = found[:limit]
-        documents = await _documents(master, connection, shown)
-    return JobPage(jobs=documents, next_cursor=str(shown[-1].sequence) if len(found) > limit else None)
+    drafts, following = list[Callable[[], JobDocument]](), None
+    if owner is None or (owner.isprintable() and caller.sees(owner)):
+        async with master.database.read() as connection:
+            mine = owner if caller.reads_all else caller.name
+            found, more = await jobs.page(connection, state, limit, cursor, mine)
+            drafts = await _drafts(master, connection, found)
+        following = str(found[-1].sequence) if more else None
+    # A page takes long to write where parameters are large.
+    body = await asyncio.to_thread(
+        lambda: JobPage(jobs=[draft() for draft in drafts], next_cursor=following).model_dump_json()
+    )
+    return Response(body, media_type="application/json")
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
@@ -152,23 +159,37 @@ async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) ->
     return gang.nodes
 
 
-async def _check_nodes(master: Master, asked: list[str]) -> None:
-    """Raise `InvalidJob` for names that no node has."""
+async def _visited(master: Master, asked: list[str]) -> list[str]:
+    """The nodes on which a job that runs everywhere has a worker. Raises `InvalidJob` for names that no node has."""
     async with master.database.read() as connection:
-        known = {node.name for node in await node_store.everything(connection)}
+        known = {node.name: node for node in await node_store.everything(connection)}
     strange = [(place, name) for place, name in enumerate(asked) if name not in known]
     problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in strange[:MOST_PROBLEMS]]
     if problems:
         raise InvalidJob(shortened(problems, len(strange)))
+    open_nodes = [node.spec.name for node in master.presence.states(known.values()) if node.alive and not node.draining]
+    return sorted(set(asked)) or open_nodes
+
+
+def _check_visit(caller: Principal, nodes: list[str]) -> None:
+    """Raise `InvalidJob` for a job on each of `nodes` that the token could never run."""
+    most = caller.limits.max_slots
+    if most is not None and len(nodes) > most:
+        message = f"the job needs a worker on each of {len(nodes)} nodes, and {_may_run(caller, most)}"
+        raise InvalidJob([problem("params.nodes", message, nodes, f"{most} nodes at most")])
 
 
 def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
     """Raise `InvalidJob` for a gang that the token could never run."""
     asked, most = sum(roles.values()), caller.limits.max_slots
     if most is not None and asked > most:
-        message = f"the job needs {asked} workers, and token {caller.name} may run {most} at once (max_slots)"
+        message = f"the job needs {asked} workers, and {_may_run(caller, most)}"
         given = {role.value: number for role, number in roles.items()}
         raise InvalidJob([problem("roles", message, given, f"{most} workers at most")])
+
+
+def _may_run(caller: Principal, most: int) -> str:
+    return f"token {caller.name} may run {most} at once (max_slots)"
 
 
 async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
@@ -202,15 +223,20 @@ async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDo
 
 async def _document(master: Master, job: str) -> JobDocument:
     async with master.database.read() as connection:
-        return (await _documents(master, connection, [await jobs.get(connection, job)]))[0]
+        (draft,) = await _drafts(master, connection, [await jobs.get(connection, job)])
+    return draft()
 
 
-async def _documents(master: Master, connection: AsyncConnection, shown: list[JobRecord]) -> list[JobDocument]:
+async def _drafts(
+    master: Master, connection: AsyncConnection, shown: list[JobRecord]
+) -> list[Callable[[], JobDocument]]:
+    """What makes the documents of jobs, of which everything is read by then."""
     tries = await attempts.of_jobs(connection, [job.id for job in shown])
-    members = await workers.of_attempts(connection, [(one.job, one.number) for one in tries])
+    members = await workers.of_attempts(connection, [key for job in shown for key in detailed(job)])
     grouped = {job: list(some) for job, some in groupby(tries, key=lambda one: one.job)}
     return [
-        job_document(
+        partial(
+            job_document,
             job,
             grouped.get(job.id, ()),
             members,

@@ -82,7 +82,10 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     async with master.database.read() as connection:
         record = await jobs.summary(connection, job)
     if follow:
-        events = _follow(master, job, choice, attempt, Position.parse(last_event_id))
+        position = Position.parse(last_event_id)
+        if number := position.attempt or attempt:
+            await _members(master, job, number, choice)  # an attempt that there is not is a 404, and no broken stream
+        events = _follow(master, job, choice, attempt, position)
         return StreamingResponse(events, media_type="text/event-stream")
     members = await _members(master, job, attempt or record.attempt, choice)
     return StreamingResponse(_whole(master, members), media_type="text/plain; charset=utf-8")

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Depends
 from pydantic import Field, TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.api.auth import USERS, Running, needs
+from rolecall.master.access import Principal
+from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.problems import unknown
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobRecord
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 class Examination(Value):
     """What a job of the workload `preflight` found."""
 
-    job: str
+    job: str | None = Field(description="Null for a job that the token may not see.")
     measured_at: datetime
     age_s: float = Field(description="Seconds since then; `rolecall doctor` measures anew.")
     findings: tuple[NodeFinding, ...] = Field(
@@ -44,26 +45,27 @@ class Preflight(Value):
 
 
 @router.get("/{node}/preflight", summary="Show what is known of a node")
-async def show_preflight(node: str, master: Running) -> Preflight:
+async def show_preflight(node: str, master: Running, caller: Caller) -> Preflight:
     """The node's findings about itself, and those of the newest `preflight` job about its ways to the others."""
     async with master.database.read() as connection:
         known = {state.spec.name: state for state in master.presence.states(await nodes.everything(connection))}
         if node not in known:
             told = unknown("node", "node", node, known)
             raise NotFound(f"{told['message']}; there are: {told['legal']}")
-        network = await _newest_about(node, connection)
+        network = await _newest_about(node, connection, caller)
     state = known[node]
     return Preflight(node=node, alive=state.alive, findings=state.findings, network=network)
 
 
-async def _newest_about(node: str, connection: AsyncConnection) -> Examination | None:
+async def _newest_about(node: str, connection: AsyncConnection, caller: Principal) -> Examination | None:
     """The newest job that tells something about `node`; one after the other, as each tells of every pair of nodes."""
     for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
         mine = tuple(finding for finding in _findings(job) if node in finding.nodes)
         if mine and job.ended_at:
             age_s = (datetime.now(UTC) - job.ended_at).total_seconds()
-            return Examination(job=job.id, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
+            shown = job.id if caller.reads_all or caller.sees(job.owner) else None
+            return Examination(job=shown, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
     return None
 
 

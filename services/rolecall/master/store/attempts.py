@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master.store import jobs as job_store
 from rolecall.master.store import workers as worker_store
 from rolecall.master.store.records import (
+    TRACED_ATTEMPTS,
     AttemptRecord,
     AttemptSummary,
     Gang,
@@ -51,6 +52,7 @@ async def begin(
     values = {"job": job.id, "number": number, "plan": plan, "resume_from": resume_from, "state": JobState.PLACED}
     await connection.execute(insert(attempts).values(**values, **times))
     await worker_store.add(connection, job.id, number, plan)
+    await worker_store.abridge(connection, job.id, number - TRACED_ATTEMPTS)
 
 
 async def follow(connection: AsyncConnection, gang: Gang, state: JobState, **values: Any) -> None:

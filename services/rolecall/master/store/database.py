@@ -1,7 +1,8 @@
 """The connections to SQLite or PostgreSQL, and its migration at start.
 
 Readers and writers have pools of their own, so that writers who wait for a lock never keep readers waiting. Every wait
-ends: for a connection of the pool, for a lock, for a statement, and for a server that no longer answers.
+ends: for a connection of the pool, for a lock, for a statement, and for a server that no longer answers. Users have a
+share of each pool, so that nodes and the master's own loops always get a connection, however many users call.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import socket
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +22,25 @@ from alembic.config import Config
 from psycopg.abc import PQGen
 from sqlalchemy import Connection, ExceptionContext, event, text
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from rolecall.master.store import terms
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
-_READERS = 15
+_READERS, _USERS_READERS = 15, 10
+_WRITERS, _USERS_WRITERS = 10, 6
 _VANISHED_MS = 12_000
 _FULL_BYTES = 1 << 20
 """A volume with less free space than this has no room for a transaction."""
+
+_of_user: ContextVar[bool] = ContextVar("_of_user", default=False)
+
+
+def serve_user() -> None:
+    """From now on this task takes its connections from the users' share."""
+    _of_user.set(True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +77,11 @@ class Database:
             self._writer = _sqlite_engine(url, limits, writes=True, pool_size=1)
             self._reader = _sqlite_engine(url, limits, writes=False, pool_size=_READERS)
         else:
-            self._writer = _postgres_engine(url, limits, pool_size=10)
+            self._writer = _postgres_engine(url, limits, pool_size=_WRITERS)
             self._reader = _postgres_engine(url, limits, writes=False, pool_size=_READERS)
+        self._users_reads = asyncio.Semaphore(_USERS_READERS)
+        # Of SQLite's one writer the share is a turn: at most one user waits for it beside the others.
+        self._users_writes = asyncio.Semaphore(1 if is_sqlite(url) else _USERS_WRITERS)
 
     def fence(self, term: int) -> None:
         """From now on only write during this term of leadership."""
@@ -79,7 +93,7 @@ class Database:
 
         Raises `LeadershipLost` when another master leads.
         """
-        async with self._writer.begin() as connection:
+        async with self._share(self._users_writes), self._writer.begin() as connection:
             if self._term is not None:
                 await terms.check(connection, self._term)
             yield connection
@@ -87,8 +101,24 @@ class Database:
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
         """A transaction that can only read, beside any writer."""
-        async with self._reader.connect() as connection:
+        async with self._share(self._users_reads), self._reader.connect() as connection:
             yield connection
+
+    @asynccontextmanager
+    async def _share(self, users: asyncio.Semaphore) -> AsyncGenerator[None]:
+        """A place in the users' share, for a task that serves a user. Raises what a pool raises after `pool_s`."""
+        if not _of_user.get():
+            yield
+            return
+        try:
+            async with asyncio.timeout(self._limits.pool_s):
+                await users.acquire()
+        except TimeoutError:
+            raise PoolTimeout("users' calls have all connections of their share") from None
+        try:
+            yield
+        finally:
+            users.release()
 
     async def migrate(self) -> None:
         """Bring the tables to this version's form, however long that takes; does nothing where they have it."""

@@ -3,14 +3,15 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Row, Select, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events
-from rolecall.master.store.records import JobRecord, JobSummary, UnreadableRow, member, read
-from rolecall.master.store.schema import artifacts, checkpoints, jobs
+from rolecall.master.store.records import DETAILED_ATTEMPTS, JobRecord, JobSummary, UnreadableRow, member, read
+from rolecall.master.store.schema import artifacts, checkpoints, jobs, workers
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import ADMIN
 from rolecall.spec.errors import NotFound, StaleAttempt
@@ -20,6 +21,9 @@ from rolecall.spec.state import JobState, check_transition
 ENDED = tuple(state for state in JobState if state.ended)
 _SUMMARY_NAMES = tuple(one.name for one in fields(JobSummary))
 _SUMMARY = tuple(jobs.c[name] for name in _SUMMARY_NAMES)
+_PAGE_CHARS = 4 << 20
+_ROW_CHARS = 300
+"""What an attempt or a worker takes of a document, beside its failure."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What stands for a value that can't be read where a job is shown.
 _EMPTY: Mapping[str, Any] = {
@@ -77,13 +81,29 @@ async def page(
     limit: int,
     before: int | None,
     owner: str | None = None,
-) -> list[JobRecord]:
-    """Up to `limit` jobs (of `owner`), newest first, stored before the job with the sequence number `before`."""
-    query = select(jobs).where(_visible()).order_by(jobs.c.sequence.desc()).limit(limit)
+) -> tuple[list[JobRecord], bool]:
+    """Jobs (of `owner`), newest first, stored before the one with the sequence number `before`; whether more follow.
+
+    Up to `limit`, and at least one; fewer, where their documents would be large.
+    """
+    query = select(jobs.c.sequence, _size()).where(_visible()).order_by(jobs.c.sequence.desc())
     query = query if state is None else query.where(jobs.c.state == state)
     query = query if before is None else query.where(jobs.c.sequence < before)
     query = query if owner is None else query.where(jobs.c.owner == owner)
-    return [_record(row) for row in await connection.execute(query)]
+    found = (await connection.execute(query.limit(limit + 1))).all()
+    sizes = list(accumulate(row[1] for row in found[:limit]))
+    chosen = [row[0] for row, size in zip(found, sizes, strict=False) if size <= _PAGE_CHARS or size == sizes[0]]
+    rows = await connection.execute(select(jobs).where(jobs.c.sequence.in_(chosen)).order_by(jobs.c.sequence.desc()))
+    return [_record(row) for row in rows], len(found) > len(chosen)
+
+
+def _size() -> ColumnElement[int]:
+    """About how many characters a job's document has, without reading any of it."""
+    recent = (workers.c.job == jobs.c.id, workers.c.attempt > jobs.c.attempt - DETAILED_ATTEMPTS)
+    one = _ROW_CHARS + func.coalesce(func.length(workers.c.failure), 0)
+    members = select(func.coalesce(func.sum(one), 0)).where(*recent).correlate(jobs).scalar_subquery()
+    texts = (func.coalesce(func.length(column), 0) for column in (jobs.c.params, jobs.c.result, jobs.c.progress))
+    return sum(texts, jobs.c.attempt * _ROW_CHARS + members)
 
 
 async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> list[JobRecord]:

@@ -24,6 +24,10 @@ from rolecall.spec.report import Failure
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
+DETAILED_ATTEMPTS = 20
+"""So many attempts of a job are shown with their workers: the newest ones."""
+TRACED_ATTEMPTS = 3
+"""So many attempts of a job keep the tracebacks of their workers."""
 _R = TypeVar("_R")
 _E = TypeVar("_E", bound=StrEnum)
 _log = logging.getLogger(__name__)

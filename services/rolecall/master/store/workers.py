@@ -11,6 +11,7 @@ from rolecall.master.store.records import WorkerRecord, member, read, readable
 from rolecall.master.store.schema import workers
 from rolecall.spec.errors import StaleAttempt
 from rolecall.spec.plan import GangPlan
+from rolecall.spec.report import Failure
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 
@@ -25,6 +26,19 @@ async def add(connection: AsyncConnection, job: str, attempt: int, plan: GangPla
         for worker in plan.workers
     ]
     await connection.execute(insert(workers), rows)
+
+
+async def abridge(connection: AsyncConnection, job: str, attempt: int) -> None:
+    """Shorten what an old attempt's workers said of their failures: a job may have a thousand attempts."""
+    guard = (workers.c.job == job, workers.c.attempt == attempt)
+    rows = await connection.execute(
+        select(workers.c.rank, workers.c.failure).where(*guard, workers.c.failure.is_not(None))
+    )
+    for rank, failure in rows.all():
+        if isinstance(failure, Failure):
+            await connection.execute(
+                update(workers).where(*guard, workers.c.rank == rank).values(failure=failure.brief())
+            )
 
 
 async def of_attempts(

@@ -1,0 +1,78 @@
+"""Documents that grow with what jobs send: many attempts, long tracebacks, large parameters."""
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select, update
+from tests.master.harness import Client, failure, make_settings, on_master, serving
+
+from rolecall.cli.client import Client as CliClient
+from rolecall.cli.connection import Connection
+from rolecall.master.store import attempts, jobs, workers
+from rolecall.master.store.database import Database
+from rolecall.master.store.schema import jobs as job_table
+from rolecall.master.store.schema import workers as worker_table
+from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.report import Failure
+from rolecall.spec.role import Role
+from rolecall.spec.state import JobState, WorkerState
+
+LONG = failure("x" * 4000, traceback="y" * 32_000)
+PLAN = GangPlan(workers=(WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node="trainer-0", threads=1),))
+
+
+async def fail_often(database: Database, job: str, count: int) -> None:
+    """Let a queued job fail so many times, with `LONG`."""
+    for _ in range(count):
+        async with database.write() as connection:
+            await attempts.begin(connection, await jobs.get(connection, job), PLAN, None, datetime.now(UTC))
+            gang = await attempts.gang(connection, await jobs.get(connection, job))
+            await workers.end_all(connection, gang.workers, WorkerState.FAILED, failure=LONG)
+            await connection.execute(update(job_table).where(job_table.c.id == job).values(state=JobState.QUEUED))
+            await attempts.follow(connection, gang, JobState.FAILED, cause=f"trainer-0: {LONG.message}")
+
+
+def test_a_job_with_many_attempts_has_a_document_of_bounded_size(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        job = (await client.submit())["id"]
+        await fail_often(client.master.database, job, 30)
+        tries = (await client.job(job))["attempts"]
+        assert [one["number"] for one in tries] == list(range(1, 31))
+        assert [len(one["workers"]) for one in tries] == [0] * 10 + [1] * 20
+        assert all(len(one["cause"]) < 300 for one in tries[:10])
+        failures = [one["workers"][0]["failure"] for one in tries[10:]]
+        assert [bool(one["traceback"]) for one in failures] == [False] * 17 + [True] * 3
+        assert all(one["message"].startswith("xxx") and len(one["message"]) < 300 for one in failures[:17])
+        async with client.master.database.read() as connection:
+            stored = list(await connection.scalars(select(worker_table.c.failure)))
+        assert sum(isinstance(one, Failure) and bool(one.traceback) for one in stored) == 3
+
+    on_master(tmp_path, flow)
+
+
+def test_a_page_of_large_jobs_ends_early_and_the_command_line_asks_for_the_next(tmp_path: Path) -> None:
+    large = {"text": "z" * 1_500_000}
+
+    async def run() -> None:
+        async with serving(make_settings(tmp_path)) as client:
+            made = [(await client.submit())["id"] for _ in range(6)]
+            async with client.master.database.write() as connection:
+                await connection.execute(update(job_table).where(job_table.c.id != made[0]).values(result=large))
+            page = (await client.user("GET", "/jobs")).json()
+            assert [job["id"] for job in page["jobs"]] == made[:-3:-1]
+            assert page["next_cursor"] is not None
+            for limit, many in ((50, 6), (5, 5)):
+                listed = await asyncio.to_thread(listed_by_command, str(client.http.base_url), limit)
+                assert listed == made[::-1][:many]
+
+    asyncio.run(run())
+
+
+def listed_by_command(url: str, limit: int) -> list[Any]:
+    """The ids that `rolecall jobs` shows, which it also has for `--json`."""
+    with CliClient(Connection(url=url, token="user-token-of-the-tests")) as client:
+        found = [job.id for job in client.jobs(None, limit)]
+        assert [job["id"] for job in client.raw["jobs"]] == found
+        return found

@@ -1,0 +1,61 @@
+"""Shares of what everybody needs: however many users call, nodes and the master's own loops get theirs."""
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.master.harness import Client, on_master, one_trainer
+
+from rolecall.master.store.database import Database, serve_user
+
+
+async def occupy(database: Database, holding: asyncio.Event, count: int) -> list[asyncio.Task[None]]:
+    """So many calls of users that are about to use the database, each with as slow a query as there is."""
+
+    async def call() -> None:
+        serve_user()
+        async with database.read():
+            await holding.wait()
+
+    calls = [asyncio.create_task(call()) for _ in range(count)]
+    await asyncio.sleep(0)
+    return calls
+
+
+def test_users_leave_connections_to_nodes(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        node = await one_trainer(client)
+        released = asyncio.Event()
+        calls = await occupy(client.master.database, released, 60)
+        async with asyncio.timeout(5):
+            await node.enter()
+            await node.beat()
+            assert (await client.user("GET", "/readyz")).status_code == 200
+        with pytest.raises(httpx.ReadTimeout):
+            await client.user("GET", "/jobs", timeout=0.3)
+        released.set()
+        await asyncio.gather(*calls)
+        assert (await client.user("GET", "/jobs")).status_code == 200
+
+    on_master(tmp_path, flow)
+
+
+def test_a_node_waits_for_one_writing_user_at_most(tmp_path: Path) -> None:
+    async def flow(client: Client) -> None:
+        order: list[str] = []
+
+        async def write(who: str) -> None:
+            if who == "user":
+                serve_user()
+            async with client.master.database.write():
+                order.append(who)
+                await asyncio.sleep(0.01)
+
+        users = [asyncio.create_task(write("user")) for _ in range(20)]
+        await asyncio.sleep(0)
+        await write("node")
+        assert order.count("user") <= 2
+        await asyncio.gather(*users)
+
+    on_master(tmp_path, flow)
