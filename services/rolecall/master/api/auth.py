@@ -71,11 +71,18 @@ class Admission:
     """What was given; empty if nothing was."""
     caller: Principal | None = None
     """Whose token it is, unless it is an attempt's."""
+    job: str = ""
+    """Whose attempt the path is about, if any."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is a call of nodes or workers."""
+        return self.wanted == _NODES
 
     @property
     def scopes(self) -> set[Scope]:
         """The scopes that open something in this part of the interface."""
-        return {Scope.NODE} if self.wanted == _NODES else set(Scope) - {Scope.NODE}
+        return {Scope.NODE} if self.inside else set(Scope) - {Scope.NODE}
 
 
 def admission(master: Master, path: str, authorization: str) -> Admission:
@@ -83,7 +90,9 @@ def admission(master: Master, path: str, authorization: str) -> Admission:
     if path.startswith("/internal/"):
         given = _bearer_of(authorization)
         caller = master.access.principal(given)
-        return Admission(_standing_inside(master, path, given, caller), _NODES, _CHALLENGE, given, caller)
+        found = _OF_ATTEMPT.fullmatch(path)
+        job = found["job"] if found else ""
+        return Admission(_standing_inside(master, path, given, caller), _NODES, _CHALLENGE, given, caller, job)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
     caller = master.access.principal(given)
