@@ -87,6 +87,8 @@ def test_one_jobs_workers_take_their_share_and_no_more(tmp_path: Path, monkeypat
 
         with held(address, upload("a"), upload("a"), upload("b")):
             await until_held(client, Group.WORKERS, 3)
+            download = attempt_token(client.master.signing_key, "a", 2)
+            assert b" 503 " in await ask(address, head("GET", "/internal/jobs/a/blobs/1/x", download))
             for job in ("a", "b"):  # Workers try again after a 503, and after nothing below it.
                 assert b" 503 " in await ask(address, upload(job))
             assert (await client.user("GET", "/jobs")).is_success
