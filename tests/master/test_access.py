@@ -321,8 +321,10 @@ def test_an_attempts_token_opens_its_blobs_while_it_holds_slots(tmp_path: Path) 
         await client.worker("PUT", job, 1, "/attempts/1/blobs/part", content=b"x")
         blob = f"/internal/jobs/{job}/blobs/1/part"
         assert (await client.call(worker.launch.token, "GET", blob)).content == b"x"
-        for wrong in (attempt_token(NODE_TOKEN, job, 1), attempt_token(key, job, 2), NODE_TOKEN):
+        for wrong in (attempt_token(NODE_TOKEN, job, 1), attempt_token(key, "other", 1), NODE_TOKEN):
             assert (await client.call(wrong, "GET", blob)).status_code == 401
+        # No attempt gets the token of another one; of those that are over it is told so.
+        assert (await client.call(attempt_token(key, job, 2), "GET", blob)).status_code == 409
         assert (await client.call(TOKEN, "GET", blob)).status_code == 403
         await node.say(worker, WorkerState.RUNNING)
         await node.say(worker, WorkerState.SUCCEEDED)

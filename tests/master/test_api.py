@@ -241,7 +241,7 @@ def test_blobs_are_checked_and_served(tmp_path: Path) -> None:
         assert (stored["blob"], stored["size"]) == ("1/model.bin", 3)
         assert (await client.worker("GET", job, 1, "/blobs/1/model.bin")).content == b"abc"
         check_problem(await client.worker("GET", job, 1, "/blobs/1/none"), 404)
-        check_problem(await client.worker("GET", job, 2, "/blobs/1/model.bin"), 401)
+        check_problem(await client.worker("GET", job, 2, "/blobs/1/model.bin"), 409)
         notice = {"name": "model.bin", **stored}
         assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 201
         check_problem(await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice | {"size": 4}), 409)

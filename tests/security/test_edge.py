@@ -5,8 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
-from dataclasses import replace
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -14,12 +13,20 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from tests.master.harness import NODE_TOKEN, TOKEN, bearer, make_settings, make_token, one_trainer, serving, signing_key
+from tests.master.harness import (
+    NODE_TOKEN,
+    TOKEN,
+    bearer,
+    make_settings,
+    make_token,
+    one_trainer,
+    serving,
+    signing_key,
+)
 from tests.master.test_server import program
 from tests.security.certificates import make_ca, sign
 
-from rolecall.edge import connections
-from rolecall.edge.connections import Limits
+from rolecall.edge.census import Limits
 from rolecall.master import server
 from rolecall.master.api import gate
 from rolecall.spec.access import Scope
@@ -91,6 +98,8 @@ BEAT = "/internal/nodes/x/heartbeat"
         ("POST", BEAT, TOKEN),
         ("POST", BEAT, 1),
         ("PUT", UPLOAD, OTHER_ATTEMPT),
+        ("GET", "/internal/jobs/other/blobs/1/x", 1),
+        ("GET", "/internal/jobs/toy-1/blobs/1/x", f"1.{'0' * 64}"),
         ("POST", "/internal/jobs/toy-1/attempts/1/checkpoints", OTHER_ATTEMPT),
         ("POST", "/internal/no/such/route", None),
         ("POST", "/no/such/route", None),
@@ -141,7 +150,7 @@ def test_the_tokens_of_nodes_attempts_and_browsers_pass(tmp_path: Path) -> None:
             await node.beat()
             # They come through to the routes, which know of no such job.
             assert (await client.worker("PUT", "toy-1", 1, "/attempts/1/blobs/a")).status_code == 404
-            assert "of attempt 0 of job toy-1" in (await client.worker("GET", "toy-1", 3, "/blobs/1/a")).text
+            assert (await client.worker("GET", "toy-1", 3, "/blobs/1/a")).status_code == 404
             assert (await client.http.get("/docs", auth=("me", TOKEN))).is_success
             assert (await client.http.get("/jobs", auth=("me", TOKEN))).status_code == 401
             assert (await client.http.get("/healthz")).is_success
@@ -254,58 +263,6 @@ def test_long_polls_and_busy_uploads_outlive_the_deadlines(tmp_path: Path, monke
     limited(tmp_path, monkeypatch, QUICK, flow)
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_strangers_beyond_the_limit_are_refused_and_whoever_has_a_token_goes_on(
-    scheme: str, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tls = secure if scheme == "https" else None
-
-    async def flow(client: object, address: tuple[str, int]) -> None:
-        assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
-        with ExitStack() as stack:
-            for _ in range(5):
-                stack.enter_context(closing(socket.create_connection(address)))
-            await asyncio.sleep(0)
-            reader, writer = await asyncio.open_connection(*address)
-            if tls is None:
-                received = await asyncio.wait_for(reader.read(), 5)
-                assert b" 503 Service Unavailable" in received
-                assert b"retry-after: " in received.lower()
-            else:  # Without the cost of a handshake, hence without words.
-                with suppress(ConnectionError):
-                    assert await asyncio.wait_for(reader.read(), 5) == b""
-            writer.close()
-            # The connection that has shown a token is none of theirs.
-            assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
-        async with asyncio.timeout(5):
-            while not await _is_let_in(address, tls):  # noqa: ASYNC110 - the master has to notice who has gone
-                await asyncio.sleep(0.01)
-
-    limited(tmp_path, monkeypatch, replace(QUICK, head_s=10, strangers_per_peer=5), flow, tls)
-
-
-async def _is_let_in(address: tuple[str, int], tls: Tls | None) -> bool:
-    try:
-        reader, writer = await asyncio.open_connection(*address, ssl=tls[1] if tls else None)
-    except ConnectionError:
-        return False
-    writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
-    received = await reader.read()
-    writer.close()
-    return b" 200 " in received
-
-
-def test_all_connections_together_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(client: object, address: tuple[str, int]) -> None:
-        assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
-        with closing(socket.create_connection(address)), closing(socket.create_connection(address)):
-            reader, writer = await asyncio.open_connection(*address)
-            assert b" 503 " in await asyncio.wait_for(reader.read(), 5)
-            writer.close()
-
-    limited(tmp_path, monkeypatch, replace(QUICK, head_s=10, connections=3), flow)
-
-
 def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def flow(client: object, address: tuple[str, int]) -> None:
         held = client.server.server_state.connections  # type: ignore[attr-defined]
@@ -376,7 +333,5 @@ def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytes
     limited(tmp_path, monkeypatch, QUICK, flow)
 
 
-def test_the_default_limits_leave_room_for_many_nodes_behind_one_address() -> None:
-    assert connections.Limits().connections >= 4000
-    assert connections.Limits().strangers_per_peer >= 200
+def test_many_logs_may_be_followed() -> None:
     assert gate.FOLLOWERS >= 200

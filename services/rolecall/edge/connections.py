@@ -1,8 +1,7 @@
 """Limits on connections: how long half a request may take, and how many connections there may be.
 
-uvicorn bounds the size of a head but not the time it takes. A connection counts as a stranger's until one of its
-requests has shown a valid token: strangers can neither crowd each other out from one address nor take the place of
-those who have one. It counts from the moment it is accepted: with TLS, the handshake is part of its time as a stranger.
+uvicorn bounds the size of a head but not the time it takes. How many connections each may hold, `edge.census` decides.
+A connection counts from the moment it is accepted: with TLS, the handshake is part of its time as a stranger.
 """
 
 import asyncio
@@ -12,9 +11,7 @@ import resource
 import ssl
 import sys
 import termios
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -23,53 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
-_VOUCH = "rolecall.vouch"
+from rolecall.edge.census import Census, Excess, Group, Holder, Limits
+
+_CLAIM = "rolecall.claim"
 _OTHER_FILES = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one server bears. A node needs a connection for its heartbeat, and one for each worker and its streams."""
-
-    connections: int = 4096
-    """In all."""
-    strangers: int = 1024
-    """Of these, those that have not shown a token."""
-    strangers_per_peer: int = 256
-    """Of these, those of one address: many nodes that start behind one NAT show theirs within milliseconds."""
-    head_s: float = 10.0
-    """Seconds from a connection's begin, or a later request's first byte, to the end of the request's head. A TLS
-    handshake, and the end of a TLS connection, may take as long.
-    """
-    body_window_s: float = 30.0
-    """Seconds within which a body must bring `body_bytes`, as long as the application takes it."""
-    body_bytes: int = 8192
-    stall_s: float = 60.0
-    """Seconds in which a peer must take something of an answer that waits for it."""
-
-
-@dataclass(slots=True)
-class _Census:
-    """The connections that one server holds."""
-
-    total: int = 0
-    strangers: Counter[str] = field(default_factory=Counter[str])
-
-    def excess(self, peer: str, limits: Limits) -> str | None:
-        """Which limit one more connection of `peer` would exceed."""
-        if self.total >= limits.connections:
-            return f"{limits.connections} connections are open"
-        if self.strangers[peer] >= limits.strangers_per_peer:
-            return f"{limits.strangers_per_peer} connections of {peer} have shown no token"
-        if self.strangers.total() >= limits.strangers:
-            return f"{limits.strangers} connections have shown no token"
-        return None
-
-    def forget_stranger(self, peer: str) -> None:
-        """One stranger less; no address is remembered for longer than its connections last."""
-        self.strangers[peer] -= 1
-        if not self.strangers[peer]:
-            del self.strangers[peer]
 
 
 def limited(limits: Limits, tls: ssl.SSLContext | None = None) -> type[H11Protocol]:
@@ -78,7 +32,7 @@ def limited(limits: Limits, tls: ssl.SSLContext | None = None) -> type[H11Protoc
     With `tls` it speaks HTTPS on connections that uvicorn takes for plain ones. Were uvicorn to listen with `tls`, the
     protocol would know nothing of a connection before its handshake has ended.
     """
-    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "census": _Census(), "tls": tls})
+    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "census": Census(limits), "tls": tls})
 
 
 def allow_files(limits: Limits) -> None:
@@ -90,29 +44,26 @@ def allow_files(limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def vouch(scope: Scope) -> None:
-    """Count the request's connection no longer as a stranger's: it has shown a valid token."""
-    vouching = cast(Callable[[], None] | None, scope.get("extensions", {}).get(_VOUCH))
-    if vouching is not None:
-        vouching()
+def claim(scope: Scope, group: Group, name: str) -> Excess | None:
+    """Count the request's connection as that of `name`, who has shown a valid token; or say why there is no room."""
+    claiming = cast(Callable[[Holder], Excess | None] | None, scope.get("extensions", {}).get(_CLAIM))
+    return claiming(Holder(group, name)) if claiming is not None else None
 
 
 class _LimitedProtocol(H11Protocol):
     limits: Limits
-    census: _Census
+    census: Census
     tls: ssl.SSLContext | None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.app = cast(Any, self._introduced(cast(ASGIApp, self.app)))
-        self._peer = ""
-        self._counted = False
-        self._stranger = False
         self._accepted: asyncio.Transport | None = None
         self._early = b""
         self._handshake: asyncio.Task[None] | None = None
         self._waits_for: object = None
         self._received = 0
+        self._body_until = 0.0
         self._deadline: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -120,12 +71,7 @@ class _LimitedProtocol(H11Protocol):
         """Take the connection, or refuse it at once: nodes and workers try again."""
         self._accepted = transport
         address = get_remote_addr(transport)
-        self._peer = address[0] if address else ""
-        excess = self.census.excess(self._peer, self.limits)
-        if not excess:
-            self._counted = self._stranger = True
-            self.census.total += 1
-            self.census.strangers[self._peer] += 1
+        excess = self.census.admit(self, address[0] if address else "")
         if self.tls is None:
             self._begin(transport)
             if excess:
@@ -143,8 +89,13 @@ class _LimitedProtocol(H11Protocol):
         for timer in (self._deadline, self._stalled):
             if timer is not None:
                 timer.cancel()
-        self._leave()
+        self.census.leave(self)
         self._accepted = None
+
+    def evict(self) -> None:
+        """Make room for a newcomer: without an answer, which might have to wait for its reader."""
+        if self._accepted is not None:
+            self._accepted.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take in what came, unless the connection is refused."""
@@ -191,41 +142,42 @@ class _LimitedProtocol(H11Protocol):
 
     async def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         """Begin when the handshake has ended; a connection on which it fails is closed."""
-        limit_s = self.limits.head_s
+        if transport.is_closing():
+            return  # It has been evicted.
         try:
             secured = await self.loop.start_tls(
-                transport, self, tls, server_side=True, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s
+                transport,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._head_s(),
+                ssl_shutdown_timeout=self.limits.head_s,
             )
         except OSError:  # It has failed, was not complete in time, or the peer has gone.
             secured = None
-        if secured is None or self._accepted is None:
+        if secured is None or self._accepted is None or transport.is_closing():
             transport.abort()
-            self._leave()
+            self.census.leave(self)
             return
         self._begin(secured)
         early, self._early = self._early, b""
         if early:
             self.data_received(early)
 
-    def _leave(self) -> None:
-        if self._counted:
-            self._counted = False
-            self._vouched()
-            self.census.total -= 1
-
     def _introduced(self, app: ASGIApp) -> ASGIApp:
-        """`app`, which can vouch for this connection."""
+        """`app`, which can claim this connection for whoever has shown a token on it."""
+
+        def claimed(holder: Holder) -> Excess | None:
+            return self.census.claim(self, holder)
 
         async def introduced(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["extensions"] = {**scope.get("extensions", {}), _VOUCH: self._vouched}
+            scope["extensions"] = {**scope.get("extensions", {}), _CLAIM: claimed}
             await app(scope, receive, send)
 
         return introduced
 
-    def _vouched(self) -> None:
-        if self._stranger:
-            self._stranger = False
-            self.census.forget_stranger(self._peer)
+    def _head_s(self) -> float:
+        return self.limits.crowded_head_s if self.census.crowds(self) else self.limits.head_s
 
     def _watch(self) -> None:
         """Set the deadline of what the peer has to send now: the rest of a head or of a body, if anything."""
@@ -237,8 +189,10 @@ class _LimitedProtocol(H11Protocol):
             self._deadline.cancel()
         self._deadline = None
         if waits_for is h11.IDLE:
-            self._deadline = self.loop.call_later(self.limits.head_s, self._on_slow_head)
+            limit_s = self._head_s()
+            self._deadline = self.loop.call_later(limit_s, self._on_slow_head, limit_s)
         elif waits_for is h11.SEND_BODY:
+            self._body_until = self.loop.time() + self.limits.user_body_s
             self._await_body()
 
     def _due(self) -> object:
@@ -253,17 +207,27 @@ class _LimitedProtocol(H11Protocol):
         self._received = 0
         self._deadline = self.loop.call_later(self.limits.body_window_s, self._on_body_window)
 
-    def _on_slow_head(self) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete within {self.limits.head_s:g} s")
+    def _on_slow_head(self, limit_s: float) -> None:
+        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete within {limit_s:g} s")
 
     def _on_body_window(self) -> None:
-        # While the application takes its time, the peer is not to blame.
-        held = self.flow.read_paused or self.cycle.waiting_for_100_continue
-        if held or self._received >= self.limits.body_bytes:
+        limits = self.limits
+        if self.flow.read_paused or self.cycle.waiting_for_100_continue:
+            # While the application takes its time, the peer is not to blame.
+            self._body_until += limits.body_window_s
             self._await_body()
-            return
-        window = f"{self.limits.body_bytes} bytes within {self.limits.body_window_s:g} s"
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's body brought less than {window}")
+        elif self._received < limits.body_bytes:
+            window = f"{limits.body_bytes} bytes within {limits.body_window_s:g} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's body brought less than {window}")
+        elif self._sends_small_bodies() and self.loop.time() >= self._body_until:
+            problem = f"the request's body was not complete within {limits.user_body_s:g} s"
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, problem)
+        else:
+            self._await_body()
+
+    def _sends_small_bodies(self) -> bool:
+        holder = self.census.holder(self)
+        return holder is not None and holder.group in {Group.USERS, Group.ADMINS}
 
     def _await_reading(self) -> None:
         """Cut the peer off unless it reads something in each `stall_s`. Nothing more is written meanwhile."""

@@ -14,7 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from rolecall.edge.connections import Limits, allow_files, limited
+from rolecall.edge.census import Limits
+from rolecall.edge.connections import allow_files, limited
 from rolecall.edge.logs import log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.master.app import create_app, release

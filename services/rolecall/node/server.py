@@ -16,7 +16,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from rolecall import __version__
-from rolecall.edge.connections import Limits, limited
+from rolecall.edge.census import Limits, Share
+from rolecall.edge.connections import limited
 from rolecall.edge.logs import log_to_stderr
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
@@ -34,7 +35,7 @@ from rolecall.spec.node import Gpu, NodeSpec
 
 _LOG = logging.getLogger(__name__)
 # Only Prometheus and health checks call.
-_LIMITS = Limits(connections=128, strangers=128, strangers_per_peer=64)
+_LIMITS = Limits(connections=128, strangers=Share(64, 128))
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:

@@ -17,6 +17,8 @@ _log = logging.getLogger(__name__)
 _GIVE_UP_S = 300.0
 _LONGEST_PAUSE_S = 5.0
 _PIECE = 1 << 20
+_PASSING = {httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS}
+"""What a slow network or a proxy in between causes, too."""
 # The master answers an upload when all of it is on its disk.
 _UPLOAD = httpx.Timeout(60.0, read=600.0)
 
@@ -82,8 +84,8 @@ class MasterClient:
             # Measured from the first failure: a large file may take longer than that to transfer.
             self._away_since = self._away_since or time.monotonic()
             if (away_s := time.monotonic() - self._away_since) > _GIVE_UP_S:
-                raise BlobsUnavailable(f"the master took and gave no blob for {away_s:.0f} s: {trouble}")
-            _log.warning("the master is not to be had (%s); trying again in %.1f s", trouble, pause)
+                raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {trouble}")
+            _log.warning("the master is unavailable (%s); trying again in %.1f s", trouble, pause)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         self._away_since = None
@@ -101,7 +103,7 @@ def _try(call: Callable[[], httpx.Response]) -> str | None:
         raise NoSuchBlob(f"the master has no {response.request.url.path}: {response.text}")
     if response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
         raise QuotaExceeded(response.text)
-    if response.is_client_error:
+    if response.is_client_error and response.status_code not in _PASSING:
         raise CheckpointError(f"the master refused {response.request.url.path}: {response.text}")
     return f"{response.status_code} {response.text}" if response.is_error else None
 

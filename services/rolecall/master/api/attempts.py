@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.api.auth import Bearer, Running, needs, require_attempt
+from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
 from rolecall.master.core import Master
 from rolecall.master.quota import measure, metered
 from rolecall.master.retention import blobs_of, superfluous
@@ -101,16 +101,10 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
 
 
 @router.get("/blobs/{number}/{name:path}", summary="Download a blob of any attempt", response_class=StreamingResponse)
-async def get_blob(  # noqa: PLR0917 - the framework passes by name
-    job: str, number: int, name: str, request: Request, master: Running, bearer: Bearer
-) -> StreamingResponse:
+async def get_blob(job: str, number: int, name: str, master: Running, attempt: Bearing) -> StreamingResponse:
     """A blob's bytes, for the workers of the job's current attempt."""
     async with master.database.read() as connection:
-        newest = await jobs.newest_attempt(connection, job)
-    # Whoever does not bear its token is told the same of every job.
-    await require_attempt(request, job, newest, master, bearer)
-    async with master.database.read() as connection:
-        await _check_current(connection, job, newest)
+        await _check_current(connection, job, attempt)
     pieces = await master.blobs.read(job, f"{number}/{name}")
     return StreamingResponse(pieces, media_type="application/octet-stream")
 

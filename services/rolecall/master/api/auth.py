@@ -6,7 +6,6 @@ blocks, so they are coroutines: FastAPI would run plain functions in threads.
 
 import base64
 import binascii
-import hmac
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from rolecall.master.core import Master
 from rolecall.master.refusals import Refusal
 from rolecall.master.store import jobs
 from rolecall.spec.access import Scope
-from rolecall.spec.token import attempt_token
+from rolecall.spec.token import attempt_of
 from rolecall.spec.visible import one_line
 
 _bearer = HTTPBearer(auto_error=False, description="A token of `rolecall tokens`, or a built-in one.")
@@ -38,9 +37,8 @@ _PAGE = {"WWW-Authenticate": _BROWSERS_CHALLENGE}
 
 
 _BROWSERS = re.compile("/|/docs(/.*)?|/openapi[.]json")
-_OF_ATTEMPT = re.compile("/internal/jobs/(?P<job>[^/]+)/attempts/(?P<attempt>[0-9]{1,10})/.*", re.DOTALL)
-_OF_JOB = re.compile("/internal/jobs/[^/]+/blobs/.*", re.DOTALL)
-_ATTEMPT_TOKEN = re.compile("[0-9a-f]{64}")
+# A worker reads blobs of earlier attempts: that path does not say with which attempt's token.
+_OF_WORKER = re.compile("/internal/jobs/(?P<job>[^/]+)/(attempts/(?P<attempt>[0-9]{1,10})|blobs)/.*", re.DOTALL)
 _ANYBODY = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
 _NODES = "a token of the nodes (ROLECALL_NODE_TOKEN)"
 
@@ -52,8 +50,6 @@ class Standing(Enum):
     """No token, or an unknown one."""
     BARRED = auto()
     """A known token, of which no scope opens this part of the interface."""
-    PLAUSIBLE = auto()
-    """It has the form of a token that opens this path; the route, which takes no body, checks it."""
     PROVEN = auto()
     """It is a token that opens this path."""
 
@@ -71,11 +67,18 @@ class Admission:
     """What was given; empty if nothing was."""
     caller: Principal | None = None
     """Whose token it is, unless it is an attempt's."""
+    job: str = ""
+    """Whose attempt the token is of, if it is an attempt's."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is a call of nodes or workers."""
+        return self.wanted == _NODES
 
     @property
     def scopes(self) -> set[Scope]:
         """The scopes that open something in this part of the interface."""
-        return {Scope.NODE} if self.wanted == _NODES else set(Scope) - {Scope.NODE}
+        return {Scope.NODE} if self.inside else set(Scope) - {Scope.NODE}
 
 
 def admission(master: Master, path: str, authorization: str) -> Admission:
@@ -83,7 +86,8 @@ def admission(master: Master, path: str, authorization: str) -> Admission:
     if path.startswith("/internal/"):
         given = _bearer_of(authorization)
         caller = master.access.principal(given)
-        return Admission(_standing_inside(master, path, given, caller), _NODES, _CHALLENGE, given, caller)
+        job = "" if caller else _opened_job(master, path, given)
+        return Admission(_standing_inside(caller, job), _NODES, _CHALLENGE, given, caller, job)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
     caller = master.access.principal(given)
@@ -95,15 +99,19 @@ def _standing_outside(caller: Principal) -> Standing:
     return Standing.PROVEN if caller.scopes - {Scope.NODE} else Standing.BARRED
 
 
-def _standing_inside(master: Master, path: str, given: str, caller: Principal | None) -> Standing:
+def _standing_inside(caller: Principal | None, job: str) -> Standing:
     if caller is not None:
         return Standing.PROVEN if Scope.NODE in caller.scopes else Standing.BARRED
-    if found := _OF_ATTEMPT.fullmatch(path):
-        expected = attempt_token(master.signing_key, found["job"], int(found["attempt"]))
-        return Standing.PROVEN if _equal(given, expected) else Standing.NONE
-    # A worker reads blobs of earlier attempts: the path does not say with which attempt's token.
-    readable = _OF_JOB.fullmatch(path) and _ATTEMPT_TOKEN.fullmatch(given)
-    return Standing.PLAUSIBLE if readable else Standing.NONE
+    return Standing.PROVEN if job else Standing.NONE
+
+
+def _opened_job(master: Master, path: str, given: str) -> str:
+    """The job that an attempt's token opens at this path; empty if it opens nothing there."""
+    found = _OF_WORKER.fullmatch(path)
+    attempt = attempt_of(master.signing_key, found["job"], given) if found else None
+    if found is None or attempt is None or (found["attempt"] and int(found["attempt"]) != attempt):
+        return ""
+    return found["job"]
 
 
 def _bearer_of(authorization: str) -> str:
@@ -118,10 +126,6 @@ def _password_of(authorization: str) -> str:
     except (binascii.Error, UnicodeDecodeError):
         return ""
     return text.partition(":")[2]
-
-
-def _equal(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
 
 async def get_master(connection: HTTPConnection) -> Master:
@@ -177,12 +181,22 @@ async def steers_job(job: str, master: Running, caller: Caller) -> None:
         raise HTTPException(403, detail)
 
 
-async def require_attempt(connection: HTTPConnection, job: str, attempt: int, master: Running, bearer: Bearer) -> None:
+async def bearing_attempt(connection: HTTPConnection, job: str, master: Running, bearer: Bearer) -> int:
+    """The attempt of the job whose token the caller bears; 401 for whoever bears none."""
+    given = bearer.credentials if bearer else ""
+    attempt = attempt_of(master.signing_key, job, given)
+    if attempt is None:
+        raise _stranger(connection, master, f"the token of an attempt of job {job}", given, _BEARER)
+    return attempt
+
+
+Bearing = Annotated[int, Depends(bearing_attempt)]
+
+
+async def require_attempt(connection: HTTPConnection, job: str, attempt: int, master: Running, held: Bearing) -> None:
     """A dependency: 401 for whoever does not bear the token of this attempt."""
-    given = bearer.credentials if bearer else None
-    if given is None or not hmac.compare_digest(
-        given.encode(), attempt_token(master.signing_key, job, attempt).encode()
-    ):
+    if held != attempt:
+        given = connection.headers["authorization"]
         raise _stranger(connection, master, f"the token of attempt {attempt} of job {job}", given, _BEARER)
 
 

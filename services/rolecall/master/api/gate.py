@@ -1,4 +1,4 @@
-"""In front of every route: a token before a body, and so many followed logs for each token."""
+"""In front of every route: a token before a body, and so many connections and followed logs for each token."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,11 +8,13 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rolecall.edge.connections import vouch
+from rolecall.edge.census import Excess, Group
+from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, Standing, admission, refusal
 from rolecall.master.api.problem import problem_response
 from rolecall.master.store.database import serve_user
+from rolecall.spec.access import Scope as Scopes
 
 FOLLOWERS = 256
 """Logs that one token may follow at a time: each holds a connection until its job ends."""
@@ -39,8 +41,9 @@ class Gate:
             if found.standing is Standing.BARRED and found.caller is not None:
                 await _bar(scope, receive, send, found, found.caller)
                 return
-            if found.standing is Standing.PROVEN:
-                vouch(scope)
+            if found.standing is Standing.PROVEN and (excess := claim(scope, *_holder(found))):
+                await _turn_away(scope, receive, send, excess, found)
+                return
             if not scope["path"].startswith("/internal/") and scope["path"] not in _OF_OPERATORS:
                 serve_user()
         await self._app(scope, receive, send)
@@ -80,6 +83,22 @@ class FollowerLimit:
 
 def _admission(scope: Scope) -> Admission:
     return admission(scope["app"].state.master, scope["path"], Headers(scope=scope).get("authorization", ""))
+
+
+def _holder(found: Admission) -> tuple[Group, str]:
+    """Whose the request's connection is."""
+    if found.caller is None:
+        return Group.WORKERS, found.job
+    if found.inside:
+        return Group.NODES, ""
+    return Group.ADMINS if Scopes.ADMIN in found.caller.scopes else Group.USERS, found.caller.name
+
+
+async def _turn_away(scope: Scope, receive: Receive, send: Send, excess: Excess, found: Admission) -> None:
+    # 429 says that the caller itself is the cause. Workers take it for final, as any other answer below 500.
+    status = 429 if excess.own and found.caller is not None else 503
+    headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
+    await problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)(scope, receive, send)
 
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:

@@ -150,12 +150,6 @@ async def owner(connection: AsyncConnection, job: str) -> str:
     return found
 
 
-async def newest_attempt(connection: AsyncConnection, job: str) -> int:
-    """The number of the job's current attempt, or of the last; 0 if there is none, or no such job."""
-    row = await _row(connection, job, (jobs.c.attempt,))
-    return 0 if row is None else row.attempt
-
-
 async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The parameters of jobs by their ids."""
     query = select(jobs.c.id, jobs.c.params).where(jobs.c.id.in_(tuple(among)))
