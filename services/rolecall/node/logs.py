@@ -65,7 +65,7 @@ class Stream:
             # A master that lost its last bytes wants them again, but what is freed is gone.
             self._shipped = max(self._there, self._freed)
         except StreamRefused as error:
-            self._give_up(error)
+            self.give_up(error)
         except MasterFull as error:
             if self._name != "log":
                 raise
@@ -75,7 +75,8 @@ class Stream:
             return False
         return True
 
-    def _give_up(self, why: Exception) -> None:
+    def give_up(self, why: Exception) -> None:
+        """Send nothing more of the stream."""
         _LOG.warning("%s of worker %s is not sent any further: %s", self._name, self._key, why)
         self._refused = True
 
@@ -87,7 +88,7 @@ class Stream:
             return b"" if self._refused or self.waits else self._next_piece()
         except OSError as error:
             if not self._refused:
-                self._give_up(error)
+                self.give_up(error)
             return b""
 
     def _next_piece(self) -> bytes:
