@@ -1,4 +1,4 @@
-"""A seccomp filter for what Landlock does not cover: see seccomp(2). It holds for all that the process starts, for good.
+"""A seccomp filter for what Landlock does not cover: see seccomp(2). It holds for good, for children too.
 
 The kernel's filter sees numbers only: neither paths nor whose thread a number names. So it refuses what no training
 needs at all, and where a call names a process it refuses only what can't be the caller's own thread. CUDA, NCCL and
@@ -58,8 +58,8 @@ def check() -> None:
 
 def restrict() -> None:
     """Refuse with `EPERM`, to the calling thread and what it starts: new limits (prlimit) for processes other than this
-    one, priorities of whole groups and users, and changes of owners and extended attributes; with `ENOSYS`: io_uring and
-    32-bit system calls.
+    one, priorities of whole groups and users, and changes of owners and extended attributes; with `ENOSYS`: io_uring
+    and 32-bit system calls.
 
     What this process starts sets limits of its own by `setrlimit`, which names no process. Call it while the process
     has one thread. Raises `OSError` as `check` does.
