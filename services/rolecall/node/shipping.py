@@ -25,9 +25,13 @@ class Shipper:
 
     async def keep_shipping(self, streams: Sequence[Stream]) -> None:
         """Send what the streams get, until cancelled. None of them waits for another."""
-        async with asyncio.TaskGroup() as tasks:
-            for stream in streams:
-                tasks.create_task(self._keep_shipping(stream))
+        tasks = [asyncio.ensure_future(self._keep_shipping(stream)) for stream in streams]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     async def ship_all(self, stream: Stream) -> None:
         """Send the rest of a stream that gets no more.
