@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rolecall.master import segments
-from rolecall.master.space import NoRoom, Reserve, bytes_below, within_reserve
+from rolecall.master.space import NoRoom, Reserve, above_floor, bytes_below, within_reserve
 from rolecall.master.streams import StreamKey, Streams
 
 LOG = StreamKey("toy-1", 1, 0, "log")
@@ -65,6 +65,22 @@ def test_what_was_let_in_since_the_last_look_counts(tmp_path: Path, monkeypatch:
             await anext(upload)
         with pytest.raises(NoRoom, match=f"has {free - 90} bytes free"):
             await anext(upload)
+
+    asyncio.run(flow())
+
+
+def test_progress_may_use_the_reserve_but_for_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = os.statvfs(tmp_path)
+    free = found.f_bavail * found.f_frsize
+    monkeypatch.setattr(os, "statvfs", lambda _: found)
+
+    async def flow() -> None:
+        reserve = Reserve(tmp_path, 4 * (free - 100))
+        with pytest.raises(NoRoom):
+            await anext(within_reserve(pieces(1, 1), reserve))
+        await anext(above_floor(pieces(1, 60), reserve))
+        with pytest.raises(NoRoom):
+            await anext(above_floor(pieces(1, 60), reserve))
 
     asyncio.run(flow())
 

@@ -66,6 +66,8 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
         (gpus(Cards(0, 8, failure="nvidia-smi ended with exit code 9")), WARNING, "exit code 9"),
         (gpus(Cards(3, 3, apart=[(0, 2), (1, 2)])), WARNING, "(0-2, 1-2)"),
         (sandbox("auto", 7, None), OK, "Landlock (version 7) confines its workers"),
+        (sandbox("auto", 5, None), WARNING, "they can send signals to every process of the node's user"),
+        (sandbox("auto", 7, None, OSError(errno.ENOSYS, "no")), WARNING, "(no seccomp filter: no)"),
         (sandbox("off", 0, None), WARNING, "not confined (ROLECALL_SANDBOX=off)"),
         (sandbox("auto", 0, OSError(errno.ENOSYS, "")), WARNING, "its kernel has no Landlock, so its workers are not"),
         (sandbox("auto", 0, OSError(errno.EOPNOTSUPP, "")), WARNING, "its kernel's Landlock is not enabled"),

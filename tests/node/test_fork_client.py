@@ -5,18 +5,25 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 from tests.node.harness import gone, launch
 
-from rolecall.node.fork_client import ForkClient, ForkServerDied
+from rolecall.node.fork_client import COMMAND, ForkClient, ForkServerDied
 from rolecall.spec.fork import Exited, Forked, ForkRequest
 
 REQUEST = ForkRequest(
     key="mine/1/0", launch=launch("mine", "stay"), workdir=Path("/work"), cache=Path("/cache"),
     master_url="http://127.0.0.1:9", token="none", env={},
 )  # fmt: skip
+
+
+def test_code_in_the_folder_where_a_node_was_started_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("raise SystemExit('code of the working folder')")
+    done = subprocess.run([*COMMAND, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.slow

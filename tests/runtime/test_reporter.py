@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rolecall.runtime import reporter
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import NonFiniteLoss
 from rolecall.spec.report import ProgressLine
@@ -62,3 +63,27 @@ def test_events_results_and_scores_are_never_throttled(tmp_path: Path, report: R
     report.result(test_auc=0.5, wall_s=2.0)
     kinds = [(line.kind, line.metrics) for line in lines(tmp_path / "progress")[1:]]
     assert kinds == [("event", {}), ("step", {"validation_auc": 0.75}), ("result", {"test_auc": 0.5, "wall_s": 2.0})]
+
+
+def test_a_long_job_writes_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps come the more seldom the more is written; in the end, the result alone has room."""
+    monkeypatch.setattr(reporter, "PROGRESS_BYTES", 64 * 1024)
+    monkeypatch.setattr(reporter, "_WRITE_EVERY_S", 0.0)
+    with closing(Reporter(tmp_path / "progress")) as report:
+        for step in range(1, 3001):
+            report(step, loss=1.0)
+            report.evaluated(step, None, accuracy=0.5)
+            report.event("an event")
+        report.result(accuracy=0.5)
+    written = lines(tmp_path / "progress")
+    assert written[-1].kind == "result"
+    assert (tmp_path / "progress").stat().st_size < 64 * 1024
+
+
+def test_steps_come_the_more_seldom_the_more_is_written() -> None:
+    """At 0.5 s each a line of 400 bytes takes 5.8 hours for 16 MiB; a job may take months."""
+    written, seconds = 0, 0.0
+    while seconds < 180 * 86_400:
+        written, seconds = written + 400, seconds + reporter.interval_s(written)
+    assert written < reporter.PROGRESS_BYTES * 7 // 8
+    assert reporter.interval_s(0) == 0.5

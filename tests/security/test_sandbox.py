@@ -74,12 +74,12 @@ def request_of(tmp_path: Path) -> ForkRequest:
     )
 
 
-def run(request: ForkRequest, code: str, **environment: str) -> Any:
+def run(request: ForkRequest, code: str, cwd: str = "/", **environment: str) -> Any:
     """What `code` prints as JSON in a process that is a worker's until it confines itself."""
     done = subprocess.run(
         [sys.executable, "-c", SETUP + code, request.model_dump_json()],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "services"), **environment},
-        capture_output=True, text=True, check=False, cwd="/",
+        capture_output=True, text=True, check=False, cwd=cwd,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -118,6 +118,18 @@ print(json.dumps([read("{tmp_path}/rows.csv"), read("{tmp_path}/data/token")]))
 """
     path = f"{ROOT / 'services'}:{tmp_path}"
     assert run(request_of, code, PYTHONPATH=path) == ["done", "PermissionError"]
+
+
+def test_neither_the_node_s_working_folder_nor_a_login_is_open(request_of: ForkRequest, tmp_path: Path) -> None:
+    for name in ("outside/.env", "hub/token", "hub/models"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("secret")
+    code = f"""
+confine(request, read_worker())
+print(json.dumps([read(f"{tmp_path}/{{name}}") for name in ("outside/.env", "hub/token", "hub/models")]))
+"""
+    said = run(request_of, code, str(tmp_path / "outside"), HF_HOME=str(tmp_path / "hub"))
+    assert said == ["PermissionError", "PermissionError", "done"]
 
 
 def test_what_a_worker_starts_is_confined_too(request_of: ForkRequest, tmp_path: Path) -> None:
@@ -245,3 +257,51 @@ print(json.dumps([plant(Path(path)) for path in ("{tmp_path}/blobs/mine", "{tmp_
     *outside, scratch = said
     assert scratch == ["done"]
     assert {one for folder in outside for one in folder} <= {"PermissionError", "OSError"}, said
+
+
+def test_a_worker_changes_neither_others_limits_nor_owners(request_of: ForkRequest) -> None:
+    """Nor do the programs that it starts. What training needs goes on: limits and threads of its own."""
+    own = request_of.workdir / "scratch/file"
+    child = f"""
+import os, resource
+cpu = resource.RLIMIT_CPU
+def outcome(act):
+    try:
+        act()
+    except OSError as error:
+        return type(error).__name__
+    return "done"
+def acts():
+    return [outcome(act) for act in (
+        lambda: resource.prlimit({os.getpid()}, cpu, (1, 1)), lambda: os.setpriority(os.PRIO_USER, 0, 19),
+        lambda: os.setpriority(os.PRIO_PGRP, 0, 19), lambda: os.chown("{own}", os.getuid(), os.getgid()),
+        lambda: os.lchown("{own}", os.getuid(), os.getgid()), lambda: os.setxattr("{own}", "user.x", b""),
+    )]
+"""
+    code = f"""
+import threading
+import torch
+confine(request, read_worker())
+open("{own}", "w").close()
+child = {child!r}
+exec(child)
+def pinned():
+    os.sched_setaffinity(threading.get_native_id(), os.sched_getaffinity(0))
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    allowed = [pool.apply(outcome, (pinned,))]
+limits = resource.getrlimit(cpu)
+torch.set_num_threads(2)
+threads = threading.Thread(target=pinned)
+threads.start()
+threads.join()
+allowed += [outcome(pinned), outcome(lambda: resource.setrlimit(cpu, limits)),
+    outcome(lambda: resource.prlimit(os.getpid(), cpu, limits)), outcome(lambda: resource.prlimit({os.getpid()}, cpu)),
+    outcome(lambda: torch.ones(600, 600) @ torch.ones(600, 600)), outcome(lambda: os.chmod("{own}", 0o600))]
+shell = subprocess.run([sys.executable, "-c", child + "print(acts())"], capture_output=True, text=True)
+print(json.dumps([acts(), shell.stdout, allowed]))
+"""
+    refused, below, allowed = run(request_of, code)
+    assert set(allowed) == {"done"}
+    assert refused == ["PermissionError"] * 6
+    assert below == f"{refused}\n"

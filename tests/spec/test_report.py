@@ -1,9 +1,11 @@
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from rolecall.spec.report import Failure, first_cause
+from rolecall.spec.report import Failure, ProgressLine, first_cause
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 failures = st.builds(
@@ -30,3 +32,33 @@ def test_the_cause_is_the_earliest_of_its_kind(several: list[Failure]) -> None:
     assert cause is not None
     assert cause.consequence == all(failure.consequence for failure in several)
     assert all(cause.at <= failure.at for failure in several if failure.consequence == cause.consequence)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        f'"step": {10**400}', '"step": -1', '"steps": 1e30', '"epoch": 9223372036854775808', '"port": 65536',
+        '"samples_per_s": Infinity', '"seconds_left": NaN', '"at": "9999-12-31T23:59:59-23:59"',
+    ],
+)  # fmt: skip
+def test_a_progress_line_holds_nothing_that_nobody_can_store(field: str) -> None:
+    line = '{"kind": "step", "at": "2026-01-01T00:00:00Z", "message": "x", %s}'
+    assert ProgressLine.model_validate_json(line % '"step": 9223372036854775807').step == 2**63 - 1
+    with pytest.raises(ValidationError):
+        ProgressLine.model_validate_json(line % field)
+
+
+def test_texts_are_such_as_every_database_takes() -> None:
+    """A zero character ends a text in PostgreSQL, and half a surrogate has no UTF-8."""
+    line = ProgressLine(kind="event", at=NOON, message="a\0b\udc80" + "x" * 10_000, metrics={"n\0": 1.0})
+    failure = Failure(message="a\0\udc80", traceback="b\0", at=NOON)
+    assert line.message is not None
+    assert len(line.message) == 4096
+    assert ProgressLine.model_validate_json(line.model_dump_json()) == line
+    assert Failure.model_validate_json(failure.model_dump_json()) == failure
+    assert "\\u0000" not in line.model_dump_json() + failure.model_dump_json()
+
+
+def test_a_line_has_a_bounded_number_of_metrics() -> None:
+    with pytest.raises(ValidationError, match="at most 1000"):
+        ProgressLine(kind="step", at=NOON, metrics={str(name): 0.0 for name in range(1001)})

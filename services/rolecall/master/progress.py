@@ -19,6 +19,8 @@ from rolecall.spec.report import ProgressLine
 
 _STORED = frozenset({"first_step", "event", "result"})
 _STEPS = frozenset({"first_step", "step"})
+_METRICS = 1000
+"""How many metrics a job's progress holds, whatever their names: each line may have others."""
 _log = logging.getLogger(__name__)
 
 
@@ -144,7 +146,8 @@ def advance(progress: Progress, line: ProgressLine) -> Progress:
     told = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
     loss = line.metrics.get("loss", progress.loss)
     others = {name: value for name, value in line.metrics.items() if name != "loss" and math.isfinite(value)}
-    news = {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": progress.metrics | others}
+    metrics = dict(list((progress.metrics | others).items())[:_METRICS])
+    news = {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": metrics}
     return progress.model_copy(update=told | news)
 
 
@@ -160,10 +163,22 @@ def result(line: ProgressLine) -> dict[str, Any]:
 
 
 def series(lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
-    """The steps of one worker's progress stream, thinned evenly to at most about `most` points; the last one stays."""
-    steps = [line for _, line in parse(b"\n".join(lines), 0) if line.kind in {"first_step", "step"} and line.metrics]
-    stride = max(1, math.ceil(len(steps) / most))
-    return [_point(line) for line in steps[(len(steps) - 1) % stride :: stride]]
+    """The steps of one worker's progress stream, thinned evenly to at most about `most` points; the last one stays.
+
+    Holds a few times `most` lines in memory, however many there are.
+    """
+    kept, last, stride = list[ProgressLine](), None, 1
+    steps = (line for raw in lines for _, line in parse(raw, 0) if line.kind in _STEPS and line.metrics)
+    for place, line in enumerate(steps):
+        last = line
+        if place % stride == 0:
+            kept.append(line)
+        if len(kept) >= 4 * most:
+            kept, stride = kept[::2], 2 * stride
+    if last is not None and kept[-1] is not last:
+        kept.append(last)
+    thin = max(1, math.ceil(len(kept) / most))
+    return [_point(line) for line in kept[(len(kept) - 1) % thin :: thin]]
 
 
 def _point(line: ProgressLine) -> dict[str, Any]:

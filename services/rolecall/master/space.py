@@ -13,6 +13,7 @@ from rolecall.spec.errors import QuotaExceeded, RolecallError
 from rolecall.spec.model import Value
 
 _SHARE, _MOST_RESERVE = 0.05, 2 << 30
+_FLOOR = 1 / 4
 _KNOWN_S = 1.0
 """How long a look at the volume is good for."""
 
@@ -52,20 +53,20 @@ class Reserve:
                 self._let_in -= counted
             return self._known[1]
 
-    async def check(self, wanted: int = 0) -> None:
-        """Raise `NoRoom` if `wanted` more bytes would leave less than the reserve."""
+    async def check(self, wanted: int = 0, *, share: float = 1.0) -> None:
+        """Raise `NoRoom` if `wanted` more bytes would leave less than this share of the reserve."""
         volume = await self.look()
         free = max(0, volume.free - self._let_in)
-        if free - wanted < volume.reserve:
+        if free - wanted < share * volume.reserve:
             raise NoRoom(
                 f"the master's volume (ROLECALL_DATA) has {free} bytes free, and {volume.reserve} are reserved "
                 "(ROLECALL_RESERVE_BYTES): nothing was stored; delete jobs (rolecall prune) or give it a larger "
                 "volume, then try again"
             )
 
-    async def let_in(self, size: int) -> None:
+    async def let_in(self, size: int, *, share: float = 1.0) -> None:
         """Count `size` bytes that are about to be written. Raises `NoRoom` as `check` does."""
-        await self.check(size)
+        await self.check(size, share=share)
         self._let_in += size
 
     def _ask(self) -> Volume:
@@ -123,6 +124,13 @@ async def within_reserve(pieces: AsyncIterator[bytes], reserve: Reserve) -> Asyn
     """The pieces, as long as the volume has room for them."""
     async for piece in pieces:
         await reserve.let_in(len(piece))
+        yield piece
+
+
+async def above_floor(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
+    """The pieces of what may use the reserve, but for a quarter of it, which is the database's alone."""
+    async for piece in pieces:
+        await reserve.let_in(len(piece), share=_FLOOR)
         yield piece
 
 

@@ -5,9 +5,8 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable
 
-from rolecall.node.client import MasterClient
 from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
-from rolecall.node.shipping import keep_shipping, ship_all
+from rolecall.node.shipping import Shipper
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.spec.fork import ForkRequest
 
@@ -20,35 +19,35 @@ async def see_through(
     worker: WorkerProcess,
     request: Callable[[], ForkRequest],
     forks: ForkClient,
-    client: MasterClient,
+    shipper: Shipper,
     exits: Counter[str],
 ) -> None:
     """Fork the worker, watch it, send what it writes, report how it ended and count that in `exits`.
 
-    The report follows the worker's progress, which holds its result, but it does not wait for a long log: the gang and
-    its slots depend on it.
+    The report follows the worker's progress, which holds its result, but it waits neither for a long log nor for
+    progress that a master in contact fails to take: the gang and its slots depend on it.
     """
     exit_code: int | None = None
     try:
         worker.make_folder()
         process = await forks.fork(request())
         worker.forked(process.pid)
-        exit_code = await _watch(worker, process, client)
+        exit_code = await _watch(worker, process, shipper)
         state, failure = worker.ended(exit_code)
     except (EndNotReported, ForkRefused, ForkServerDied, OSError) as error:
         state, failure = worker.lost(str(error))
     exits[state if failure is None else "failed"] += 1
-    await ship_all(client, worker.progress)
+    await shipper.ship_all(worker.progress)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LOG_FIRST_S):
-            await ship_all(client, worker.log)
+            await shipper.ship_all(worker.log)
     worker.finish(state, failure, exit_code)
-    await ship_all(client, worker.log)
+    await shipper.ship_all(worker.log)
 
 
-async def _watch(worker: WorkerProcess, process: ForkedWorker, client: MasterClient) -> int:
+async def _watch(worker: WorkerProcess, process: ForkedWorker, shipper: Shipper) -> int:
     """Observe the worker until it ends. What it writes is sent beside, because the master may be away."""
-    shipping = asyncio.ensure_future(keep_shipping(client, (worker.progress, worker.log)))
+    shipping = asyncio.ensure_future(shipper.keep_shipping((worker.progress, worker.log)))
     try:
         while not process.ended.done():
             worker.observe()

@@ -45,6 +45,10 @@ class MasterFull(MasterUnreachable):
     """The master has no room for this at the moment."""
 
 
+class MasterFailed(MasterUnreachable):
+    """The master failed at this very call (500): the same call may fail again and again, while others succeed."""
+
+
 class NameTaken(RolecallError):
     """Another node bears this name; if that one has just died, the master will soon notice."""
 
@@ -136,6 +140,8 @@ class MasterClient:
             )
         if answer.status_code in {httpx.codes.INSUFFICIENT_STORAGE}:
             raise MasterFull(f"{self.url}: {_detail(answer)}")
+        if answer.status_code in {httpx.codes.INTERNAL_SERVER_ERROR}:
+            raise MasterFailed(f"{self.url}: {_detail(answer)}")
         if answer.is_server_error or answer.status_code in _NOT_NOW:
             raise MasterUnreachable(f"{self.url}: {_detail(answer)}")
         return answer

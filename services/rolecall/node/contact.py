@@ -19,6 +19,8 @@ class Contact:
     """Silence after which the master counts this node as lost, once the master has said so."""
     answered_at: float | None = None
     """When the master last answered; None before its first answer."""
+    answering_since: float | None = None
+    """Since when the master has answered every call; None while it does not."""
     _refusal: str = ""
     _refused_since: float | None = None
     _refused_until: float | None = None
@@ -31,11 +33,14 @@ class Contact:
     def answered(self, now: float) -> None:
         """Note that the master accepted a call."""
         self.answered_at = now
+        if self.answering_since is None:
+            self.answering_since = now
         if self._refused_since is not None and self._refused_until is None:
             self._refused_until = now
 
     def failed(self, error: MasterUnreachable, now: float) -> None:
         """Note that a call failed."""
+        self.answering_since = None
         if isinstance(error, MasterRefuses):
             if self._refused_since is None or self._refused_until is not None:
                 self._refused_since, self._refused_until = now, None

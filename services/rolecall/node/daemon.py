@@ -18,6 +18,7 @@ from rolecall.node.fork_client import ForkClient
 from rolecall.node.housekeeping import keep_cache
 from rolecall.node.network import Route, Way, find_way, has_address
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
+from rolecall.node.shipping import Shipper
 from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.settings import NodeSettings, read_worker
@@ -73,6 +74,7 @@ class Daemon:
         self._seen = -1
         self._heartbeat_s: float | None = None
         self._contact = Contact(settings.fence_s)
+        self._shipper = Shipper(client, self._contact)
         self._lost_contact = False
         self._news = asyncio.Event()
         self._told = asyncio.Event()
@@ -339,7 +341,7 @@ class Daemon:
         self.counts["starts"] += 1
         self.counts["restarts"] += worker.launch.attempt > 1
         try:
-            await see_through(worker, lambda: self._request(worker), self.forks, self._client, self.exits)
+            await see_through(worker, lambda: self._request(worker), self.forks, self._shipper, self.exits)
         except Exception as error:  # noqa: BLE001 - the last resort: a task that raises would end the daemon
             _LOG.exception("worker %s could not be attended", worker.key)
             if not worker.actual.ended:

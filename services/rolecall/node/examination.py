@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rolecall import __version__, landlock
+from rolecall import __version__, landlock, seccomp
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
@@ -101,9 +101,14 @@ async def look_around(client: MasterClient, name: str, clock: Callable[[], float
 def _look_at_sandbox() -> Finding:
     mode = read_worker().sandbox
     try:
-        return findings.sandbox(mode, landlock.version(), None)
+        version = landlock.version()
     except OSError as error:
         return findings.sandbox(mode, 0, error)
+    try:
+        seccomp.check()
+    except OSError as error:
+        return findings.sandbox(mode, version, None, error)
+    return findings.sandbox(mode, version, None)
 
 
 def _look_at_disk(data: Path) -> Finding:

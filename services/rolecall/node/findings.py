@@ -20,6 +20,8 @@ DAY_S = 86_400
 CERTIFICATE_WARNING_S = 14 * DAY_S
 MEMORY_BYTES = 512 * MIB
 """A worker needs about this much before its model and its batches."""
+_SIGNALS_SINCE = 6
+"""The first version of Landlock's interface that restricts signals."""
 
 Pair = tuple[int, int]
 
@@ -187,14 +189,17 @@ def gpus(cards: Cards) -> Finding:
     return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)
 
 
-def sandbox(mode: str, version: int, error: OSError | None) -> Finding:
-    """Whether Landlock can confine this node's workers; `version` is its interface's, unless asking for it failed."""
+def sandbox(mode: str, version: int, error: OSError | None, no_filter: OSError | None = None) -> Finding:
+    """Whether Landlock can confine this node's workers; `version` is its interface's, unless asking for it failed.
+
+    `no_filter` is why there can't be a filter of system calls beside it.
+    """
     if mode == "off":
         said = "its workers are not confined (ROLECALL_SANDBOX=off): they read and write whatever the node's user can"
         remedy = "set ROLECALL_SANDBOX to auto or required"
         return Finding(check="sandbox", level=Level.WARNING, message=said, remedy=remedy)
     if error is None:
-        return Finding(check="sandbox", level=Level.OK, message=f"Landlock (version {version}) confines its workers")
+        return _confined(version, no_filter)
     reasons = {
         errno.ENOSYS: (
             "its kernel has no Landlock",
@@ -210,6 +215,20 @@ def sandbox(mode: str, version: int, error: OSError | None) -> Finding:
     required = mode == "required"
     said = f"{why}, so its workers {'may not run (ROLECALL_SANDBOX=required)' if required else 'are not confined'}"
     return Finding(check="sandbox", level=Level.ERROR if required else Level.WARNING, message=said, remedy=remedy)
+
+
+def _confined(version: int, no_filter: OSError | None) -> Finding:
+    said, gaps, remedies = f"Landlock (version {version}) confines its workers", list[str](), list[str]()
+    if version < _SIGNALS_SINCE:
+        gaps.append("they can send signals to every process of the node's user")
+        remedies.append("run a kernel of 6.12 or newer")
+    if no_filter is not None:
+        gaps.append(f"they can limit every process of the node's user (no seccomp filter: {no_filter.strerror})")
+        remedies.append("run a kernel with CONFIG_SECCOMP_FILTER, and allow the system call seccomp")
+    if not gaps:
+        return Finding(check="sandbox", level=Level.OK, message=said)
+    message, remedy = f"{said}, but {', and '.join(gaps)}", "; ".join(remedies)
+    return Finding(check="sandbox", level=Level.WARNING, message=message, remedy=remedy)
 
 
 def memory(available: int, total: int) -> Finding:

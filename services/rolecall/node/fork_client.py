@@ -19,7 +19,8 @@ from rolecall.spec.errors import RolecallError
 from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 
 _LOG = logging.getLogger(__name__)
-_COMMAND = (sys.executable, "-m", "rolecall.worker.fork_server")
+# `-P`: the node's working folder has no part in where its workers find code.
+COMMAND = (sys.executable, "-P", "-m", "rolecall.worker.fork_server")
 _PATIENCE_S = 60.0
 _REAP_S = 2.0
 """How soon the fork server reports the end of a process that has ended."""
@@ -198,7 +199,7 @@ def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     hidden = {name + end for name in SECRETS for end in ("", "_FILE")}
     environment = {name: value for name, value in os.environ.items() if name not in hidden} | _ONE_THREAD
     return subprocess.Popen(  # noqa: S603 - a constant command
-        [*_COMMAND, str(fd), *arguments],
+        [*COMMAND, str(fd), *arguments],
         env=environment,
         pass_fds=(fd,),
         stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """A worker's files as they grow: log and progress go to the master by offset, progress lines are read here."""
 
+import errno
 import logging
 import time
 
@@ -11,6 +12,8 @@ from rolecall.node.reconcile import Key
 from rolecall.spec.report import ProgressLine
 
 PIECE_BYTES = 256 * 1024
+LINE_BYTES = 64 * 1024
+"""A progress line that is longer is skipped."""
 _LINES = 1000
 """Progress lines that are read at once: the daemon has other things to do meanwhile."""
 FULL_S = 5.0
@@ -23,15 +26,25 @@ class Stream:
     """One file of one worker, on its way to the master. A piece that is sent twice changes nothing there.
 
     With `keep_bytes` the file takes little more space here than that: what has been sent is freed, and while the master
-    is away only the head and the newest bytes are kept.
+    is away only the head and the newest bytes are kept. What lies beyond `most_bytes` is not sent.
     """
 
-    def __init__(self, key: Key, name: str, folder: Folder, file: str, *, keep_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        key: Key,
+        name: str,
+        folder: Folder,
+        file: str,
+        *,
+        keep_bytes: int | None = None,
+        most_bytes: int | None = None,
+    ) -> None:
         self._key = key
         self._name = name
         self._folder = folder
         self._file = file
         self._keep_bytes = keep_bytes
+        self._most_bytes = most_bytes
         self._shipped = 0
         """Where the next piece starts."""
         self._there = 0
@@ -65,7 +78,7 @@ class Stream:
             # A master that lost its last bytes wants them again, but what is freed is gone.
             self._shipped = max(self._there, self._freed)
         except StreamRefused as error:
-            self._give_up(error)
+            self.give_up(error)
         except MasterFull as error:
             if self._name != "log":
                 raise
@@ -75,7 +88,8 @@ class Stream:
             return False
         return True
 
-    def _give_up(self, why: Exception) -> None:
+    def give_up(self, why: Exception) -> None:
+        """Send nothing more of the stream."""
         _LOG.warning("%s of worker %s is not sent any further: %s", self._name, self._key, why)
         self._refused = True
 
@@ -87,7 +101,7 @@ class Stream:
             return b"" if self._refused or self.waits else self._next_piece()
         except OSError as error:
             if not self._refused:
-                self._give_up(error)
+                self.give_up(error)
             return b""
 
     def _next_piece(self) -> bytes:
@@ -98,6 +112,10 @@ class Stream:
                 most = min(most, begin - self._shipped)
             else:
                 self._shipped, self._freed, self._lost = end, end, None
+        if self._most_bytes is not None:
+            most = min(most, self._most_bytes - self._shipped)
+            if most <= 0 and self.size > self._most_bytes:
+                raise OSError(errno.EFBIG, f"it has more than {self._most_bytes} bytes")
         return self._folder.read(self._file, self._shipped, most)
 
     def _bound(self, keep_bytes: int) -> None:
@@ -146,6 +164,9 @@ class ProgressReader:
         return found
 
     def _parse(self, raw: bytes) -> ProgressLine | None:
+        if len(raw) > LINE_BYTES:
+            self._complain(raw, f"it has more than {LINE_BYTES} bytes")
+            return None
         try:
             return ProgressLine.model_validate_json(raw)
         except ValidationError as error:

@@ -18,7 +18,7 @@ from rolecall.node.vitals import Vitals, process_state
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.state import StopMode, WorkerState
-from rolecall.spec.workdir import Workdir
+from rolecall.spec.workdir import PROGRESS_BYTES, Workdir
 
 _LOG = logging.getLogger(__name__)
 _FAILURE_BYTES = 256 * 1024
@@ -38,12 +38,13 @@ class WorkerProcess:
         self.workdir = Workdir.of(data, *self.key)
         self._folder = Folder(self.workdir.path)
         self.log = Stream(self.key, "log", self._folder, self.workdir.log.name, keep_bytes=log_bytes)
-        self.progress = Stream(self.key, "progress", self._folder, self.workdir.progress.name)
+        name = self.workdir.progress.name
+        self.progress = Stream(self.key, "progress", self._folder, name, most_bytes=PROGRESS_BYTES)
         self.newest: dict[str, float] = {}
         """The newest step, loss and samples per second."""
         self._changed = changed
         self._report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
-        self._reader = ProgressReader(self.key, self._folder, self.workdir.progress.name)
+        self._reader = ProgressReader(self.key, self._folder, name)
         self._vitals = Vitals(timeout_s)
         self._asked_at: float | None = None
         self._killed: str | None = None

@@ -13,9 +13,11 @@ import torch
 from rolecall.spec.errors import NonFiniteLoss
 from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.report import ProgressLine
+from rolecall.spec.workdir import PROGRESS_BYTES
 
 _WRITE_EVERY_S = 0.5
 _RATE_WINDOW_S = 10.0
+_ALWAYS = frozenset({"rendezvous", "joined", "first_step", "result"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,15 @@ class _Step:
 
 
 class Reporter:
-    """Writes progress lines: at most two a second for steps (the last one always), every one of the other kinds."""
+    """Writes progress lines: at most two a second for steps (the last one always), every one of the other kinds.
+
+    The node sends `PROGRESS_BYTES` of them. The more is written, the longer a step waits for its line; near the end
+    only what the job's life depends on is written.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", buffering=1)
+        self._written = 0
         self._next_write = 0.0
         self._first_step_told = False
         self._held_back: _Step | None = None
@@ -59,7 +66,7 @@ class Reporter:
             _require_finite(loss, step)
         self._held_back = _Step(step, loss, steps, epoch, metrics)
         if now >= self._next_write:
-            self._next_write = now + _WRITE_EVERY_S
+            self._next_write = now + interval_s(self._written)
             self._write_step()
 
     def _write_step(self) -> None:
@@ -111,7 +118,16 @@ class Reporter:
 
     def _write(self, **fields: object) -> None:
         line = ProgressLine(at=datetime.now(UTC), **fields)  # type: ignore[arg-type]
-        self._file.write(line.model_dump_json(exclude_none=True, exclude_defaults=True) + "\n")
+        text = line.model_dump_json(exclude_none=True, exclude_defaults=True) + "\n"
+        size = len(text.encode())
+        if line.kind in _ALWAYS or self._written + size < PROGRESS_BYTES * 7 // 8:
+            self._file.write(text)
+            self._written += size
+
+
+def interval_s(written: int) -> float:
+    """Seconds between two lines about steps: they double with each 24th of `PROGRESS_BYTES` beyond a quarter."""
+    return _WRITE_EVERY_S * 2 ** max(0, 24 * written // PROGRESS_BYTES - 6)
 
 
 def _require_finite(loss: float, step: int) -> None:

@@ -30,6 +30,15 @@ AwareMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """The same, of users: they have to give the time zone."""
 
 
+def storable(text: str) -> str:
+    """`text` as every database takes it: PostgreSQL has no zero character, and half a surrogate has no UTF-8."""
+    return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+Text = Annotated[str, AfterValidator(storable)]
+"""Text that every database takes."""
+
+
 def at_most(count: int) -> BeforeValidator:
     """Refuses a list or an object of more than `count` entries before any of them is looked at.
 

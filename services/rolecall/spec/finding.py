@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
+from rolecall.spec.bounds import Text
 from rolecall.spec.model import Value
 
 
@@ -25,12 +26,12 @@ class Level(StrEnum):
 class Finding(Value):
     """One thing that was examined."""
 
-    check: str
+    check: Text
     """What was examined, e.g. `clock`, `disk`, `reach`."""
     level: Level
-    message: str
+    message: Text
     """One line: what is, with figures and units."""
-    remedy: str = ""
+    remedy: Text = ""
     """One line: what to do about it; empty when there is nothing to do."""
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MOST, Moment
+from rolecall.spec.bounds import MOST, MOST_BYTES, Moment, Text, at_most, storable
 from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.redaction import Redacted, redact_text
@@ -14,6 +14,9 @@ HEADLINE, TRACEBACK = 4096, 32768
 """The most characters of a failure's texts: they ride in heartbeats, which have a size that the master takes."""
 _BRIEF = 200
 """The same where an attempt is history: a job may have a thousand of them."""
+_METRICS = 1000
+_Count = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def shorten(text: str, most: int) -> str:
@@ -23,6 +26,10 @@ def shorten(text: str, most: int) -> str:
     mark = f" [{len(text) - most} characters left out] "
     kept = most - len(mark)
     return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]
+
+
+_AS_HEADLINE = AfterValidator(lambda text: shorten(storable(text), HEADLINE))
+_AS_TRACEBACK = AfterValidator(lambda text: shorten(storable(text), TRACEBACK))
 
 
 class StartTimes(Value):
@@ -42,9 +49,9 @@ class StartTimes(Value):
 class Failure(Value):
     """Why a worker ended badly. Of a gang's failures the earliest that is not a consequence is the cause."""
 
-    message: Annotated[Redacted, AfterValidator(lambda text: shorten(text, HEADLINE))]
+    message: Annotated[Redacted, _AS_HEADLINE]
     """One line: the error's class and text, or how the process ended. Its middle is left out where it is too long."""
-    traceback: Annotated[Redacted, AfterValidator(lambda text: shorten(text, TRACEBACK))] = ""
+    traceback: Annotated[Redacted, _AS_TRACEBACK] = ""
     """The last lines of the traceback, likewise."""
     retryable: bool = True
     consequence: bool = False
@@ -59,21 +66,25 @@ class Failure(Value):
 
 
 class ProgressLine(Value):
-    """One line of a worker's progress file. Times are the worker's clock, UTC."""
+    """One line of a worker's progress file. Times are the worker's clock, UTC.
+
+    Its numbers and texts are such as the database takes, since a job's code can write any.
+    """
 
     kind: Literal["forked", "rendezvous", "joined", "first_step", "step", "event", "result"]
     at: Moment
-    step: int | None = None
-    steps: int | None = None
-    epoch: int | None = None
-    samples_per_s: float | None = None
-    seconds_left: float | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
+    step: _Count | None = None
+    steps: _Count | None = None
+    epoch: _Count | None = None
+    samples_per_s: _Finite | None = None
+    seconds_left: _Finite | None = None
+    metrics: Annotated[dict[Text, float], at_most(_METRICS)] = Field(default_factory=dict)
     """`loss` and whatever else the workload reports; of `result`, the final metrics."""
-    message: str | None = None
+    message: Annotated[str, _AS_HEADLINE] | None = None
+    """Of `event`."""
     findings: tuple[NodeFinding, ...] = ()
     """Of `result`: what an examination of the cluster has found."""
-    port: int | None = None
+    port: int | None = Field(default=None, ge=0, le=65535)
     """Of `rendezvous`: where the gang's store listens on rank 0's node."""
 
 

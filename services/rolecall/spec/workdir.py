@@ -6,6 +6,9 @@ The worker opens what it writes before it confines itself. From then on it may c
 from pathlib import Path
 from typing import NamedTuple
 
+PROGRESS_BYTES = 16 << 20
+"""How much of a worker's progress its node sends to the master."""
+
 
 class Workdir(NamedTuple):
     """The folder of one worker of one attempt, `<node's data>/work/<job>/<attempt>/<rank>/`."""

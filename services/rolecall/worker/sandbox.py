@@ -3,7 +3,7 @@
 A worker reads the system's software, Python's environment, the operator's data roots and plug-ins; it writes its own
 scratch folder, the node's cache and a few devices. Everything else is refused with `PermissionError`: above all the
 node's and the master's data, secrets, and the work folders of other jobs. Processes that it starts inherit the
-restriction.
+restriction. A seccomp filter adds what Landlock does not cover: other processes' limits, owners, extended attributes.
 
 Two things need no rule. The kernel lets a restricted process look into the memory, environment and open files (below
 `/proc/PID`) of its own children only, so that `/proc` can be allowed as a whole. And what was open before stays open.
@@ -21,7 +21,7 @@ from pathlib import Path
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from rolecall import landlock
+from rolecall import landlock, seccomp
 from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, Access
 from rolecall.process import keep_capabilities
 from rolecall.runtime.blobs import make_job_folder
@@ -39,11 +39,14 @@ _ETC = (
     "fonts", "gai.conf", "glvnd", "group", "host.conf", "hostname", "hosts", "inputrc", "krb5.conf", "ld.so.cache",
     "ld.so.conf", "ld.so.conf.d", "libibverbs.d", "libnl-3", "locale.alias", "locale.conf", "localtime", "machine-id",
     "magic", "magic.mime", "matplotlibrc", "mime.types", "nccl.conf", "networks", "nsswitch.conf", "os-release",
-    "passwd", "pki", "protocols", "rdma", "resolv.conf", "services", "ssl", "terminfo", "timezone", "vulkan", "xdg",
+    "passwd", "pki/ca-trust", "pki/tls/cert.pem", "pki/tls/certs", "pki/tls/openssl.cnf", "protocols", "rdma",
+    "resolv.conf", "services", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vulkan", "xdg",
 )  # fmt: skip
 _DEVICES = ("dri", "full", "gdrdrv", "infiniband", "kfd", "null", "random", "urandom", "zero")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - loader processes and NCCL exchange data there
 _NEVER = (Path("/run"),)
+_TOKENS = ("token", "stored_tokens")
+"""What `huggingface-cli login` leaves in `HF_HOME`."""
 _CACHES = {
     "XDG_CACHE_HOME": "cache",
     "XDG_CONFIG_HOME": "config",
@@ -99,6 +102,10 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
             raise SandboxUnavailable(f"ROLECALL_SANDBOX=required, and the kernel refuses Landlock: {error}") from error
         _LOG.warning("this worker runs without a sandbox: %s", error)
         return Sandbox()
+    try:
+        seccomp.restrict()
+    except OSError as error:
+        _LOG.warning("this worker's sandbox has no system call filter: %s", error)
     return Sandbox(rules)
 
 
@@ -107,9 +114,11 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     data = request.cache.parent
     yield from _SYSTEM
     yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))  # Some come with the driver's first use.
-    readable = [path.resolve() for path in (*read_library_paths(), *settings.plugins, *settings.data_roots)]
+    libraries = [path.resolve() for path in read_library_paths()]
+    readable = [*libraries, *(path.resolve() for path in (*settings.plugins, *settings.data_roots))]
+    tokens = [path / name for path in libraries for name in _TOKENS if (path / name).exists()]
     for path in dict.fromkeys((*_SOFTWARE, *readable)):
-        yield from _except(path, (data.resolve(), *_NEVER))
+        yield from _except(path, (data.resolve(), *_NEVER, *tokens))
     yield _SHARED_MEMORY, WRITE
     # What the worker tells its node goes through files that were opened before (see `worker.outputs`).
     yield request.workdir, READ
@@ -135,10 +144,13 @@ def _system() -> Iterator[Rule]:
 
 
 def _python() -> Iterator[Path]:
-    """Where this Python finds code; the folder of the whole system or of a user's home is not meant by that."""
+    """Where this Python finds code; the folder of the whole system or of a user's home is not meant by that.
+
+    Nor is the folder where the node was started, for which an empty entry stands.
+    """
     homes = {Path("/"), Path.home()}
     known = [*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, site.getusersitepackages(), *_editable()]
-    yield from (path for path in (Path(one or ".").resolve() for one in known) if path not in homes)
+    yield from (path for path in (Path(one).resolve() for one in known if one) if path not in homes)
 
 
 def _editable() -> Iterator[str]:

@@ -14,7 +14,7 @@ from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
 from rolecall.master.core import Master
 from rolecall.master.quota import measure, metered
 from rolecall.master.retention import blobs_of, superfluous
-from rolecall.master.space import within_quota, within_reserve
+from rolecall.master.space import above_floor, within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
@@ -64,8 +64,9 @@ async def append(  # noqa: PLR0917 - the framework passes by name
         record = await jobs.summary(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
-    # Below the reserve there is room for reports, and for nothing that can wait.
-    pieces = request.stream() if kind == "progress" else within_reserve(request.stream(), master.reserve)
+    # Below the reserve there is room for reports and progress, and for nothing that can wait.
+    within = above_floor if kind == "progress" else within_reserve
+    pieces = within(request.stream(), master.reserve)
     size = await master.streams.append(key, offset, pieces, cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         await master.progress.ingest(master.database, key)
