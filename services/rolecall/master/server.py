@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from rolecall.edge import listener
 from rolecall.edge.census import Limits
 from rolecall.edge.connections import allow_files, limited
 from rolecall.edge.logs import log_to_stderr
@@ -45,7 +46,6 @@ HEADERS = [
     ("Referrer-Policy", "no-referrer"),
 ]
 """On every answer: pages load what this server serves and nothing else, and nobody frames them."""
-_BACKLOG = 2048
 _LONGEST_PAUSE_S = 5.0
 _PROBE = 1 << 16
 """About what the database's first transaction needs."""
@@ -86,8 +86,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then tell where."""
         await super().startup(sockets)
-        for listener in sockets or ():
-            host, port = listener.getsockname()[:2]
+        for one in sockets or ():
+            host, port = one.getsockname()[:2]
             _log.info("master listening on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -146,10 +146,9 @@ def read_certificate(settings: MasterSettings) -> Certificate | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises `SettingsError` when it can't be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    """A socket that listens; port 0 takes a free one. Raises `SettingsError` if the address is unavailable."""
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return listener.listen(host, port)
     except OSError as error:
         why = f"ROLECALL_PORT={port} on ROLECALL_HOST={host}: {error.strerror}"
         raise SettingsError(f"{why}; end what listens there, or give another port or address") from None

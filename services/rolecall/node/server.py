@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from rolecall import __version__
 from rolecall.edge.census import Limits, Share
 from rolecall.edge.connections import limited
+from rolecall.edge.listener import listen
 from rolecall.edge.logs import log_to_stderr
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
@@ -146,9 +147,8 @@ def _on_signals(stop: Callable[[], object]) -> None:
 
 
 def _listen(settings: NodeSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.metrics_port), family=family)
+        return listen(settings.host, settings.metrics_port)
     except OSError as error:
         raise SettingsError(
             f"ROLECALL_METRICS_PORT={settings.metrics_port} on {settings.host}: {error.strerror}; "
