@@ -130,8 +130,7 @@ def _assemble(
         placement_seconds=_placement_seconds(registry),
         backfill_window=timedelta(seconds=settings.backfill_window_s),
     )
-    waking.add(reconciler.wake)
-    waking.add(placer.wake)
+    waking.connect(reconciler.wake, placer.wake)
     cleaner = Cleaner(
         database=database,
         blobs=blobs,

@@ -18,17 +18,24 @@ class Waking:
         self._view = view
         self._answers = answers
         self._news = news
-        self._loops: list[Callable[[], None]] = []
+        self._reconcile: Callable[[], None] = lambda: None
+        self._place: Callable[[], None] = lambda: None
 
-    def add(self, wake: Callable[[], None]) -> None:
-        """A loop that is to pass when something changed."""
-        self._loops.append(wake)
+    def connect(self, reconcile: Callable[[], None], place: Callable[[], None]) -> None:
+        """Name the loops, which are made later."""
+        self._reconcile, self._place = reconcile, place
 
     def jobs(self, *jobs: str) -> None:
         """These jobs changed, but not what any node should run."""
         self._view.note(jobs=jobs)
         self._news.notify(*jobs)
         self.loops()
+
+    def queued(self, job: str) -> None:
+        """The job is new: it is to be placed, and nothing else is to be done about it."""
+        self._view.note(jobs=[job])
+        self._news.notify(job)
+        self._place()
 
     def gang(self, job: str, nodes: Iterable[str]) -> None:
         """The job changed, and with it what these nodes should run."""
@@ -47,5 +54,5 @@ class Waking:
 
     def loops(self) -> None:
         """Only the loops: what is in memory changed."""
-        for wake in self._loops:
-            wake()
+        self._reconcile()
+        self._place()

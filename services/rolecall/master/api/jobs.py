@@ -67,9 +67,11 @@ async def submit(
         _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, caller, key)
-    master.waking.jobs(job.id)
     response.headers["Location"] = f"/jobs/{job.id}"
-    return await _document(master, job.id)
+    if job.attempt or job.state is not JobState.QUEUED:
+        return await _document(master, job.id)  # It was submitted before, with the same key.
+    master.waking.queued(job.id)
+    return job_document(job, (), {}, progress=None, waiting_for=None)
 
 
 @router.get("/jobs", dependencies=_READS, summary="List jobs", response_model=JobPage)

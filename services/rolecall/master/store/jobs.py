@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import accumulate
 from typing import Any, cast
 
@@ -313,9 +314,15 @@ def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
 
 
 async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any] | None:
-    query = cast(Select[Any], select(*columns)).where(jobs.c.id == job, _visible())
     # PostgreSQL refuses a NUL in a text, and no id has one.
-    return (await connection.execute(query)).one_or_none() if job.isprintable() else None
+    found = await connection.execute(_by_id(columns), {"job": job}) if job.isprintable() else None
+    return None if found is None else found.one_or_none()
+
+
+@cache
+def _by_id(columns: tuple[Any, ...]) -> Select[Any]:
+    """Made once: the statement takes longer to put together than to run."""
+    return cast(Select[Any], select(*columns)).where(jobs.c.id == bindparam("job"), _visible())
 
 
 def _summary(row: Row[Any]) -> JobSummary:
