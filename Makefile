@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RESOLVE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
 	--no-emit-index-url --no-emit-find-links --generate-hashes pyproject.toml
-PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
+PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 WITH_DEV = --upgrade --group pyproject.toml:dev -
 
 .DEFAULT_GOAL := help

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir, mkdtemp
 from types import MappingProxyType
+from typing import Any
 
 import httpx
 import psutil
@@ -23,6 +24,7 @@ import pytest
 from hypothesis import settings
 from tests.rows import write_rows
 from tests.running import Running
+from xdist.scheduler import LoadScopeScheduling
 
 TOKEN = "a-token-for-the-tests-only-and-long"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
@@ -43,16 +45,27 @@ _GROUPS = {
 _LONGEST = ("docker", "tests/cluster", "namespaces", "tests/numerics")
 
 
-@pytest.hookimpl(tryfirst=True)
+class ByGroup(LoadScopeScheduling):
+    """With several processes, a file's tests stay in one of them, for their fixtures."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
+    """pytest-xdist's hook."""
+    return ByGroup(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: a file's tests stay in one process, for their fixtures; the longest groups come first."""
-    groups = {item: _group(item.nodeid.partition("::")[0]) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: next((n for n, start in enumerate(_LONGEST) if groups[item].startswith(start)), 99))
+    """The longest groups come first."""
+    items.sort(
+        key=lambda item: next((n for n, start in enumerate(_LONGEST) if _group(item.nodeid).startswith(start)), 99)
+    )
 
 
-def _group(file: str) -> str:
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
     return next((group for group, files in _GROUPS.items() if file.startswith(files)), file)
 
 
