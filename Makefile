@@ -7,7 +7,7 @@ LOCK ?= requirements.lock
 TORCH ?= 2.14.1
 TORCHVISION ?= 0.29.1
 LOWEST_TORCH ?= 2.11.0
-# How many tests run at once. Most wait for processes of their own, so that more than the machine has cores help little.
+# How many of the fast tests run at once. The slow ones use all cores by themselves.
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
@@ -32,7 +32,8 @@ test-fast: $(INSTALLED)  ## Run the tests that take seconds
 	$(PYTEST) -m "not slow"
 
 test: $(INSTALLED)  ## Run every test that this machine can run
-	$(PYTEST)
+	$(PYTEST) -m "not slow"
+	$(BIN)/pytest -m slow
 
 test-versions:  ## Run the fast tests and the numerics with the lowest torch that is supported
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock setup

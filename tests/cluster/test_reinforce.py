@@ -97,12 +97,11 @@ def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Clus
     ("params", "bound_s"),
     [
         ({"algorithm": "reinforce", "seed": 0}, 60),
-        ({"algorithm": "reinforce", "seed": 1}, 60),
         ({"algorithm": "ppo", "seed": 1}, 60),
         ({"environment": "Acrobot-v1", "target_return": -100}, 90),
         ({"environment": "Pendulum-v1", "target_return": -200, "algorithm": {"name": "ppo", "gamma": 0.9}}, 90),
     ],
-    ids=["reinforce, seed 0", "reinforce, seed 1", "ppo, seed 1", "Acrobot", "Pendulum"],
+    ids=["reinforce, seed 0", "ppo, seed 1", "Acrobot", "Pendulum"],
 )
 def test_tasks_are_solved_in_time(watched: Cluster, params: dict[str, Any], bound_s: float) -> None:
     document = watched.wait_for(watched.submit(job(**params)), "succeeded", bound_s)

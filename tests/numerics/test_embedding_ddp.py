@@ -84,9 +84,11 @@ def test_float64_parity_over_500_steps(table: Path, tmp_path: Path, optimizers: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gang", GANGS)
-@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizers", "gang"), [*((name, "two-of-each") for name in OPTIMIZERS), ("sgd", "one-server")]
+)
 def test_float32_parity_over_50_steps(table: Path, tmp_path: Path, optimizers: str, gang: str) -> None:
+    """Float64 shows every combination to be the same sum; here only its order differs."""
     params = job(table, optimizers, max_steps=50)
     result = run_gang("embedding-ddp", params, roles(gang), tmp_path)
     tolerance = 1e-6 if GANGS[gang][1] == 1 else 1e-5
