@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -47,6 +48,8 @@ HEADERS = [
 ]
 """On every answer: pages load what this server serves and nothing else, and nobody frames them."""
 _LONGEST_PAUSE_S = 5.0
+_SWITCH_S = 0.0005
+"""How long the event loop waits for a thread that computes. A call crosses threads often, and Python's 5 ms add up."""
 _PROBE = 1 << 16
 """About what the database's first transaction needs."""
 _log = logging.getLogger(__name__)
@@ -120,6 +123,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
     """
     log_to_stderr(settings.log_level)
     allow_files(LIMITS)
+    sys.setswitchinterval(_SWITCH_S)
     certificate = read_certificate(settings)
     check_folder(settings.data)
     check_standby(settings)
