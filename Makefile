@@ -7,7 +7,7 @@ LOCK ?= requirements.lock
 TORCH ?= 2.14.1
 TORCHVISION ?= 0.29.1
 LOWEST_TORCH ?= 2.11.0
-# How many of the fast tests run at once. The slow ones use all cores by themselves.
+# How many tests run at once. Many wait for processes of their own; more than two make those with time limits fail.
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
@@ -32,8 +32,7 @@ test-fast: $(INSTALLED)  ## Run the tests that take seconds
 	$(PYTEST) -m "not slow"
 
 test: $(INSTALLED)  ## Run every test that this machine can run
-	$(PYTEST) -m "not slow"
-	$(BIN)/pytest -m slow
+	$(PYTEST)
 
 test-versions:  ## Run the fast tests and the numerics with the lowest torch that is supported
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock setup
