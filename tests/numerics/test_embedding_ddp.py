@@ -75,9 +75,12 @@ def assert_same(result: GangResult, alone: Reference, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gang", GANGS)
-@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizers", "gang"),
+    [*((name, "two-of-each") for name in OPTIMIZERS), *(("adagrad", gang) for gang in GANGS if gang != "two-of-each")],
+)
 def test_float64_parity_over_500_steps(table: Path, tmp_path: Path, optimizers: str, gang: str) -> None:
+    """Every optimizer in the largest gang, and every gang: neither depends on the other."""
     params = job(table, optimizers, precision="float64", max_steps=500)
     result = run_gang("embedding-ddp", params, roles(gang), tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
@@ -88,7 +91,7 @@ def test_float64_parity_over_500_steps(table: Path, tmp_path: Path, optimizers: 
     ("optimizers", "gang"), [*((name, "two-of-each") for name in OPTIMIZERS), ("sgd", "one-server")]
 )
 def test_float32_parity_over_50_steps(table: Path, tmp_path: Path, optimizers: str, gang: str) -> None:
-    """Float64 shows every combination to be the same sum; here only its order differs."""
+    """Float64 shows it to be the same sum; here only its order differs."""
     params = job(table, optimizers, max_steps=50)
     result = run_gang("embedding-ddp", params, roles(gang), tmp_path)
     tolerance = 1e-6 if GANGS[gang][1] == 1 else 1e-5
