@@ -259,3 +259,17 @@ def gone(pids: set[int], timeout_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+@contextmanager
+def working_node(data: Path, **settings: str) -> Iterator[ScriptedMaster]:
+    """A master with one node that has been heard; the node ends with the block, and not before."""
+    master = ScriptedMaster()
+    with master.serving():
+        node = start_node(master, data, **settings)
+        try:
+            master.wait(lambda: master.beats, 60)
+            yield master
+            assert node.poll() is None, "the daemon ended"
+        finally:
+            end(node)

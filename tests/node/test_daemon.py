@@ -13,7 +13,17 @@ from socket import AF_INET
 import httpx
 import psutil
 import pytest
-from tests.node.harness import METRICS_TOKEN, TOKEN, ScriptedMaster, descendants, end, gone, launch, start_node
+from tests.node.harness import (
+    METRICS_TOKEN,
+    TOKEN,
+    ScriptedMaster,
+    descendants,
+    end,
+    gone,
+    launch,
+    start_node,
+    working_node,
+)
 
 from rolecall import __version__
 from rolecall.node.examination import EXAMINE_EVERY_S
@@ -30,14 +40,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def master(data: Path) -> Iterator[ScriptedMaster]:
     """A master with one node, shared by the tests that leave the node alive."""
-    master = ScriptedMaster()
-    with master.serving():
-        node = start_node(master, data)
-        try:
-            master.wait(lambda: master.beats, 60)
-            yield master
-        finally:
-            end(node)
+    with working_node(data) as master:
+        yield master
 
 
 def test_a_worker_that_returns_has_succeeded_and_its_output_came_first(master: ScriptedMaster, data: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.node.harness import ScriptedMaster, end, launch, start_node
+from tests.node.harness import ScriptedMaster, launch, working_node
 
 from rolecall.node.reconcile import Key
 from rolecall.spec.state import StopMode, WorkerState
@@ -23,15 +23,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def master(data: Path) -> Iterator[ScriptedMaster]:
-    master = ScriptedMaster()
-    with master.serving():
-        node = start_node(master, data, ROLECALL_LOG_BYTES=str(KEEP))
-        try:
-            master.wait(lambda: master.beats, 60)
-            yield master
-            assert node.poll() is None, "the daemon ended"
-        finally:
-            end(node)
+    with working_node(data, ROLECALL_LOG_BYTES=str(KEEP)) as master:
+        yield master
 
 
 @pytest.fixture
