@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from rolecall.workloads import cache
 from rolecall.workloads.cache import build_once, evict
 
 
@@ -127,3 +128,20 @@ def test_entries_however_deep_are_evicted(tmp_path: Path) -> None:
     os.close(descriptor)
     evict(tmp_path, 1)
     assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.timeout(30)
+def test_an_entry_that_another_builds_and_keeps_in_the_meantime_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other holds its lock until it ends, and it may wait for this process: so this one must not wait for that."""
+    with ExitStack() as others:
+        alone = cache._alone
+
+        def too_late(lock: Path) -> AbstractContextManager[bool]:
+            others.enter_context(user(tmp_path / "mine", "key"))
+            return alone(lock)
+
+        monkeypatch.setattr(cache, "_alone", too_late)
+        found = build_once(tmp_path / "mine", "key", lambda draft: pytest.fail("it is there"))
+        assert (found / "numbers").stat().st_size == 1 << 16

@@ -44,8 +44,10 @@ def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     if not target.exists():
         evict(folder.parent, read_worker().cache_bytes)
     while not _hold(target):
-        with _locked(_lock_of(target)):
-            if not target.exists():
+        # Nobody waits to hold the lock alone: whoever has built the entry shares the lock as long as it lives, and it
+        # may be waiting for this process.
+        with _alone(_lock_of(target)) as alone:
+            if alone and not target.exists():
                 _build_in_place(target, build)
     return target
 
@@ -95,8 +97,8 @@ def _size(folder: Path) -> int:
 def _evict(lock: Path) -> bool:
     """Delete an entry with its lock; returns False if somebody holds it."""
     target = lock.with_suffix("")
-    try:
-        with _locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB):
+    with _alone(lock) as alone:
+        if alone:
             # Aside first: what is half deleted must never be taken for whole.
             aside = target.with_suffix(_DRAFT)
             delete_tree(aside)
@@ -104,13 +106,14 @@ def _evict(lock: Path) -> bool:
                 target.rename(aside)
                 delete_tree(aside)
             lock.unlink()
-    except BlockingIOError:
-        return False
-    return True
+    return alone
 
 
 def _hold(target: Path) -> bool:
-    """Hold the entry as long as this process lives and note the use; returns False if it is not there."""
+    """Hold the entry as long as this process lives and note the use; returns False if it is not there.
+
+    Waits while another process builds or evicts it.
+    """
     lock = _lock_of(target)
     if lock not in _held:
         descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT)
@@ -124,14 +127,15 @@ def _hold(target: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path, operation: int = fcntl.LOCK_EX) -> Generator[None]:
-    """Hold the lock file `path`: the one that is there, since an evicted entry's is deleted."""
-    while True:
-        with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "wb") as lock:
-            fcntl.flock(lock, operation)  # the kernel lets go of it if this process dies
-            if _is_at(lock.fileno(), path):
-                yield
-                return
+def _alone(path: Path) -> Generator[bool]:
+    """Hold the lock file `path` alone; yields False if another process holds it, or has just evicted its entry."""
+    with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it if this process dies
+            alone = _is_at(lock.fileno(), path)
+        except BlockingIOError:
+            alone = False
+        yield alone
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

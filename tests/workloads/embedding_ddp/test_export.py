@@ -38,6 +38,8 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "their_layers.py").write_text(_THEIRS)
     monkeypatch.setenv("ROLECALL_PLUGINS", str(folder))
     monkeypatch.setattr(sys, "path", sys.path[:])
+    # An earlier test's module of that name comes from that test's folder, which this one doesn't allow.
+    monkeypatch.delitem(sys.modules, "their_layers", raising=False)
     return folder
 
 
