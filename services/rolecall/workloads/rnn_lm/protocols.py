@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch import nn
 from torch.distributed import rpc
@@ -65,8 +66,12 @@ class SeedProtocol:
         self._optimizer = DistributedOptimizer(kind, [*shards.parameters(), *own], **arguments)
 
     def apply(self, context_id: int, step: int, rate_factor: float) -> None:
-        """Blocks until every weight is stepped."""
+        """Blocks until every trainer has stepped every weight.
+
+        Autograd refuses to go back through a weight that another trainer has changed since the forward pass.
+        """
         self._optimizer.step(context_id)
+        dist.barrier()
 
     def state(self) -> dict[str, torch.Tensor]:
         """None that can be had."""
