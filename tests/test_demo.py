@@ -48,11 +48,11 @@ def test_asynchronous_protocols_reach_the_synchronous_score(cluster: Cluster) ->
     sync = _test_auc(cluster, "sync")
     assert sync >= 0.915
     assert _test_auc(cluster, "async") == pytest.approx(sync, abs=0.005)
-    assert _test_auc(cluster, "seed") == pytest.approx(sync, abs=0.005)
+    assert _test_auc(cluster, "tutorial") == pytest.approx(sync, abs=0.005)
 
 
 def _test_auc(cluster: Cluster, protocol: str) -> float:
     params: dict[str, Any] = EXAMPLE["params"] | {"protocol": protocol}
-    if protocol == "seed":
+    if protocol == "tutorial":
         params.pop("lr_schedule")
     return cluster.wait_for(cluster.submit(EXAMPLE | {"params": params}), "succeeded", 150)["result"]["test_auc"]

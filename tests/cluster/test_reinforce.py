@@ -114,7 +114,7 @@ def test_the_agent_decides_for_its_observers(watched: Cluster) -> None:
 
 
 def test_the_tutorials_protocol_runs(watched: Cluster) -> None:
-    params = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1, "protocol": "seed"}
+    params = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1, "protocol": "tutorial"}
     document = watched.wait_for(watched.submit(endless(max_updates=30, **params)), "succeeded", 60)
     assert document["result"]["episodes"] == 60
 

@@ -130,7 +130,7 @@ def test_a_checkpoint_continues_to_the_uninterrupted_weights(table: Path, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("protocol", ["async", "seed"])
+@pytest.mark.parametrize("protocol", ["async", "tutorial"])
 def test_asynchronous_protocols_learn_as_well(table: Path, tmp_path: Path, protocol: str) -> None:
     sync = run_gang("embedding-ddp", job(table, "adagrad", epochs=6), roles("two-trainers"), tmp_path / "sync")
     other = run_gang(

@@ -90,7 +90,7 @@ def test_float64_parity_over_steps_of_two_epochs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [("1f1b", 2, 1), ("1f1b", 3, 8), ("seed", 2, 4)])
+@pytest.mark.parametrize("case", [("1f1b", 2, 1), ("1f1b", 3, 8), ("tutorial", 2, 4)])
 def test_the_first_gradients_in_float32(folder: str, alone: Alone, tmp_path: Path, case: tuple[str, int, int]) -> None:
     """With a learning rate of 1 the first step takes the gradients themselves off the weights."""
     protocol, stages, micro_batches = case
@@ -107,8 +107,8 @@ def test_the_first_gradients_in_float32(folder: str, alone: Alone, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, 3])
-def test_the_seeds_protocol_keeps_parity(folder: str, alone: Alone, tmp_path: Path, stages: int) -> None:
-    params = job(folder, protocol="seed", precision="float64", micro_batches=4, max_steps=4)
+def test_the_tutorials_protocol_keeps_parity(folder: str, alone: Alone, tmp_path: Path, stages: int) -> None:
+    params = job(folder, protocol="tutorial", precision="float64", micro_batches=4, max_steps=4)
     assert_same(run(params, stages, tmp_path), alone(params), 1e-10)
 
 
@@ -117,7 +117,7 @@ def test_more_micro_batches_than_rpc_has_threads_by_default(folder: str, alone: 
     """The tutorial's protocol holds a thread for each of them at every stage: with too few all would wait for ever."""
     data = {"size": 32}
     params = job(folder, data=data, precision="float64", norm="group", batch_size=18, micro_batches=18, max_steps=1)
-    assert_same(run(params | {"protocol": "seed"}, 2, tmp_path, timeout_s=90), alone(params), 1e-10)
+    assert_same(run(params | {"protocol": "tutorial"}, 2, tmp_path, timeout_s=90), alone(params), 1e-10)
 
 
 @pytest.mark.slow

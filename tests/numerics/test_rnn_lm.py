@@ -172,18 +172,18 @@ def validation_losses(result: GangResult) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, ADAMW], ids=lambda one: one["name"])
-def test_the_seed_protocol_with_one_trainer_gives_what_one_process_gives(
+def test_the_tutorial_protocol_with_one_trainer_gives_what_one_process_gives(
     prose: Path, tmp_path: Path, optimizer: dict[str, Any]
 ) -> None:
-    params = job(prose, precision="float64", optimizer=optimizer, max_steps=20, protocol="seed", max_grad_norm=None)
+    params = job(prose, precision="float64", optimizer=optimizer, max_steps=20, protocol="tutorial", max_grad_norm=None)
     result = run_gang("rnn-lm", params, roles(2, 1), tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
 
 
 @pytest.mark.slow
-def test_the_seed_protocol_with_two_trainers_learns_as_well(prose: Path, tmp_path: Path) -> None:
+def test_the_tutorial_protocol_with_two_trainers_learns_as_well(prose: Path, tmp_path: Path) -> None:
     """It takes two steps of the remote weights for each one of the reference, so it may be ahead."""
-    params = job(prose, optimizer=ADAM, max_steps=200, protocol="seed", max_grad_norm=None)
+    params = job(prose, optimizer=ADAM, max_steps=200, protocol="tutorial", max_grad_norm=None)
     result = run_gang("rnn-lm", params, roles(1, 2), tmp_path)
     alone = train_alone(Params.model_validate(params), tmp_path / "cache")
     assert result.result["validation_perplexity"] < 1.1 * alone.perplexity["validation"]

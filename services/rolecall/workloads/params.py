@@ -40,6 +40,16 @@ def tupled(given: Any) -> Any:
 Widths = Annotated[tuple[Width, ...], Field(max_length=1024), BeforeValidator(tupled)]
 
 
+def _renamed(given: Any) -> Any:
+    if given == "seed":
+        raise ValueError('"seed" was renamed: use "tutorial"')
+    return given
+
+
+RenamedProtocol = BeforeValidator(_renamed)
+"""For a `protocol` that has the value `tutorial`: the error for its old name gives the new one."""
+
+
 def listed(given: Any) -> Any:
     """A single value stands for a list of one."""
     return [given] if isinstance(given, str | int | float | bool) else given

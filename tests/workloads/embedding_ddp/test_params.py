@@ -85,7 +85,7 @@ bodies = fields(
     epochs=st.integers(1, 99),
     max_steps=st.none() | st.integers(1, 2**40),
     seed=st.integers(0, 2**63 - 1),
-    protocol=st.sampled_from(["sync", "async", "seed"]),
+    protocol=st.sampled_from(["sync", "async", "tutorial"]),
     sparse_optimizer=sparse,
     dense_optimizer=dense,
     precision=st.sampled_from(["float32", "float64"]),
@@ -176,7 +176,8 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], said: st
     ("changed", "said"),
     [
         ({"pooling": "max"}, "'sum', 'mean' or 'none'"),
-        ({"protocol": "hogwild"}, "'sync', 'async' or 'seed'"),
+        ({"protocol": "hogwild"}, "'sync', 'async' or 'tutorial'"),
+        ({"protocol": "seed"}, '"seed" was renamed: use "tutorial"'),
         ({"precision": "float16"}, "'float32' or 'float64'"),
         ({"sparse_optimizer": {"name": "adam"}}, "'sgd', 'adagrad', 'sparse-adam'"),
         ({"dense_optimizer": {"name": "sparse-adam"}}, "'sgd', 'adam', 'adamw'"),
@@ -190,7 +191,7 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], said: st
         ({"hidden": [0]}, "greater than or equal to 1"),
         ({"lr_schedule": {"shape": "linear"}}, "'constant' or 'cosine'"),
         ({"early_stopping": {"metric": "accuracy"}}, "'auc' or 'loss'"),
-        ({"protocol": "seed", "lr_schedule": {"shape": "cosine"}}, "constant; leave lr_schedule out"),
+        ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "constant; leave lr_schedule out"),
         (
             {"data": DATA | {"validation": 0}, "early_stopping": {}},
             "set data.validation to a share above 0, or to paths",

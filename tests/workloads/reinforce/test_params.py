@@ -27,9 +27,9 @@ def test_names_stand_for_objects() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "seed"}, "protocol: seed needs algorithm: reinforce, policy_at: agent, environments: 1"),
+        ({"protocol": "tutorial"}, "protocol: tutorial needs algorithm: reinforce, policy_at: agent, environments: 1"),
         (
-            {"protocol": "seed", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
+            {"protocol": "tutorial", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
             | {"inference": {"batch": 2}},
             "answers every question by itself",
         ),

@@ -31,8 +31,8 @@ def params(**given: Any) -> Params:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "seed"}, "set max_grad_norm to null"),
-        ({"protocol": "seed", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
+        ({"protocol": "tutorial"}, "set max_grad_norm to null"),
+        ({"protocol": "tutorial", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
         ({"early_stopping": {}, "text": {"train": "t", "validation": 0.0}}, "early_stopping needs validation text"),
         ({"sample": {"prompt": " \t"}}, "a prompt of blanks has no tokens"),
         ({"model": {"builder": "mine:gru"}, "layers": 3}, "give either those or model"),

@@ -20,6 +20,7 @@ from rolecall.workloads.params import (
     Names,
     Paths,
     Positive,
+    RenamedProtocol,
     Sgd,
     Text,
     TrainingParams,
@@ -237,10 +238,10 @@ class Params(TrainingParams):
     inputs and gives a torch module from [b, inputs] to [b] or [b, 1] logits."""
     batch_size: BatchSize = 1024
     """Rows per step over all trainers together; each takes its equal share."""
-    protocol: Literal["sync", "async", "seed"] = "sync"
+    protocol: Annotated[Literal["sync", "async", "tutorial"], RenamedProtocol] = "sync"
     """`sync`: a server applies the mean gradient of all trainers once per step, as one process would with the global
-    batch; `async`: each trainer's gradient is applied when it comes, faster and not reproducible; `seed`: as `async`,
-    through torch's own DistributedOptimizer, whose state lives per trainer."""
+    batch; `async`: each trainer's gradient is applied when it comes, faster and not reproducible; `tutorial`: as
+    `async`, through torch's own DistributedOptimizer, whose state lives per trainer."""
     sparse_optimizer: Annotated[SparseSgd | SparseAdagrad | SparseAdam, Field(discriminator="name")] = SparseAdagrad(
         name="adagrad"
     )
@@ -256,8 +257,8 @@ class Params(TrainingParams):
     def _consistent(self) -> Self:
         if self.model and (self.hidden, self.dropout) != ((128, 64), 0.0):
             raise ValueError("hidden and dropout shape the layers that model replaces; give either those or model")
-        if self.protocol == "seed" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: seed keeps its learning rates constant; leave lr_schedule out")
+        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
+            raise ValueError("protocol: tutorial keeps its learning rates constant; leave lr_schedule out")
         if self.early_stopping and self.data.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation rows; set data.validation to a share above 0, or to paths"

@@ -40,7 +40,7 @@ class ServerOwned:
         restore_optimizer(self._optimizer, tensors)
 
 
-class SeedProtocol:
+class TutorialProtocol:
     """The tutorial's way: torch's DistributedOptimizer steps local and remote parameters, one for each trainer.
 
     Its state lives in each parameter's process, once per trainer, where nothing can read it: a resumed attempt

@@ -20,7 +20,7 @@ from rolecall.workloads.embedding_ddp.evaluation import score
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.embedding_ddp.protocols import SeedProtocol, ServerOwned
+from rolecall.workloads.embedding_ddp.protocols import ServerOwned, TutorialProtocol
 from rolecall.workloads.loop import Held, TrainingLoop
 from rolecall.workloads.update import UpdateProtocol
 
@@ -87,8 +87,8 @@ class Training(TrainingLoop[Batch]):
         return self._dense(pool(vectors, batch), batch.numeric.to(self.context.device))
 
     def _update_protocol(self) -> UpdateProtocol:
-        if self._params.protocol == "seed":
-            return SeedProtocol(self._params, self._table, self._dense)
+        if self._params.protocol == "tutorial":
+            return TutorialProtocol(self._params, self._table, self._dense)
         return ServerOwned(self._params, self._rank, self._table, self._dense)
 
     def score(self, split: Held) -> dict[str, float] | None:

@@ -14,6 +14,7 @@ from rolecall.workloads.params import (
     LrSchedule,
     Name,
     Positive,
+    RenamedProtocol,
     Seconds,
     Sgd,
     Weight,
@@ -188,8 +189,8 @@ class Params(workload.Params):
     weights leave it for evaluations alone."""
     inference: Inference = Inference()
     """With `policy_at: agent`, how the agent gathers questions."""
-    protocol: Literal["batched", "seed"] = "batched"
-    """`seed` keeps the tutorial's protocol as a reference: one environment per observer, one call per step, each
+    protocol: Annotated[Literal["batched", "tutorial"], RenamedProtocol] = "batched"
+    """`tutorial` keeps the tutorial's protocol as a reference: one environment per observer, one call per step, each
     answered by itself. It needs `algorithm: reinforce`, `policy_at: agent` and `environments: 1`."""
     wait_for: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The share of the observers whose trajectories an update waits for; those of slower ones go into the next update.
@@ -227,8 +228,8 @@ class Params(workload.Params):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.protocol == "seed":
-            self._check_seed_protocol()
+        if self.protocol == "tutorial":
+            self._check_tutorial_protocol()
         if self.inference != Inference() and self.policy_at == "observer":
             raise ValueError("inference says how the agent decides actions; it needs policy_at: agent")
         return self
@@ -238,11 +239,11 @@ class Params(workload.Params):
         """The optimizer that is given, or the algorithm's default."""
         return self.optimizer or Adam(name="adam", lr=0.001 if self.algorithm.name == "ppo" else 0.003, eps=1e-5)
 
-    def _check_seed_protocol(self) -> None:
+    def _check_tutorial_protocol(self) -> None:
         legal = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1}
         given = {"algorithm": self.algorithm.name, "policy_at": self.policy_at, "environments": self.environments}
         wrong = [f"{name}: {value}" for name, value in legal.items() if given[name] != value]
         if wrong:
-            raise ValueError(f"protocol: seed needs {', '.join(wrong)}")
+            raise ValueError(f"protocol: tutorial needs {', '.join(wrong)}")
         if self.inference != Inference():
-            raise ValueError("protocol: seed answers every question by itself; leave inference out")
+            raise ValueError("protocol: tutorial answers every question by itself; leave inference out")

@@ -201,7 +201,7 @@ class Training:
     def _make_inference(self, spaces: dict[str, Any]) -> Inference:
         policy = new_policy(self._params, spaces).to(self._context.device)
         chosen = self._params.inference
-        if self._params.protocol == "seed":
+        if self._params.protocol == "tutorial":
             return Inference(policy, self._context.device, lambda: 1, 0.0)
         return Inference(
             policy, self._context.device, lambda: chosen.batch or self._observers.at_work, chosen.deadline_ms / 1000

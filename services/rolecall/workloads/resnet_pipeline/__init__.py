@@ -5,8 +5,8 @@ replica reads the images; activations and gradients go from stage to stage; the 
 
 `model` is what users get too, `costs` and `partition` choose the cuts, `shard` is one stage's part of the model,
 `schedule` the order of its work, `wire` how tensors reach a neighbour, `pipeline` the stage that joins them,
-`seed_protocol` the tutorial's own way; `training` is the master's loop. This file, `params`, `check`, `partition` and
-`schedule` never import torch.
+`tutorial_protocol` the tutorial's own way; `training` is the master's loop. This file, `params`, `check`, `partition`
+and `schedule` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -43,6 +43,6 @@ def check_node(params: workload.Params, role: Role) -> None:
 
 
 def rpc_threads(params: workload.Params, counts: dict[Role, int]) -> int:
-    """In protocol `seed` every micro-batch may hold one thread of a stage, and others must still be answered."""
+    """In protocol `tutorial` every micro-batch may hold one thread of a stage, and others must still be answered."""
     assert isinstance(params, Params)
     return params.micro_batches + 2

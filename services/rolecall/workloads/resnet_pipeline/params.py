@@ -8,7 +8,18 @@ from rolecall.spec.errors import InputError
 from rolecall.workloads.builders import Builder
 from rolecall.workloads.divisors import divisors, nearest, nearest_multiples
 from rolecall.workloads.images.params import Images
-from rolecall.workloads.params import Adam, AdamW, BatchSize, Fraction, LrSchedule, Name, Replicas, Sgd, TrainingParams
+from rolecall.workloads.params import (
+    Adam,
+    AdamW,
+    BatchSize,
+    Fraction,
+    LrSchedule,
+    Name,
+    RenamedProtocol,
+    Replicas,
+    Sgd,
+    TrainingParams,
+)
 from rolecall.workloads.resnet_pipeline.partition import places
 
 _LAYERS = {
@@ -53,10 +64,10 @@ class Params(TrainingParams):
     cuts: Annotated[tuple[Name, ...], Field(max_length=1024)] | None = None
     """The blocks with which the second and every later stage begins, e.g. `["layer3.0"]` for two stages. Without it the
     stages measure what each block costs them, and the cuts make the slowest stage as fast as it can be."""
-    protocol: Literal["1f1b", "seed"] = "1f1b"
+    protocol: Annotated[Literal["1f1b", "tutorial"], RenamedProtocol] = "1f1b"
     """`1f1b`: stages hand activations and gradients to each other, each alternating one forward and one backward pass
-    (Narayanan et al., 2021), and own their optimizers; `seed`: with the tools of torch's RPC pipeline tutorial, RRefs,
-    distributed autograd and DistributedOptimizer, all forward passes before all backward passes."""
+    (Narayanan et al., 2021), and own their optimizers; `tutorial`: with the tools of torch's RPC pipeline tutorial,
+    RRefs, distributed autograd and DistributedOptimizer, all forward passes before all backward passes."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Sgd(
         name="sgd", lr=0.05, momentum=0.9, weight_decay=5e-4
     )
@@ -106,10 +117,10 @@ class Params(TrainingParams):
     def _consistent(self) -> Self:
         if isinstance(self.model, Builder) and self.norm != "batch":
             raise ValueError("norm is for torchvision's ResNets; a model of the job's own has its own, leave norm out")
-        if self.protocol == "seed" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: seed keeps its learning rates constant; leave lr_schedule out")
-        if self.protocol == "seed" and self.replicas > 1:
-            raise ValueError("protocol: seed has one replica; take protocol: 1f1b for more")
+        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
+            raise ValueError("protocol: tutorial keeps its learning rates constant; leave lr_schedule out")
+        if self.protocol == "tutorial" and self.replicas > 1:
+            raise ValueError("protocol: tutorial has one replica; take protocol: 1f1b for more")
         if self.early_stopping and not self.data.has_validation:
             raise ValueError(
                 "early_stopping needs validation images; set data.validation to a share above 0, or to a source"

@@ -22,8 +22,8 @@ from rolecall.workloads.resnet_pipeline.evaluation import Scorer, Scores
 from rolecall.workloads.resnet_pipeline.model import blocks_of, bring_to_size, normalized
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.schedule import one_forward_one_backward
-from rolecall.workloads.resnet_pipeline.seed_protocol import SeedShard
 from rolecall.workloads.resnet_pipeline.shard import Shard, weight_type, whole_model
+from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialShard
 from rolecall.workloads.resnet_pipeline.wire import Outbox, inbox
 
 # How many micro-batches of an evaluation may wait in front of a stage.
@@ -174,9 +174,9 @@ class PipelineStage:
 
     # The tutorial's protocol.
 
-    def offer(self) -> "rpc.RRef[SeedShard]":
+    def offer(self) -> "rpc.RRef[TutorialShard]":
         """The shard, for calls by the tutorial's protocol."""
-        self._seed_shard = SeedShard(self._shard, self._params.micro_batches)
+        self._seed_shard = TutorialShard(self._shard, self._params.micro_batches)
         return rpc.RRef(self._seed_shard)
 
     def hold(self, epoch: int, step: int) -> None:

@@ -18,7 +18,7 @@ from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 from rolecall.workloads.resnet_pipeline.partition import best_cuts, places
 from rolecall.workloads.resnet_pipeline.pipeline import Inventory, PipelineStage
-from rolecall.workloads.resnet_pipeline.seed_protocol import SeedProtocol
+from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialProtocol
 
 
 class Crew:
@@ -55,7 +55,7 @@ class PipelineTraining(TrainingLoop[int]):
         self._crew = Crew(context.count(Role.STAGE), params.replicas)
         self._inventory = self._opened()
         self._build()
-        self._seed = self._seed_protocol() if params.protocol == "seed" else None
+        self._tutorial = self._tutorial_protocol() if params.protocol == "tutorial" else None
 
     def dismiss(self, reason: str) -> None:
         """Let all stages go."""
@@ -94,8 +94,8 @@ class PipelineTraining(TrainingLoop[int]):
         slowest = [[max(block) for block in zip(*costs[place::stages], strict=True)] for place in range(stages)]
         return best_cuts(slowest)
 
-    def _seed_protocol(self) -> SeedProtocol:
-        return SeedProtocol(self._pipeline_params, ask(self._crew.all, PipelineStage.offer))
+    def _tutorial_protocol(self) -> TutorialProtocol:
+        return TutorialProtocol(self._pipeline_params, ask(self._crew.all, PipelineStage.offer))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -113,9 +113,9 @@ class PipelineTraining(TrainingLoop[int]):
     def train_step(self, batch: int) -> float:
         """The mean loss over the global batch."""
         epoch = self.position.epoch
-        if self._seed is not None:
+        if self._tutorial is not None:
             ask(self._crew.firsts, PipelineStage.hold, epoch, batch)
-            return self._seed.step()
+            return self._tutorial.step()
         losses = ask(self._crew.all, PipelineStage.train, epoch, batch, self.rate_factor)
         return sum(losses) / self._pipeline_params.replicas
 

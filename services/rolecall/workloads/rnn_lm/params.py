@@ -5,7 +5,17 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import Adam, AdamW, BatchSize, Fraction, LrSchedule, Positive, Sgd, TrainingParams
+from rolecall.workloads.params import (
+    Adam,
+    AdamW,
+    BatchSize,
+    Fraction,
+    LrSchedule,
+    Positive,
+    RenamedProtocol,
+    Sgd,
+    TrainingParams,
+)
 from rolecall.workloads.text.params import Sample, Text
 
 
@@ -40,10 +50,10 @@ class Params(TrainingParams):
     max_grad_norm: Positive | None = 1.0
     """Gradients are scaled down so that their norm over all weights together, local and remote, is at most this; with
     null they are left alone."""
-    protocol: Literal["sync", "seed"] = "sync"
+    protocol: Annotated[Literal["sync", "tutorial"], RenamedProtocol] = "sync"
     """`sync`: a server applies the mean gradient of all trainers once per step, as one process would with the whole
-    batch; `seed`: each trainer's torch DistributedOptimizer steps the remote weights when it comes, as in the tutorial:
-    with several trainers not reproducible."""
+    batch; `tutorial`: each trainer's torch DistributedOptimizer steps the remote weights, as in the tutorial, and all
+    trainers begin the next step together. With several trainers it is not reproducible."""
     loss_at: Literal["server", "trainer"] = "server"
     """Where the loss is computed. `server`: beside the decoder, so that hidden states cross the wire and two numbers
     for each token come back; `trainer`: all logits come back, as in the tutorial. The result is the same."""
@@ -57,10 +67,10 @@ class Params(TrainingParams):
     def _consistent(self) -> Self:
         if self.model and (self.layers, self.dropout) != (2, 0.2):
             raise ValueError("layers and dropout shape the LSTM that model replaces; give either those or model")
-        if self.protocol == "seed" and self.max_grad_norm is not None:
-            raise ValueError("protocol: seed does not clip gradients; set max_grad_norm to null")
-        if self.protocol == "seed" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: seed keeps its learning rates constant; leave lr_schedule out")
+        if self.protocol == "tutorial" and self.max_grad_norm is not None:
+            raise ValueError("protocol: tutorial does not clip gradients; set max_grad_norm to null")
+        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
+            raise ValueError("protocol: tutorial keeps its learning rates constant; leave lr_schedule out")
         if self.early_stopping and self.text.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"

@@ -53,7 +53,7 @@ class Synchronous:
         restore_optimizer(self._optimizer, tensors)
 
 
-class SeedProtocol:
+class TutorialProtocol:
     """The tutorial's way: torch's DistributedOptimizer steps local and remote weights, one for each trainer.
 
     Its state lives in each weight's process, once per trainer, where nothing can read it: a resumed attempt begins

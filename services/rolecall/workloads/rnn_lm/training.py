@@ -21,7 +21,7 @@ from rolecall.workloads.rnn_lm.layers import RemoteDecoder, RemoteEmbedding, Sha
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.precision import mixed
-from rolecall.workloads.rnn_lm.protocols import SeedProtocol, Synchronous
+from rolecall.workloads.rnn_lm.protocols import Synchronous, TutorialProtocol
 from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 from rolecall.workloads.rnn_lm.streams import Segment, Streams, open_streams
 from rolecall.workloads.text.corpus import SPLITS, Corpus
@@ -143,8 +143,8 @@ class Training(TrainingLoop[Segment]):
         return recurrent
 
     def _update_protocol(self) -> UpdateProtocol:
-        if self._job.protocol == "seed":
-            return SeedProtocol(self._job, self._shards, self._recurrent.module)
+        if self._job.protocol == "tutorial":
+            return TutorialProtocol(self._job, self._shards, self._recurrent.module)
         return Synchronous(self._job, self._rank, self._shards, self._recurrent.module)
 
     def _part_name(self, rank: int) -> str:

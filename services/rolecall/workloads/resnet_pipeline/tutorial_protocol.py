@@ -41,7 +41,7 @@ class _Turns:
                 self._changed.notify_all()
 
 
-class SeedShard:
+class TutorialShard:
     """A stage's side. Its calls come by RPC, each in a thread that is in the step's distributed autograd context."""
 
     def __init__(self, shard: Shard, micro_batches: int) -> None:
@@ -78,10 +78,10 @@ class SeedShard:
             return self._shard.scaled_loss(self._shard.compute(inputs), target).cpu()
 
 
-class SeedProtocol:
+class TutorialProtocol:
     """The master's side."""
 
-    def __init__(self, params: Params, shards: Sequence["rpc.RRef[SeedShard]"]) -> None:
+    def __init__(self, params: Params, shards: Sequence["rpc.RRef[TutorialShard]"]) -> None:
         self._shards = shards
         self._micro_batches = params.micro_batches
         kind, arguments = dense_optimizer(params.optimizer)
