@@ -36,7 +36,7 @@ def test_the_first_step_is_told_apart_and_later_ones_are_throttled(tmp_path: Pat
 def test_the_last_step_is_told_before_the_result(tmp_path: Path, report: Reporter) -> None:
     for step in range(1, 6):
         report(step, loss=step / 10)
-    report.result(test_loss=0.25)
+    report.result({"test_loss": 0.25})
     told = [(line.kind, line.step, line.metrics) for line in lines(tmp_path / "progress")]
     assert told[-2:] == [("step", 5, {"loss": 0.5}), ("result", None, {"test_loss": 0.25})]
 
@@ -59,8 +59,8 @@ def test_a_loss_that_is_no_number_fails_the_job_for_good(report: Reporter, loss:
 def test_events_results_and_scores_are_never_throttled(tmp_path: Path, report: Reporter) -> None:
     report(1, loss=1.0)
     report.event("hello")
-    report.evaluated(1, 1, validation_auc=0.75)
-    report.result(test_auc=0.5, wall_s=2.0)
+    report.evaluated(1, 1, {"validation_auc": 0.75})
+    report.result({"test_auc": 0.5, "wall_s": 2.0})
     kinds = [(line.kind, line.metrics) for line in lines(tmp_path / "progress")[1:]]
     assert kinds == [("event", {}), ("step", {"validation_auc": 0.75}), ("result", {"test_auc": 0.5, "wall_s": 2.0})]
 
@@ -72,9 +72,9 @@ def test_a_long_job_writes_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch
     with closing(Reporter(tmp_path / "progress")) as report:
         for step in range(1, 3001):
             report(step, loss=1.0)
-            report.evaluated(step, None, accuracy=0.5)
+            report.evaluated(step, None, {"accuracy": 0.5})
             report.event("an event")
-        report.result(accuracy=0.5)
+        report.result({"accuracy": 0.5})
     written = lines(tmp_path / "progress")
     assert written[-1].kind == "result"
     assert (tmp_path / "progress").stat().st_size < 64 * 1024

@@ -31,11 +31,11 @@ class Trained:
     exported: float | None = None
 
 
-class Adder(TrainingLoop[tuple[int, int]]):
+class Adder(TrainingLoop[tuple[int, int], TrainingParams]):
     """Adds 1 to a number in every step; the validation loss of each epoch is given."""
 
-    def __init__(self, context: WorkerContext, params: TrainingParams, losses: list[float], trained: Trained) -> None:
-        super().__init__(context, params)
+    def __init__(self, context: WorkerContext[TrainingParams], losses: list[float], trained: Trained) -> None:
+        super().__init__(context)
         self.number = torch.zeros(())
         self.losses = losses
         self.trained = trained
@@ -114,7 +114,7 @@ def _adder(
         checkpoints=Checkpoints(blobs, records, 1, resume_from, workdir.scratch),
         artifacts=Artifacts(blobs, records, 1),
     )
-    return Adder(context, given, losses or [1.0], Trained())
+    return Adder(context, losses or [1.0], Trained())
 
 
 def manifest(folder: Path, step: int) -> CheckpointManifest:

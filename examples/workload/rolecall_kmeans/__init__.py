@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rolecall.spec import workload
 from rolecall.spec.role import Role
+from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.files import find
 from rolecall.workloads.params import Paths, TrainingParams
 
@@ -21,18 +21,17 @@ class Params(TrainingParams):
     """How many centres to find."""
 
 
-def check_node(params: workload.Params, role: Role) -> None:
+def check_node(params: Params, role: Role) -> None:
     """Runs on each worker's node before the gang meets: raises `InputError` for a file that is not there."""
-    assert isinstance(params, Params)
     find(params.data)
 
 
-WORKLOAD = workload.Workload(
+WORKLOAD = Workload(
     name="kmeans",
     summary="k-means clustering (Lloyd's algorithm) over trainers that share the rows",
     package=__name__,
     params=Params,
-    roles={Role.TRAINER: workload.RoleCount(default=2)},
+    roles={Role.TRAINER: RoleCount(default=2)},
     rpc=False,
     process_group=(Role.TRAINER,),
     check_node=check_node,

@@ -9,7 +9,7 @@ from pyarrow import csv
 from safetensors.torch import save
 
 from rolecall.runtime.context import WorkerContext
-from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.workloads.export import write_archive
 from rolecall.workloads.files import find
@@ -18,22 +18,17 @@ from rolecall.workloads.loop import Held, TrainingLoop
 from . import Params
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Find the centres; the first trainer reports the result."""
-    result = Clustering(context).run()
-    if result is None:
-        raise Stopped("left between two iterations, as asked")
-    if context.role_rank == 0:
-        context.report.result(**result)
+    Clustering(context).play()
 
 
-class Clustering(TrainingLoop[torch.Tensor]):
+class Clustering(TrainingLoop[torch.Tensor, Params]):
     """One trainer's points, and the centres that all trainers agree on."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext[Params]) -> None:
+        super().__init__(context)
         params = context.params
-        assert isinstance(params, Params)
-        super().__init__(context, params)
         points = read_points(params)
         self._total = len(points)
         if self._total < params.clusters:

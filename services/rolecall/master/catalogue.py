@@ -31,12 +31,12 @@ _MOST_DATA_PROBLEMS = 20
 class Catalogue:
     """The workloads by name, and the plug-ins that could not be loaded with the reason."""
 
-    workloads: Mapping[str, Workload]
+    workloads: Mapping[str, Workload[Any]]
     broken: Mapping[str, str] = field(default_factory=dict[str, str])
     data: DataAccess = field(default_factory=read_access)
     """Which data jobs may name, as the master's settings have it."""
 
-    def get(self, name: str) -> Workload:
+    def get(self, name: str) -> Workload[Any]:
         """The workload of that name, or `NotFound` that lists those there are."""
         if name in self.workloads:
             return self.workloads[name]
@@ -72,7 +72,7 @@ class Catalogue:
 
 def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
     """The installed workloads. A broken one is reported and left out; it does not stop the master."""
-    workloads: dict[str, Workload] = {}
+    workloads: dict[str, Workload[Any]] = {}
     broken: dict[str, str] = {}
     for point in installed().values() if points is None else points:
         try:
@@ -87,7 +87,7 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
     return Catalogue(workloads, broken)
 
 
-def check_roles(workload: Workload, asked: Mapping[Role, int]) -> tuple[dict[Role, int], list[Problem]]:
+def check_roles(workload: Workload[Any], asked: Mapping[Role, int]) -> tuple[dict[Role, int], list[Problem]]:
     """How many workers of each role, with the defaults filled in, and what is wrong with that."""
     if workload.everywhere:
         message = f"{workload.name} runs on each node once, in the node's own role"
@@ -105,7 +105,7 @@ def check_roles(workload: Workload, asked: Mapping[Role, int]) -> tuple[dict[Rol
     return {role: number for role, number in roles.items() if number}, problems
 
 
-def check_params(workload: Workload, given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
+def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
     """The parameters as the workload's own type, or what is wrong with them; a number in quotes is no number."""
     if problems := check_extent(given):
         return None, problems
@@ -156,7 +156,7 @@ def _data_paths(value: object, at: str) -> Iterator[tuple[str, DataPath]]:
             pass
 
 
-def _check_together(workload: Workload, params: Params, roles: dict[Role, int]) -> None:
+def _check_together(workload: Workload[Any], params: Params, roles: dict[Role, int]) -> None:
     if workload.check_counts is None:
         return
     try:
@@ -166,10 +166,11 @@ def _check_together(workload: Workload, params: Params, roles: dict[Role, int]) 
         raise InvalidJob([problem("roles", str(error), given, "counts that fit the parameters")]) from None
 
 
-def _loaded(point: EntryPoint) -> Workload:
-    workload = point.load()
-    if not isinstance(workload, Workload):
-        raise TypeError(f"{point.value} is no Workload but a {type(workload).__name__}")
+def _loaded(point: EntryPoint) -> Workload[Any]:
+    loaded = point.load()
+    if not isinstance(loaded, Workload):
+        raise TypeError(f"{point.value} is no Workload but a {type(loaded).__name__}")
+    workload = cast(Workload[Any], loaded)
     if workload.everywhere and not issubclass(workload.params, EverywhereParams):
         raise TypeError(f"{workload.name} runs everywhere, so its params must be a kind of EverywhereParams")
     missing = [role.module for role in workload.roles if not _has_module(workload.package, role)]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic
 
 import torch
 
@@ -12,22 +13,22 @@ from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
 from rolecall.spec.workdir import Workdir
-from rolecall.spec.workload import Params
+from rolecall.spec.workload import P
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerContext:
+class WorkerContext(Generic[P]):
     """One worker's place in its gang and its ways to the outside."""
 
     launch: WorkerLaunch
-    params: Params
+    params: P
     device: torch.device
     """The GPU that this worker alone uses, or the CPU."""
     workdir: Workdir
     cache: Path
     """A folder that all workers of this node share and that outlives attempts, for what can be made again."""
     report: Reporter
-    """`context.report(step, loss=…)`; also `.event(text)` and `.result(**metrics)`."""
+    """`context.report(step, loss=…)`; also `.event(text)` and `.result(metrics)`."""
     checkpoints: Checkpoints
     artifacts: Artifacts
 
@@ -63,16 +64,16 @@ class WorkerContext:
             return None
 
 
-_current: WorkerContext | None = None
+_current: WorkerContext[Any] | None = None
 
 
-def enter(context: WorkerContext) -> None:
+def enter(context: WorkerContext[Any]) -> None:
     """Make `context` this process's own. Called once, before the gang meets: calls of others may come at once after."""
     global _current  # noqa: PLW0603 - a process plays one worker in its life, and RPC handlers have no other way to it
     _current = context
 
 
-def current() -> WorkerContext:
+def current() -> WorkerContext[Any]:
     """This process's context, for functions that other workers call by RPC."""
     if _current is None:
         raise RuntimeError("this process plays no worker")

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def joined(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Reporter) -> Iterator[None]:
+def joined(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> Iterator[None]:
     """Be part of the gang: the store, the RPC group and the process group that the workload asks for.
 
     Raises `RendezvousTimeout` if not all arrive within two minutes, `UnreachablePeer` if nodes can't reach each other.
@@ -59,7 +59,7 @@ def joined(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: R
 
 
 @contextmanager
-def met(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Reporter) -> Iterator[None]:
+def met(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> Iterator[None]:
     """Meet the gang, and part from it.
 
     It parts in order when the body ends well or raises `Stopped`. After any other error it leaves without a word: a
@@ -82,7 +82,7 @@ def met(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Repo
     _part(launch, workload, store)
 
 
-def _enter(launch: WorkerLaunch, workload: Workload, workdir: Workdir, report: Reporter) -> gang_store.Entrance:
+def _enter(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> gang_store.Entrance:
     # RPC has a client of its own: it sets timeouts, and a call that waits holds the client that it goes by.
     clients = 2 if workload.rpc else 1
     if launch.worker.rank == 0:
@@ -156,7 +156,7 @@ def _describe(worker: WorkerPlan) -> str:
     return f"{worker_name(worker.role, worker.role_rank)} on node {worker.node}"
 
 
-def _join_rpc(launch: WorkerLaunch, workload: Workload, store: dist.Store) -> None:
+def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=_rpc_threads(launch, workload),
         rpc_timeout=_EXAMINER_CALL_TIMEOUT_S if workload.everywhere else _CALL_TIMEOUT_S,
@@ -169,7 +169,7 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload, store: dist.Store) -> No
         options.set_device_map(peer, {0: 0})
     rpc.init_rpc(
         worker_name(launch.worker.role, launch.worker.role_rank),
-        backend=rpc.BackendType.TENSORPIPE,
+        backend=rpc.BackendType.TENSORPIPE,  # pyright: ignore[reportAttributeAccessIssue] - torch adds the members
         rank=launch.worker.rank,
         world_size=launch.gang.world_size,
         rpc_backend_options=options,
@@ -195,7 +195,7 @@ _HANDED_OVER: dict[str, dist.Store] = {}
 dist.register_rendezvous_handler(_SCHEME, _hand_over)
 
 
-def _rpc_threads(launch: WorkerLaunch, workload: Workload) -> int:
+def _rpc_threads(launch: WorkerLaunch, workload: Workload[Any]) -> int:
     threads = max(_LEAST_RPC_THREADS, 2 * launch.gang.world_size)
     if workload.rpc_threads is None:
         return threads
@@ -209,7 +209,7 @@ def _peers_with_gpus(launch: WorkerLaunch) -> list[str]:
     return [worker_name(worker.role, worker.role_rank) for worker in launch.gang.workers if worker.gpu is not None]
 
 
-def _join_process_group(launch: WorkerLaunch, workload: Workload, store: dist.Store) -> None:
+def _join_process_group(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
     members = [worker.rank for worker in launch.gang.workers if worker.role in workload.process_group]
     dist.init_process_group(
         "cpu:gloo" if launch.worker.gpu is None else "cpu:gloo,cuda:nccl",
@@ -237,7 +237,7 @@ def _export_environment(launch: WorkerLaunch, port: int) -> None:
     )
 
 
-def _part(launch: WorkerLaunch, workload: Workload, store: dist.Store) -> None:
+def _part(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
     """Nobody leaves before all are done, or the others' last calls would fail; rank 0, who has the store, is last.
 
     A gang of which some may be lost can't wait for all: there the essential workers let the others go, and only then

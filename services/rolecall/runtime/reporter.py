@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,9 +52,10 @@ class Reporter:
         samples: int = 0,
         steps: int | None = None,
         epoch: int | None = None,
-        **metrics: float,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Report that `step` (counted from 1) is done, with its mean loss and the samples that the gang took in it.
+        """Report that `step` (counted from 1) is done, with its mean loss, the samples that the gang took in it and
+        what else there is to tell.
 
         Raises `NonFiniteLoss` when the loss is NaN or infinite. A loss on a GPU is looked at only when a line is due,
         because reading it waits for the device.
@@ -64,7 +65,7 @@ class Reporter:
         if not (isinstance(loss, torch.Tensor) and loss.is_cuda):
             loss = float(loss)
             _require_finite(loss, step)
-        self._held_back = _Step(step, loss, steps, epoch, metrics)
+        self._held_back = _Step(step, loss, steps, epoch, dict(metrics or {}))
         if now >= self._next_write:
             self._next_write = now + interval_s(self._written)
             self._write_step()
@@ -93,15 +94,15 @@ class Reporter:
         """Tell people something that is not a number, in one line."""
         self._write(kind="event", message=message)
 
-    def evaluated(self, step: int, epoch: int | None, **metrics: float) -> None:
+    def evaluated(self, step: int, epoch: int | None, metrics: Mapping[str, float]) -> None:
         """Report what an evaluation found, e.g. `validation_auc`."""
         self._write_step()
-        self._write(kind="step", step=step, epoch=epoch, metrics=metrics)
+        self._write(kind="step", step=step, epoch=epoch, metrics=dict(metrics))
 
-    def result(self, *, findings: Sequence[NodeFinding] = (), **metrics: float) -> None:
+    def result(self, metrics: Mapping[str, float], findings: Sequence[NodeFinding] = ()) -> None:
         """The workload's final metrics, which become the job's `result`; what an examination found goes with them."""
         self._write_step()
-        self._write(kind="result", metrics=metrics, findings=tuple(findings))
+        self._write(kind="result", metrics=dict(metrics), findings=tuple(findings))
 
     def rendezvous(self, port: int) -> None:
         """Rank 0's word where the gang's store listens."""

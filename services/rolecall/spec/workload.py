@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,6 +18,10 @@ class Params(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+
+P = TypeVar("P", bound=Params)
+"""The parameters of one workload."""
 
 
 class EverywhereParams(Params):
@@ -37,7 +41,7 @@ class RoleCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Generic[P]):
     """A plug-in: which roles a job needs and what each does.
 
     The function that plays role `r` is `run` in the module `r.module` beside the package that declares this value.
@@ -47,7 +51,7 @@ class Workload:
     summary: str
     package: str
     """The import package of the role files, e.g. `rolecall.workloads.embedding_ddp`."""
-    params: type[Params]
+    params: type[P]
     roles: dict[Role, RoleCount]
     rpc: bool = True
     """Whether all ranks join one TensorPipe RPC group."""
@@ -59,9 +63,9 @@ class Workload:
     """Whether it runs one worker on each node, which plays the node's role, beside whatever runs there: such a worker
     takes neither slot nor GPU. `params` is then a kind of `EverywhereParams`, and `roles` can't be asked for. Its
     workers are not joined before they run: they look at the network first, and join by `rendezvous.met`."""
-    rpc_threads: Callable[[Params, dict[Role, int]], int] | None = field(default=None)
+    rpc_threads: Callable[[P, dict[Role, int]], int] | None = field(default=None)
     """How many RPC threads each worker needs at least, where the workload parks calls; more are given anyway."""
-    check_counts: Callable[[Params, dict[Role, int]], None] | None = field(default=None)
+    check_counts: Callable[[P, dict[Role, int]], None] | None = field(default=None)
     """Raises `ValueError` (legal values in its text) when counts and parameters don't fit together."""
-    check_node: Callable[[Params, Role], None] | None = field(default=None)
+    check_node: Callable[[P, Role], None] | None = field(default=None)
     """Runs torch-free on the node, before the gang meets; raises `InputError` for what only a node can see."""

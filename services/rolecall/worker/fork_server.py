@@ -19,9 +19,10 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from pydantic import ValidationError
 
@@ -219,7 +220,7 @@ def _redirect(log: int) -> None:
     os.close(nowhere)
     os.close(log)
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)
+        cast(TextIOWrapper, stream).reconfigure(line_buffering=True)
 
 
 def _key(line: bytes) -> str:

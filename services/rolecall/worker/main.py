@@ -93,7 +93,7 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
         role.run(context)
 
 
-def _legal_params(workload: Workload, given: dict[str, Any]) -> Params:
+def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
     """The master has checked them; that they are not legal here means another version of the workload, for good."""
     try:
         return workload.params.model_validate(given)
@@ -104,7 +104,7 @@ def _legal_params(workload: Workload, given: dict[str, Any]) -> Params:
         ) from error
 
 
-def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Reporter) -> WorkerContext:
+def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Reporter) -> WorkerContext[Any]:
     launch = request.launch
     client = MasterClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)

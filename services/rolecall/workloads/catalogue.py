@@ -1,6 +1,7 @@
 """Finds workloads: those of the house and those of installed packages, all by one entry-point group."""
 
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from rolecall.spec.errors import NotFound
 from rolecall.spec.workload import Workload
@@ -13,7 +14,7 @@ def installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
-def load(name: str) -> Workload:
+def load(name: str) -> Workload[Any]:
     """Import the torch-free half of one workload.
 
     Raises `NotFound` when no installed package declares it.

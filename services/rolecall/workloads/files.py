@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import fsspec
-from fsspec.core import url_to_fs
+from fsspec.core import OpenFile, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from rolecall.spec.errors import InputError
@@ -43,7 +43,8 @@ class File:
         plain = access.plain_path(self.url)
         try:
             if plain is None:
-                return cast(BinaryIO, fsspec.open(self.url, "rb", compression="gzip" if self.gzipped else None).open())
+                opened = fsspec.open(self.url, "rb", compression="gzip" if self.gzipped else None)
+                return cast(BinaryIO, cast(OpenFile, opened).open())
             packed = access.open(plain)
         except OSError as error:
             raise InputError(f"{self.url} can't be read: {error.strerror or error}") from error

@@ -15,11 +15,13 @@ import torch.distributed as dist
 
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext
+from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.state import StopMode
 from rolecall.workloads.params import TrainingParams
 
 Batch = TypeVar("Batch")
+P = TypeVar("P", bound=TrainingParams)
 Held = Literal["validation", "test"]
 """The splits that are not trained on."""
 
@@ -44,13 +46,13 @@ class Position:
     """Samples trained on since the job began."""
 
 
-class TrainingLoop(ABC, Generic[Batch]):
+class TrainingLoop(ABC, Generic[Batch, P]):
     """One rank's part of a job, from the first step (or the checkpoint) to the job's result."""
 
-    def __init__(self, context: WorkerContext, params: TrainingParams) -> None:
+    def __init__(self, context: WorkerContext[P]) -> None:
         self.context = context
+        self.params = context.params
         self.position = Position()
-        self._params = params
         self._last_save = time.monotonic()
         self._owes_checkpoint = False
 
@@ -94,13 +96,24 @@ class TrainingLoop(ABC, Generic[Batch]):
     @property
     def steps(self) -> int:
         """The job's steps, unless it stops early."""
-        every_epoch = self._params.epochs * self.steps_per_epoch
-        return min(every_epoch, self._params.max_steps or every_epoch)
+        every_epoch = self.params.epochs * self.steps_per_epoch
+        return min(every_epoch, self.params.max_steps or every_epoch)
 
     @property
     def rate_factor(self) -> float:
         """What the learning rates are multiplied by in the step under way."""
-        return self._params.lr_schedule.factor(self.position.step, self.steps)
+        return self.params.lr_schedule.factor(self.position.step, self.steps)
+
+    def play(self) -> None:
+        """Train to the end; the first worker of its role reports the job's result.
+
+        Raises `Stopped` if the gang was asked to leave.
+        """
+        result = self.run()
+        if result is None:
+            raise Stopped("left between two steps, as asked")
+        if self.context.role_rank == 0:
+            self.context.report.result(result)
 
     def run(self) -> dict[str, float] | None:
         """Train to the end; the job's result, or None if the gang was asked to leave."""
@@ -125,12 +138,12 @@ class TrainingLoop(ABC, Generic[Batch]):
         return True
 
     def _finished(self) -> bool:
-        patience = self._params.early_stopping.patience if self._params.early_stopping else None
+        patience = self.params.early_stopping.patience if self.params.early_stopping else None
         stale = patience is not None and self.position.stale_epochs >= patience
-        return stale or self.position.epoch >= self._params.epochs or self._out_of_steps()
+        return stale or self.position.epoch >= self.params.epochs or self._out_of_steps()
 
     def _out_of_steps(self) -> bool:
-        return self._params.max_steps is not None and self.position.step >= self._params.max_steps
+        return self.params.max_steps is not None and self.position.step >= self.params.max_steps
 
     def _epoch(self) -> bool:
         """Train on the rest of the epoch under way; False if the gang was asked to leave."""
@@ -169,12 +182,12 @@ class TrainingLoop(ABC, Generic[Batch]):
         )
 
     def _at_checkpoint_step(self) -> bool:
-        every = self._params.checkpoint_every_steps
+        every = self.params.checkpoint_every_steps
         return every is not None and self.position.step % every == 0
 
     def _checkpoint_due(self) -> bool:
         """Only the first rank's clock counts, or one checkpoint would follow on another."""
-        every = self._params.checkpoint_every_s
+        every = self.params.checkpoint_every_s
         return _is_first() and every is not None and time.monotonic() - self._last_save >= every
 
     def _judge_epoch(self) -> None:
@@ -182,7 +195,7 @@ class TrainingLoop(ABC, Generic[Batch]):
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
         scores = self.score("validation")
         if scores is not None:
-            self.context.report.evaluated(self.position.step, self.position.epoch, **scores)
+            self.context.report.evaluated(self.position.step, self.position.epoch, scores)
         before = self.position
         if scores is not None and self._is_best(scores):
             manifest = self._save(keep=True)
@@ -194,7 +207,7 @@ class TrainingLoop(ABC, Generic[Batch]):
 
     def _is_best(self, scores: dict[str, float]) -> bool:
         """With early stopping, note in the position how these scores compare; whether they are the best so far."""
-        if self._params.early_stopping is None:
+        if self.params.early_stopping is None:
             return False
         value = self.merit(scores)
         if self.position.best is not None and value <= self.position.best:
@@ -233,7 +246,7 @@ class TrainingLoop(ABC, Generic[Batch]):
             self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
 
     def _restore_best(self) -> None:
-        if self._params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
+        if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
 
 

@@ -34,7 +34,7 @@ class Told:
 
     def event(self, message: str) -> None: ...
 
-    def result(self, *, findings: list[NodeFinding], **metrics: float) -> None:
+    def result(self, metrics: dict[str, float], findings: list[NodeFinding]) -> None:
         self.findings, self.metrics = findings, metrics
 
 

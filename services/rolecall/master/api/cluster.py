@@ -138,7 +138,7 @@ async def healthz() -> Health:
     return Health(status="ok")
 
 
-def _workload(workload: Workload) -> WorkloadDocument:
+def _workload(workload: Workload[Any]) -> WorkloadDocument:
     roles = {
         role: RoleDocument(
             default=count.default, least=count.least, most=count.most, expendable=role in workload.expendable

@@ -1,6 +1,5 @@
 """What can be decided about an `embedding-ddp` job before its gang meets. Torch-free."""
 
-from rolecall.spec import workload
 from rolecall.spec.role import Role
 from rolecall.workloads.builders import check_builder
 from rolecall.workloads.check import require_shares
@@ -9,17 +8,15 @@ from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.rows import require_columns
 
 
-def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
+def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` if a trainer would have no row of a global batch."""
-    assert isinstance(params, Params)
     require_shares(params.batch_size, counts[Role.TRAINER])
 
 
-def check_node(params: workload.Params, role: Role) -> None:
+def check_node(params: Params, role: Role) -> None:
     """On a trainer's node, raises `InputError` unless every file is readable and has the columns, and the job may bring
     its model.
     """
-    assert isinstance(params, Params)
     if role is not Role.TRAINER:
         return
     if params.model is not None:

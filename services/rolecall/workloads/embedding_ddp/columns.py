@@ -3,6 +3,8 @@
 All id columns share one space of ids, the rows of the embedding table. Each column owns [offset, offset + size): first
 the id for a missing value, then the id for an unknown one, then its values, hash buckets or quantile buckets.
 """
+# pyarrow.compute makes its functions when it is imported.
+# pyright: reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
 

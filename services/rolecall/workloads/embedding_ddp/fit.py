@@ -2,6 +2,8 @@
 
 (A dictionary's memory grows with its distinct values; a column with very many wants `ids: hash`.)
 """
+# pyarrow.compute makes its functions when it is imported.
+# pyright: reportAttributeAccessIssue=false
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -8,9 +8,10 @@ from rolecall.spec.errors import InputError, Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
 from rolecall.workloads.embedding_ddp.embedding import EmbeddingShard
+from rolecall.workloads.embedding_ddp.params import Params
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Drive one attempt from the making of the table to the job's result."""
     trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
     servers = [worker_name(Role.PARAMETER_SERVER, rank) for rank in range(context.count(Role.PARAMETER_SERVER))]
@@ -25,7 +26,7 @@ def run(context: WorkerContext) -> None:
     result = torch.futures.wait_all(trainings)[0]
     if result is None:
         raise Stopped("the trainers left between two steps, as asked")
-    context.report.result(**result)
+    context.report.result(result)
 
 
 def _agreed_rows(trainers: list[str]) -> int:

@@ -11,13 +11,14 @@ from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
 from rolecall.workloads.embedding_ddp.batches import open_dataset
 from rolecall.workloads.embedding_ddp.embedding import Shards
+from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.training import Training
 
 _questions: Mailbox[None, int] = Mailbox()
 _orders: Mailbox[Shards, dict[str, float] | None] = Mailbox()
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Read the input, tell the master how large the table is, then train as it says."""
     dataset = open_dataset(context.params, context.cache, dtype=getattr(torch, context.params.precision))
     if dataset.bad_rows and context.role_rank == 0:

@@ -27,14 +27,12 @@ from rolecall.workloads.update import UpdateProtocol
 _DENSE = "dense/"
 
 
-class Training(TrainingLoop[Batch]):
+class Training(TrainingLoop[Batch, Params]):
     """One trainer's part of a job."""
 
-    def __init__(self, context: WorkerContext, dataset: Dataset, shards: Shards) -> None:
+    def __init__(self, context: WorkerContext[Params], dataset: Dataset, shards: Shards) -> None:
+        super().__init__(context)
         params = context.params
-        assert isinstance(params, Params)
-        super().__init__(context, params)
-        self._params: Params = params
         self._dataset = dataset
         self._rank = context.role_rank
         self._world = context.count(Role.TRAINER)
@@ -87,9 +85,9 @@ class Training(TrainingLoop[Batch]):
         return self._dense(pool(vectors, batch), batch.numeric.to(self.context.device))
 
     def _update_protocol(self) -> UpdateProtocol:
-        if self._params.protocol == "tutorial":
-            return TutorialProtocol(self._params, self._table, self._dense)
-        return ServerOwned(self._params, self._rank, self._table, self._dense)
+        if self.params.protocol == "tutorial":
+            return TutorialProtocol(self.params, self._table, self._dense)
+        return ServerOwned(self.params, self._rank, self._table, self._dense)
 
     def score(self, split: Held) -> dict[str, float] | None:
         """Loss, AUC and accuracy of all trainers' rows together."""
@@ -104,7 +102,7 @@ class Training(TrainingLoop[Batch]):
 
     def merit(self, scores: dict[str, float]) -> float:
         """The validation AUC, or the loss turned round."""
-        stopping = self._params.early_stopping
+        stopping = self.params.early_stopping
         return scores["validation_auc"] if stopping and stopping.metric == "auc" else super().merit(scores)
 
     def save_parts(self, step: int) -> list[CheckpointPart]:
@@ -143,7 +141,7 @@ class Training(TrainingLoop[Batch]):
         path: Path | None = None
         if self._rank == 0:
             blocks = self._table.blocks(self._dataset.num_ids)
-            path = write_export(self.context.workdir.scratch, self._dataset, self._params, blocks, self._dense.module)
+            path = write_export(self.context.workdir.scratch, self._dataset, self.params, blocks, self._dense.module)
         dist.barrier()
         if path is not None:
             self.context.artifacts.put(path.name, path)

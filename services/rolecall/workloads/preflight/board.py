@@ -4,6 +4,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rolecall.runtime.blobs import sha256_of
 from rolecall.runtime.context import WorkerContext
@@ -37,7 +38,9 @@ class MasterBoard:
     `shortened` says by topic what is left of all words for the others, who hear as much each.
     """
 
-    def __init__(self, context: WorkerContext, shortened: Mapping[str, Callable[[Words], Words]] | None = None) -> None:
+    def __init__(
+        self, context: WorkerContext[Any], shortened: Mapping[str, Callable[[Words], Words]] | None = None
+    ) -> None:
         self._blobs = context.artifacts.blobs
         self._attempt = context.launch.attempt
         self._scratch = context.workdir.scratch

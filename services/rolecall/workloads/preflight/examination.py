@@ -27,7 +27,7 @@ class _Stalled(Exception):
     """A way stalls, so that parting in order, over that way, would too."""
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Examine the cluster from this node."""
     logging.getLogger("httpx").setLevel(logging.WARNING)  # The board asks many times, and often in vain.
     board = MasterBoard(context, shortened={"ways": cut_alone})
@@ -47,7 +47,7 @@ def _facts(board: MasterBoard) -> list[Facts]:
     return [Facts.model_validate_json(text) for text in board.gather("facts").values()]
 
 
-def _speeds(context: WorkerContext) -> list[NodeFinding]:
+def _speeds(context: WorkerContext[Params]) -> list[NodeFinding]:
     """Join the gang and measure; at other ranks than 0, be measured and know nothing of it."""
     findings: list[NodeFinding] = []
     started = False
@@ -69,9 +69,7 @@ def _speeds(context: WorkerContext) -> list[NodeFinding]:
     return findings
 
 
-def _measure_all(context: WorkerContext) -> Iterator[NodeFinding]:
-    assert isinstance(context.params, Params)
-
+def _measure_all(context: WorkerContext[Params]) -> Iterator[NodeFinding]:
     def meter(pairs: Sequence[Pair], budget_s: float) -> list[Speed | str]:
         if context.stop_requested():
             raise Stopped("the examination is broken off")
@@ -95,19 +93,19 @@ def _awaited(call: "torch.futures.Future[Speed | str]") -> Speed | str:
         return str(error).splitlines()[0]
 
 
-def _tell(context: WorkerContext, findings: Sequence[NodeFinding]) -> None:
+def _tell(context: WorkerContext[Params], findings: Sequence[NodeFinding]) -> None:
     levels = Counter(finding.level for finding in findings)
     count = context.world_size
-    context.report.result(
-        findings=findings,
-        nodes=count,
-        pairs=count * (count - 1) // 2,
-        errors=levels[Level.ERROR],
-        warnings=levels[Level.WARNING],
-    )
+    metrics = {
+        "nodes": count,
+        "pairs": count * (count - 1) // 2,
+        "errors": levels[Level.ERROR],
+        "warnings": levels[Level.WARNING],
+    }
+    context.report.result(metrics, findings)
 
 
-def _nodes(context: WorkerContext) -> list[str]:
+def _nodes(context: WorkerContext[Params]) -> list[str]:
     return [worker.node for worker in context.launch.gang.workers]
 
 

@@ -4,6 +4,7 @@ import platform
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ class Facts(Value):
     rolecall: str = __version__
 
 
-def collect(context: WorkerContext) -> Facts:
+def collect(context: WorkerContext[Any]) -> Facts:
     """The facts of this worker's node."""
     node = context.launch.worker.node
     address = context.launch.gang.addresses[node]

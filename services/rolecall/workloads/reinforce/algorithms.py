@@ -81,8 +81,8 @@ class Algorithm(Protocol):
 class Reinforce:
     """Williams (1992): the gradient of log-probabilities, weighted with how much better than the baseline it went."""
 
-    gae_lambda = 1.0
-    target_kl = None
+    gae_lambda: float = 1.0
+    target_kl: float | None = None
 
     def __init__(self, params: spec.Reinforce) -> None:
         self.gamma = params.gamma

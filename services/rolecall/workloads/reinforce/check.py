@@ -2,14 +2,12 @@
 
 import importlib
 
-from rolecall.spec import workload
 from rolecall.spec.role import Role
 from rolecall.workloads.reinforce.params import Params
 
 
-def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
+def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` if the job asks for more observers to be left, or to answer, than it has."""
-    assert isinstance(params, Params)
     observers = counts[Role.OBSERVER]
     if params.least_observers > observers:
         raise ValueError(
@@ -23,9 +21,8 @@ def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
         )
 
 
-def check_node(params: workload.Params, role: Role) -> None:
+def check_node(params: Params, role: Role) -> None:
     """Raises `InputError` unless this node can make the environment, and the policy can play it."""
     # The master imports this file, and must not import Gymnasium and what environments bring along with it.
     environments = importlib.import_module("rolecall.workloads.reinforce.environments")
-    assert isinstance(params, Params)
     environments.check(params)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class Collector:
 
     def restart(self, seeds: list[int] | int) -> None:
         """Begin a new episode in every environment, each with its own seed or all from one."""
-        self._observations, _ = self._environments.reset(seed=seeds)
+        self._observations, _ = self._environments.reset(seed=cast(int, seeds))  # Gymnasium takes a list, too.
         self._begins = np.zeros(self._count, np.bool_)
         self._returns = np.zeros(self._count)
         self._lengths = np.zeros(self._count, np.int64)

@@ -57,6 +57,10 @@ def _layers(widths: list[int], activation: str, last_gain: float) -> nn.Sequenti
 class Normalizer(nn.Module):
     """Brings observations to mean 0 and deviation 1, as far as they have been seen."""
 
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))

@@ -74,7 +74,7 @@ def dismiss(stopped: bool) -> None:
     _orders.post(None)
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Carry out orders until dismissed."""
     observer = _Observer(context)
     try:
@@ -88,8 +88,7 @@ def run(context: WorkerContext) -> None:
 class _Observer:
     """One observer's environments and, where it decides by itself, its copy of the policy."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        assert isinstance(context.params, Params)
+    def __init__(self, context: WorkerContext[Params]) -> None:
         self._params = context.params
         self._rank = context.role_rank
         self._device = context.device

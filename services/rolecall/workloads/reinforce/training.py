@@ -46,9 +46,8 @@ class Position:
 class Training:
     """The agent's part of a job, from the first update (or the checkpoint) to the job's result."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext[Params]) -> None:
         params = context.params
-        assert isinstance(params, Params)
         self._context = context
         self._params = params
         spaces = environments.describe(params.environment)
@@ -155,16 +154,17 @@ class Training:
 
     def _report(self, steps: int, losses: dict[str, float], outcomes: dict[int, Outcomes]) -> None:
         position = self._position
-        metrics = {name: value for name, value in losses.items() if name != "loss"}
         self._context.report(
             position.update,
             loss=losses["loss"],
             samples=steps,
             steps=self._expected_updates(),
-            env_steps=float(position.env_steps),
-            observers=float(len(self._observers.left)),
-            **metrics,
-            **episode_metrics(outcomes),
+            metrics={
+                "env_steps": position.env_steps,
+                "observers": len(self._observers.left),
+                **{name: value for name, value in losses.items() if name != "loss"},
+                **episode_metrics(outcomes),
+            },
         )
 
     def _expected_updates(self) -> int:
@@ -184,7 +184,7 @@ class Training:
         seeds = list(range(chosen.seed, chosen.seed + chosen.episodes))
         weights = self._learner.weights()
         scores = evaluation_scores(self._observers.evaluate(seeds, weights))
-        self._context.report.evaluated(self._position.update, None, **scores)
+        self._context.report.evaluated(self._position.update, None, scores)
         self._position = replace(self._position, evaluated=self._position.update)
         best = self._position.best
         if best is None or scores["evaluation_return"] > best["evaluation_return"]:

@@ -1,6 +1,5 @@
 """What can be decided about a `resnet-pipeline` job before its gang meets. Torch-free."""
 
-from rolecall.spec import workload
 from rolecall.spec.role import Role
 from rolecall.workloads.builders import Builder, check_builder
 from rolecall.workloads.images.check import check_images
@@ -9,9 +8,8 @@ from rolecall.workloads.resnet_pipeline.params import Params, block_names
 _MOST = 256
 
 
-def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
+def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` unless the stages divide by the replicas, and the blocks suffice for a pipeline's stages."""
-    assert isinstance(params, Params)
     stages, replicas, most = counts[Role.STAGE], params.replicas, _most_stages(params)
     if stages % replicas or not 2 <= stages // replicas <= most:
         raise ValueError(
@@ -30,11 +28,10 @@ def _most_stages(params: Params) -> int:
     return len(block_names(params.model)) if isinstance(params.model, str) else _MOST
 
 
-def check_node(params: workload.Params, role: Role) -> None:
+def check_node(params: Params, role: Role) -> None:
     """On a stage's node, raises `InputError` unless the images are there (any of them may play the first stage) and
     the job may bring its model.
     """
-    assert isinstance(params, Params)
     if role is not Role.STAGE:
         return
     if isinstance(params.model, Builder):
@@ -42,7 +39,6 @@ def check_node(params: workload.Params, role: Role) -> None:
     check_images(params.data)
 
 
-def rpc_threads(params: workload.Params, counts: dict[Role, int]) -> int:
+def rpc_threads(params: Params, counts: dict[Role, int]) -> int:
     """In protocol `tutorial` every micro-batch may hold one thread of a stage, and others must still be answered."""
-    assert isinstance(params, Params)
     return params.micro_batches + 2

@@ -7,7 +7,7 @@ import torch
 
 from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.shard import autocast, weight_type, whole_model
+from rolecall.workloads.resnet_pipeline.shard import autocast, on_device, weight_type, whole_model
 
 # Enough to be measured well, and little enough to take a few seconds on a core.
 _PIXELS = 2**18
@@ -16,7 +16,7 @@ _PASSES = 2
 
 def block_costs(params: Params, classes: int, device: torch.device) -> list[float]:
     """Seconds for each block of the model; the better of two passes, so that a neighbour's work counts little."""
-    model = whole_model(params, classes).to(device, weight_type(params), memory_format=torch.channels_last)
+    model = on_device(whole_model(params, classes), params, device)
     chain = list(blocks_of(model).values())
     # One pass is for warming up: libraries choose their kernels at the first call.
     passes = [list(_one_pass(params, chain, device)) for _ in range(1 + _PASSES)]

@@ -10,12 +10,14 @@ import importlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
+from torchvision.models import ResNet
 from torchvision.transforms import v2
 
 _GROUPS = 32
@@ -34,7 +36,7 @@ def _group_norm(channels: int) -> nn.Module:
 class Stem(nn.Module):
     """What comes before the residual blocks: images [b, 3, s, s] to features [b, 64, s/4, s/4]."""
 
-    def __init__(self, resnet: nn.Module) -> None:
+    def __init__(self, resnet: ResNet) -> None:
         super().__init__()
         self.conv1, self.bn1, self.relu, self.maxpool = resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool
 
@@ -46,7 +48,7 @@ class Stem(nn.Module):
 class Head(nn.Module):
     """What comes after them: features [b, f, h, w] to logits [b, classes]."""
 
-    def __init__(self, resnet: nn.Module) -> None:
+    def __init__(self, resnet: ResNet) -> None:
         super().__init__()
         self.avgpool, self.fc = resnet.avgpool, resnet.fc
 
@@ -61,7 +63,8 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
         return dict(model.named_children())
     layers = [(name, layer) for name, layer in model.named_children() if name.startswith("layer")]
     blocks = {f"{name}.{number}": block for name, layer in layers for number, block in layer.named_children()}
-    return {"stem": Stem(model), **blocks, "head": Head(model)}
+    resnet = cast(ResNet, model)
+    return {"stem": Stem(resnet), **blocks, "head": Head(resnet)}
 
 
 class Blocks(nn.Module):

@@ -5,7 +5,7 @@ when.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -42,8 +42,7 @@ class Inventory:
 class PipelineStage:
     """Stage `place` of `stages` of one replica. All methods run in the main thread, when the master orders it."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        assert isinstance(context.params, Params)
+    def __init__(self, context: WorkerContext[Params]) -> None:
         self._context = context
         self._params = context.params
         self._stages = context.count(Role.STAGE) // self._params.replicas
@@ -159,7 +158,7 @@ class PipelineStage:
             return None
         starts = range(0, self._params.replicas * self._stages, self._stages)
         groups = [dist.new_group([start + place for start in starts]) for place in range(self._stages)]
-        return groups[self._place]
+        return cast(dist.ProcessGroup, groups[self._place])  # torch gives who is no member a number
 
     def _average(self) -> None:
         """Gradients and running statistics become the means over the replicas, in one collective."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
@@ -12,6 +13,8 @@ from rolecall.workloads.builders import build
 from rolecall.workloads.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.resnet_pipeline.model import Blocks, build_resnet
 from rolecall.workloads.resnet_pipeline.params import Params
+
+Module = TypeVar("Module", bound=nn.Module)
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -35,6 +38,14 @@ def whole_model(params: Params, classes: int) -> nn.Module:
     return own
 
 
+def on_device(module: Module, params: Params, device: torch.device) -> Module:
+    """`module` where and in the type in which it trains; channels last is a third faster than contiguous on CPUs, and
+    what tensor cores want.
+    """
+    place = {"device": device, "dtype": weight_type(params), "memory_format": torch.channels_last}
+    return module.to(**place)
+
+
 def autocast(params: Params, device: torch.device) -> torch.autocast:
     """Where `precision` asks for it, arithmetic in bfloat16; raises `WorkloadError` if the GPU has none."""
     wanted = params.precision == "bfloat16"
@@ -50,8 +61,7 @@ class Shard:
         self._params, self._device = params, device
         self._autocast = autocast(params, device)
         blocks = Blocks(whole_model(params, classes), names)
-        # Channels last: a third faster than contiguous on CPUs, and what tensor cores want.
-        self.blocks = blocks.to(device, weight_type(params), memory_format=torch.channels_last)
+        self.blocks = on_device(blocks, params, device)
         kind, arguments = dense_optimizer(params.optimizer)
         self._optimizer = kind(self.blocks.parameters(), **arguments)
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}

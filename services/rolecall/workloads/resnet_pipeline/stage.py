@@ -9,12 +9,13 @@ from torch.futures import Future
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
+from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.pipeline import PipelineStage
 
 _orders: Mailbox[tuple[Callable[..., Any], tuple[Any, ...]], Any] = Mailbox()
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Serve until the master dismisses this stage."""
     stage = PipelineStage(context)
     while stage.dismissed is None:

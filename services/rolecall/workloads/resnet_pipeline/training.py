@@ -44,29 +44,29 @@ def ask(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> li
     return torch.futures.wait_all(calls)
 
 
-class PipelineTraining(TrainingLoop[int]):
+class PipelineTraining(TrainingLoop[int, Params]):
     """A batch is the number of a step in its epoch; the first stages know what is in it."""
 
-    def __init__(self, context: WorkerContext) -> None:
+    def __init__(self, context: WorkerContext[Params]) -> None:
+        super().__init__(context)
         params = context.params
-        assert isinstance(params, Params)
-        super().__init__(context, params)
-        self._pipeline_params = params
         self._crew = Crew(context.count(Role.STAGE), params.replicas)
         self._inventory = self._opened()
         self._build()
         self._tutorial = self._tutorial_protocol() if params.protocol == "tutorial" else None
 
-    def dismiss(self, reason: str) -> None:
-        """Let all stages go."""
-        ask(self._crew.all, PipelineStage.dismiss, reason)
+    def run(self) -> dict[str, float] | None:
+        """Train to the end and let all stages go; the job's result, or None if the gang was asked to leave."""
+        result = super().run()
+        ask(self._crew.all, PipelineStage.dismiss, "done" if result is not None else "stopped")
+        return result
 
     def _opened(self) -> Inventory:
         """What the first stages found; each has read the images by itself, so they could differ."""
         found: list[Inventory] = ask(self._crew.firsts, PipelineStage.open)
         if any(other != found[0] for other in found):
             raise InputError(f"the first stages see different images: {'; '.join(map(str, found))}")
-        if (there := found[0].images["train"]) < self._pipeline_params.batch_size:
+        if (there := found[0].images["train"]) < self.params.batch_size:
             raise InputError(f"there are {there} training images; take a batch_size of at most that many")
         return found[0]
 
@@ -78,13 +78,13 @@ class PipelineTraining(TrainingLoop[int]):
         self.context.report.event(f"cut before {', '.join(names[cut] for cut in cuts)}")
 
     def _block_names(self) -> tuple[str, ...]:
-        if isinstance(self._pipeline_params.model, str):
-            return block_names(self._pipeline_params.model)
+        if isinstance(self.params.model, str):
+            return block_names(self.params.model)
         return ask(self._crew.firsts[:1], PipelineStage.block_names, len(self._inventory.classes))[0]
 
     def _cuts(self, names: tuple[str, ...]) -> list[int]:
         """The numbers of the blocks with which the second and every later stage begins."""
-        stages, given = len(self._crew.pipelines[0]), self._pipeline_params.cuts
+        stages, given = len(self._crew.pipelines[0]), self.params.cuts
         if stages > len(names):
             raise InputError(f"{stages} stages can't share {len(names)} blocks; take at most {len(names)}")
         if given is not None:
@@ -95,12 +95,12 @@ class PipelineTraining(TrainingLoop[int]):
         return best_cuts(slowest)
 
     def _tutorial_protocol(self) -> TutorialProtocol:
-        return TutorialProtocol(self._pipeline_params, ask(self._crew.all, PipelineStage.offer))
+        return TutorialProtocol(self.params, ask(self._crew.all, PipelineStage.offer))
 
     @property
     def steps_per_epoch(self) -> int:
         """Whole batches only."""
-        return self._inventory.images["train"] // self._pipeline_params.batch_size
+        return self._inventory.images["train"] // self.params.batch_size
 
     def batches(self, epoch: int, done: int) -> Iterator[int]:
         """The numbers of the epoch's steps."""
@@ -108,7 +108,7 @@ class PipelineTraining(TrainingLoop[int]):
 
     def samples(self, batch: int) -> int:
         """Every batch is whole."""
-        return self._pipeline_params.batch_size
+        return self.params.batch_size
 
     def train_step(self, batch: int) -> float:
         """The mean loss over the global batch."""
@@ -117,7 +117,7 @@ class PipelineTraining(TrainingLoop[int]):
             ask(self._crew.firsts, PipelineStage.hold, epoch, batch)
             return self._tutorial.step()
         losses = ask(self._crew.all, PipelineStage.train, epoch, batch, self.rate_factor)
-        return sum(losses) / self._pipeline_params.replicas
+        return sum(losses) / self.params.replicas
 
     def score(self, split: Held) -> dict[str, float] | None:
         """Loss and accuracy."""
@@ -140,5 +140,5 @@ class PipelineTraining(TrainingLoop[int]):
         weights = {
             name: value for part in ask(self._crew.pipelines[0], PipelineStage.weights) for name, value in part.items()
         }
-        path = write_export(self.context.workdir.scratch, self._pipeline_params, self._inventory.classes, weights)
+        path = write_export(self.context.workdir.scratch, self.params, self._inventory.classes, weights)
         self.context.artifacts.put(path.name, path)

@@ -9,6 +9,7 @@ where nothing can read it.
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -19,7 +20,7 @@ from rolecall.workloads.optimizers import dense_optimizer
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.shard import Shard
 
-_Reference = "rpc.RRef[torch.Tensor]"
+_Reference: TypeAlias = "rpc.RRef[torch.Tensor]"
 
 
 class _Turns:

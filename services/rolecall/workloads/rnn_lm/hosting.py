@@ -4,6 +4,7 @@ Results go back on the device on which the arguments came: what crosses between 
 """
 
 import threading
+from typing import cast
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -55,7 +56,7 @@ class Hosted:
     def loss_terms(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The decoder's terms [2, n] of the loss of hidden states [n, h] that should give targets [n]."""
         with mixed(self._params, self.device), torch.set_grad_enabled(hidden.requires_grad):
-            terms = self.module.loss_terms(hidden.to(self.device), targets.to(self.device))
+            terms = cast(DecoderShard, self.module).loss_terms(hidden.to(self.device), targets.to(self.device))
             return terms.to(hidden.device)
 
     def gather(self, context_id: int, step: int, trainer: int) -> Future[float]:

@@ -9,7 +9,7 @@ from torch.futures import Future
 
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.remote import Mailbox
-from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.layers import Shard, Shards, make_shards
 from rolecall.workloads.rnn_lm.params import Params
@@ -19,18 +19,12 @@ from rolecall.workloads.text.corpus import Corpus, open_corpus
 _shards: Mailbox[list[Shard], list[Shard]] = Mailbox()
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Read the text, meet the shards that the first trainer has made, train; the first tells the result."""
-    params = context.params
-    assert isinstance(params, Params)
-    corpus = open_corpus(params.text, context.cache)
+    corpus = open_corpus(context.params.text, context.cache)
     _require_same_text(corpus)
     shards = _make_and_share(context, corpus) if context.role_rank == 0 else _shards.serve(lambda shards: shards)
-    result = Training(context, corpus, Shards(shards)).run()
-    if result is None:
-        raise Stopped("left between two steps, as asked")
-    if context.role_rank == 0:
-        context.report.result(**result)
+    Training(context, corpus, Shards(shards)).play()
 
 
 def _require_same_text(corpus: Corpus) -> None:
@@ -44,7 +38,7 @@ def _require_same_text(corpus: Corpus) -> None:
         )
 
 
-def _make_and_share(context: WorkerContext, corpus: Corpus) -> list[Shard]:
+def _make_and_share(context: WorkerContext[Params], corpus: Corpus) -> list[Shard]:
     servers, trainers = context.count(Role.PARAMETER_SERVER), context.count(Role.TRAINER)
     vocabulary = corpus.vocabulary_size
     if vocabulary < servers:
@@ -52,7 +46,6 @@ def _make_and_share(context: WorkerContext, corpus: Corpus) -> list[Shard]:
             f"the text has {vocabulary} different tokens for {servers} parameter servers; take at most {vocabulary}"
         )
     context.report.event(f"{vocabulary} different tokens over {servers} parameter server(s)")
-    assert isinstance(context.params, Params)
     shards = make_shards(context.params, servers, vocabulary, trainers)
     others = [worker_name(Role.TRAINER, rank) for rank in range(1, trainers)]
     torch.futures.wait_all([rpc.rpc_async(name, meet_shards, args=(shards,)) for name in others])

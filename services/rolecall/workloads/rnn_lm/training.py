@@ -31,14 +31,12 @@ _RECURRENT = "recurrent/"
 _STATE = "state/"
 
 
-class Training(TrainingLoop[Segment]):
+class Training(TrainingLoop[Segment, Params]):
     """Carries the recurrent part's state from segment to segment; at an epoch's beginning it is zero."""
 
-    def __init__(self, context: WorkerContext, corpus: Corpus, shards: Shards) -> None:
+    def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
+        super().__init__(context)
         params = context.params
-        assert isinstance(params, Params)
-        super().__init__(context, params)
-        self._job = params
         self._corpus = corpus
         self._shards = shards
         self._rank, self._world = context.role_rank, context.count(Role.TRAINER)
@@ -81,7 +79,7 @@ class Training(TrainingLoop[Segment]):
     def _losses(self, recurrent: nn.Module, batch: Segment, state: State | None) -> tuple[Tensor, State]:
         """The loss [t · b] of each token, and the state after the segment."""
         vectors = self._embedding(batch.inputs).to(self.context.device)
-        with mixed(self._job, self.context.device):
+        with mixed(self.params, self.context.device):
             hidden, after = recurrent(vectors, state)
         return self._decoder.losses(hidden.flatten(0, 1), batch.targets.flatten()), after
 
@@ -129,23 +127,23 @@ class Training(TrainingLoop[Segment]):
         if self._rank == 0:
             local = self._recurrent.module.state_dict().items()
             weights = self._shards.weights() | {f"recurrent.{name}": value.cpu() for name, value in local}
-            for write in (write_model, write_sample) if self._job.sample.tokens else (write_model,):
-                files.append(write(self.context.workdir.scratch, self._job, self._corpus, weights))
+            for write in (write_model, write_sample) if self.params.sample.tokens else (write_model,):
+                files.append(write(self.context.workdir.scratch, self.params, self._corpus, weights))
         dist.barrier()
         for path in files:
             self.context.artifacts.put(path.name, path)
 
     def _first_recurrent(self) -> nn.Module:
         """All trainers begin with the same weights, but drop different units."""
-        torch.manual_seed(self._job.seed)
-        recurrent = make_recurrent(self._job).to(self.context.device, getattr(torch, self._job.weight_type))
-        torch.manual_seed(self._job.seed + 1 + self._rank)
+        torch.manual_seed(self.params.seed)
+        recurrent = make_recurrent(self.params).to(self.context.device, getattr(torch, self.params.weight_type))
+        torch.manual_seed(self.params.seed + 1 + self._rank)
         return recurrent
 
     def _update_protocol(self) -> UpdateProtocol:
-        if self._job.protocol == "tutorial":
-            return TutorialProtocol(self._job, self._shards, self._recurrent.module)
-        return Synchronous(self._job, self._rank, self._shards, self._recurrent.module)
+        if self.params.protocol == "tutorial":
+            return TutorialProtocol(self.params, self._shards, self._recurrent.module)
+        return Synchronous(self.params, self._rank, self._shards, self._recurrent.module)
 
     def _part_name(self, rank: int) -> str:
         return worker_name(Role.TRAINER, rank)

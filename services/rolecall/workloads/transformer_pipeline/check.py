@@ -1,6 +1,5 @@
 """What can be decided about a `transformer-pipeline` job before its gang meets. Torch-free."""
 
-from rolecall.spec import workload
 from rolecall.spec.role import Role
 from rolecall.workloads.builders import check_builder
 from rolecall.workloads.divisors import nearest
@@ -8,9 +7,8 @@ from rolecall.workloads.text.check import check_text
 from rolecall.workloads.transformer_pipeline.params import Params
 
 
-def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
+def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` if the stages that are asked for can't form the pipelines that the parameters describe."""
-    assert isinstance(params, Params)
     ranks = _pipeline_ranks(params, counts[Role.STAGE])
     stages = ranks * params.stages_per_rank
     if params.layers < stages:
@@ -21,9 +19,8 @@ def check_counts(params: workload.Params, counts: dict[Role, int]) -> None:
     _check_micro_batches(params, ranks, stages)
 
 
-def check_node(params: workload.Params, role: Role) -> None:
+def check_node(params: Params, role: Role) -> None:
     """On a stage's node, raises `InputError` unless every file is text, and the layers ones that the job may bring."""
-    assert isinstance(params, Params)
     if params.model is not None:
         check_builder(params.model)
     check_text(params.text)

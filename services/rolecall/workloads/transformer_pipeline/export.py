@@ -34,14 +34,13 @@ print(model.perplexity("Some text of your own."))
 _OWN_LAYERS = "\nIts layers are made by `{builder}`, whose module must be importable.\n"
 
 
-def export(context: WorkerContext, pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:
+def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:
     """Stores `model.zip` and `sample.txt`; called by all workers, of whom the first replica's do it.
 
     The others don't wait until the files are stored: a master that is away may take longer to come back than a barrier
     waits. So nothing that takes every worker may follow.
     """
     params, scratch = context.params, context.workdir.scratch
-    assert isinstance(params, Params)
     files = list[Path]()
     if pipeline.grid.replica == 0:
         files += _write_sample(scratch, pipeline, params, corpus)

@@ -62,6 +62,9 @@ class Cut:
 class Rotation(nn.Module):
     """Turns pairs of a head's features by angles that grow with the position (RoPE)."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, context: int, size: int) -> None:
         super().__init__()
         rates = 10_000.0 ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)

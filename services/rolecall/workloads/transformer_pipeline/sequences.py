@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rolecall.runtime.data_order import DataOrder
 from rolecall.spec.errors import InputError
@@ -24,7 +26,7 @@ class Sequences:
         """How many whole sequences there are; the rest of the text is left out."""
         return max(0, (len(self.tokens) - 1) // self.context)
 
-    def take(self, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """The inputs and the targets [rows, context] int64 of some sequences."""
         starts = torch.as_tensor(rows, dtype=torch.int64)[:, None] * self.context
         whole = self.tokens[starts + torch.arange(self.context + 1)].to(torch.int64)

@@ -4,25 +4,18 @@ import torch
 import torch.distributed as dist
 
 from rolecall.runtime.context import WorkerContext
-from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.errors import InputError
 from rolecall.workloads.text.corpus import Corpus, open_corpus
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.training import Training
 
 
-def run(context: WorkerContext) -> None:
+def run(context: WorkerContext[Params]) -> None:
     """Read the text, train with the others, and tell the job's result."""
-    params = context.params
-    assert isinstance(params, Params)
-    _require_precision(params, context.device)
-    corpus = open_corpus(params.text, context.cache)
+    _require_precision(context.params, context.device)
+    corpus = open_corpus(context.params.text, context.cache)
     _require_same_text(corpus)
-    training = Training(context, corpus)
-    result = training.run()
-    if result is None:
-        raise Stopped("left between two steps, as asked")
-    if context.role_rank == 0:
-        context.report.result(**result, **training.stage_times)
+    Training(context, corpus).play()
 
 
 def _require_precision(params: Params, device: torch.device) -> None:

@@ -34,14 +34,12 @@ class Batch:
     targets: Tensor
 
 
-class Training(TrainingLoop[Batch]):
+class Training(TrainingLoop[Batch, Params]):
     """One stage's part of a job."""
 
-    def __init__(self, context: WorkerContext, corpus: Corpus) -> None:
+    def __init__(self, context: WorkerContext[Params], corpus: Corpus) -> None:
+        super().__init__(context)
         params = context.params
-        assert isinstance(params, Params)
-        super().__init__(context, params)
-        self._params: Params = params
         self._corpus = corpus
         self._epochs = Epochs(Sequences(corpus.tokens("train"), params.context), params.batch_size, params.seed)
         self._grid = arrange(params.replicas, context.device)
@@ -49,8 +47,11 @@ class Training(TrainingLoop[Batch]):
         self._pipeline = Pipeline(params, self._shape, self._grid)
         torch.manual_seed(params.seed + 1 + context.role_rank)  # every worker drops other units
         self._optimizer = self._make_optimizer()
-        self.stage_times: dict[str, float] = {}
-        """Where the pipeline ranks' time went, and the bubble that the schedule's theory expects; after `run`."""
+
+    def run(self) -> dict[str, float] | None:
+        """Train to the end; the result has where the pipeline ranks' time went, and the bubble that theory expects."""
+        result = super().run()
+        return result and result | self._stage_times | {"bubble_theory": bubble(self._pipeline.order)}
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,7 +65,7 @@ class Training(TrainingLoop[Batch]):
 
     def samples(self, batch: Batch) -> int:
         """Sequences."""
-        return self._params.batch_size
+        return self.params.batch_size
 
     def train_step(self, batch: Batch) -> Tensor:
         """One step of all stages; the global batch's mean loss per token."""
@@ -78,7 +79,7 @@ class Training(TrainingLoop[Batch]):
 
     def score(self, split: Held) -> dict[str, float] | None:
         """The mean loss per token of all whole sequences, and its exponential."""
-        sequences = Sequences(self._corpus.tokens(split), self._params.context)
+        sequences = Sequences(self._corpus.tokens(split), self.params.context)
         if len(sequences) == 0:
             return None
         mean = self._mean_loss(sequences)
@@ -108,9 +109,8 @@ class Training(TrainingLoop[Batch]):
 
     def export(self) -> None:
         """The model that runs without a cluster, and a text that it wrote. All that the ranks do together is done."""
-        self.stage_times = stage_times(self._pipeline.meter, self._grid) | {
-            "bubble_theory": bubble(self._pipeline.order)
-        }
+        # Before the first replica writes its files, so that no rank's waiting for that counts.
+        self._stage_times = stage_times(self._pipeline.meter, self._grid)
         export(self.context, self._pipeline, self._shape, self._corpus)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
@@ -118,7 +118,7 @@ class Training(TrainingLoop[Batch]):
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """Weight decay is for matrices: norms and biases go without."""
-        kind, arguments = dense_optimizer(self._params.optimizer)
+        kind, arguments = dense_optimizer(self.params.optimizer)
         matrices = [parameter for parameter in self._parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in self._parameters() if parameter.ndim == 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -131,15 +131,15 @@ class Training(TrainingLoop[Batch]):
         square = torch.stack(norms).square().sum()
         sums = torch.stack([square / self._grid.replicas, loss])
         dist.all_reduce(sums)
-        if self._params.max_grad_norm is not None:
-            factor = (self._params.max_grad_norm / (sums[0].sqrt() + 1e-6)).clamp(max=1.0)
+        if self.params.max_grad_norm is not None:
+            factor = (self.params.max_grad_norm / (sums[0].sqrt() + 1e-6)).clamp(max=1.0)
             for gradient in gradients:
                 gradient.mul_(factor)
         return sums[1]
 
     def _mean_loss(self, sequences: Sequences) -> float:
         """Each replica takes every so many-th micro-batch; the last ones are filled up with what does not count."""
-        size, replicas = self._params.micro_batch, self._grid.replicas
+        size, replicas = self.params.micro_batch, self._grid.replicas
         rounds = -(-len(sequences) // (size * replicas))
         firsts = [(turn * replicas + self._grid.replica) * size for turn in range(rounds)]
         sums = torch.zeros(2, dtype=torch.float64, device=self._grid.device)
