@@ -9,11 +9,11 @@ import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.rnn_lm.export import shape_of
 from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.vocabulary import first_rows
-from rolecall.workloads.text.corpus import open_corpus
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 

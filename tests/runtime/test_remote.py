@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from rolecall.runtime.remote import Mailbox, Quorum
+from rolecall.runtime.remote import Mailbox, StepBarrier
 
 
 def test_a_request_is_served_by_the_thread_that_waits() -> None:
@@ -28,29 +28,29 @@ def test_an_error_goes_up_and_is_no_answer() -> None:
     assert not future.done()
 
 
-def test_a_quorum_answers_all_when_the_last_has_come_in_the_ranks_order() -> None:
+def test_a_step_barrier_answers_all_when_the_last_has_come_in_the_ranks_order() -> None:
     settled: list[list[str]] = []
 
     def settle(shares: list[str]) -> int:
         settled.append(shares)
         return len(shares)
 
-    quorum: Quorum[str, int] = Quorum(3, settle)
-    futures = [quorum.join(7, rank, f"rank {rank}") for rank in (2, 0)]
-    later = quorum.join(8, 2, "early for the next step")
+    barrier: StepBarrier[str, int] = StepBarrier(3, settle)
+    futures = [barrier.join(7, rank, f"rank {rank}") for rank in (2, 0)]
+    later = barrier.join(8, 2, "early for the next step")
     assert not any(future.done() for future in futures)
-    futures.append(quorum.join(7, 1, "rank 1"))
+    futures.append(barrier.join(7, 1, "rank 1"))
     assert settled == [["rank 0", "rank 1", "rank 2"]]
     assert [future.wait() for future in futures] == [3, 3, 3]
     assert not later.done()
 
 
-def test_everyone_of_a_quorum_hears_of_an_error() -> None:
+def test_everyone_of_a_step_barrier_hears_of_an_error() -> None:
     def fail(_: list[str]) -> None:
         raise ValueError("no gradient")
 
-    quorum: Quorum[str, None] = Quorum(2, fail)
-    futures = [quorum.join(1, rank, "share") for rank in range(2)]
+    barrier: StepBarrier[str, None] = StepBarrier(2, fail)
+    futures = [barrier.join(1, rank, "share") for rank in range(2)]
     for future in futures:
         with pytest.raises(ValueError, match="no gradient"):
             future.wait()

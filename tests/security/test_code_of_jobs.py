@@ -10,10 +10,10 @@ import gymnasium
 import pytest
 from pydantic import ValidationError
 
+from rolecall.kit.builders import Builder, build, check_builder
 from rolecall.master.catalogue import load
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
-from rolecall.workloads.builders import Builder, build, check_builder
 from rolecall.workloads.catalogue import GROUP
 from rolecall.workloads.reinforce import environments
 from rolecall.workloads.reinforce.check import check_node

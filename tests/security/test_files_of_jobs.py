@@ -11,6 +11,10 @@ import pytest
 from PIL import Image
 
 from rolecall.cli.local import _data_roots
+from rolecall.kit.data_access import DataAccess
+from rolecall.kit.files import find
+from rolecall.kit.images.params import Idx
+from rolecall.kit.images.sources import check_source, open_source
 from rolecall.master.catalogue import load
 from rolecall.settings import WorkerSettings
 from rolecall.spec.errors import InputError, InvalidJob
@@ -18,10 +22,6 @@ from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
 from rolecall.spec.workload import Params
 from rolecall.workloads import catalogue
-from rolecall.workloads.data_access import DataAccess
-from rolecall.workloads.files import find
-from rolecall.workloads.images.params import Idx
-from rolecall.workloads.images.sources import check_source, open_source
 
 SECRET = "0123456789abcdef"
 ROLES = {"rnn-lm": Role.TRAINER, "embedding-ddp": Role.TRAINER}

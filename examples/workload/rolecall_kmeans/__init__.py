@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rolecall.spec.role import Role
-from rolecall.spec.workload import RoleCount, Workload
-from rolecall.workloads.files import find
-from rolecall.workloads.params import Paths, TrainingParams
+from rolecall.kit import Role, RoleCount, Workload
+from rolecall.kit.files import find
+from rolecall.kit.params import Paths, TrainingParams
 
 
 class Params(TrainingParams):

@@ -8,12 +8,11 @@ import torch.distributed as dist
 from pyarrow import csv
 from safetensors.torch import save
 
-from rolecall.runtime.context import WorkerContext
-from rolecall.spec.errors import InputError
-from rolecall.spec.plan import CheckpointManifest, CheckpointPart
-from rolecall.workloads.export import write_archive
-from rolecall.workloads.files import find
-from rolecall.workloads.loop import Held, TrainingLoop
+from rolecall.kit import CheckpointManifest, CheckpointPart, InputError
+from rolecall.kit.export import write_archive
+from rolecall.kit.files import find
+from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.worker import WorkerContext
 
 from . import Params
 

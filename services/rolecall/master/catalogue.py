@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rolecall.kit.data_access import DataAccess, DataPath, read_access
 from rolecall.master.extent import check_extent
 from rolecall.master.problems import Problem, explain, problem, unknown
 from rolecall.spec.errors import InputError, InvalidJob, NotFound
@@ -19,7 +20,6 @@ from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
 from rolecall.spec.workload import EverywhereParams, Params, Workload
 from rolecall.workloads.catalogue import installed
-from rolecall.workloads.data_access import DataAccess, DataPath, read_access
 
 _MOST_EXPLAINED = 1000
 """Problems of one document that are worth a look at each; pydantic makes all its errors or none."""

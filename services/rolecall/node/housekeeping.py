@@ -4,7 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from rolecall.workloads.cache import evict
+from rolecall.kit.cache import evict
 
 EVICT_EVERY_S = 300.0
 _LOG = logging.getLogger(__name__)

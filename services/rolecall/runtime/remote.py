@@ -39,7 +39,7 @@ class Mailbox(Generic[Request, Answer]):
         return result
 
 
-class Quorum(Generic[Request, Answer]):
+class StepBarrier(Generic[Request, Answer]):
     """One answer for several ranks that bring their shares of a step one by one.
 
     The RPC handler that calls `join` is to be decorated with `rpc.functions.async_execution`, and hands its future out

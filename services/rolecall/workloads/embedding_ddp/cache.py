@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rolecall.kit.cache import build_once
 from rolecall.runtime.data_order import mixed, mixed_one
 from rolecall.spec.errors import InputError
-from rolecall.workloads.cache import build_once
 from rolecall.workloads.embedding_ddp.columns import Columns
 from rolecall.workloads.embedding_ddp.files import File, find
 from rolecall.workloads.embedding_ddp.fit import Fit

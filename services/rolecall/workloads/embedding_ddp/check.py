@@ -1,8 +1,8 @@
 """What can be decided about an `embedding-ddp` job before its gang meets. Torch-free."""
 
+from rolecall.kit.builders import check_builder
+from rolecall.kit.params import require_shares
 from rolecall.spec.role import Role
-from rolecall.workloads.builders import check_builder
-from rolecall.workloads.check import require_shares
 from rolecall.workloads.embedding_ddp.files import find
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.rows import require_columns

@@ -1,6 +1,6 @@
 """The dense layers that a job asks for."""
 
-from rolecall.workloads.builders import build
+from rolecall.kit.builders import build
 from rolecall.workloads.embedding_ddp.model import DenseNet, perceptron
 from rolecall.workloads.embedding_ddp.params import Params
 

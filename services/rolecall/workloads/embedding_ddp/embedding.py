@@ -14,16 +14,16 @@ from torch import nn
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.optimizers import scale_rates
+from rolecall.kit.parameter_server.remote import look_up
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.runtime.context import worker_name
-from rolecall.runtime.remote import Quorum, passed_on
+from rolecall.runtime.remote import StepBarrier, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.optimizers import sparse_optimizer
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.optimizers import scale_rates
-from rolecall.workloads.sharding import look_up
 
 _BLOCK_ROWS = 65_536
 
@@ -49,7 +49,7 @@ class EmbeddingShard:
         torch.sparse.check_sparse_tensor_invariants.disable()
         self._name = worker_name(Role.PARAMETER_SERVER, index)
         self._trainers = trainers
-        self._contributions = Quorum(trainers if params.protocol == "sync" else 1, self._settle)
+        self._contributions = StepBarrier(trainers if params.protocol == "sync" else 1, self._settle)
         self.weight = nn.Parameter(_own_rows(params, index, count, rows))
         kind, arguments = sparse_optimizer(params.sparse_optimizer)
         self._optimizer = kind([self.weight], **arguments)

@@ -9,10 +9,10 @@ from typing import BinaryIO
 import torch
 from torch import nn
 
+from rolecall.kit.export import write_archive
 from rolecall.workloads.embedding_ddp import model
 from rolecall.workloads.embedding_ddp.batches import Dataset
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.export import write_archive
 
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
 _README = """# An exported embedding-ddp model

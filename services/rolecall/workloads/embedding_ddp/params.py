@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rolecall.spec import workload
-from rolecall.workloads import params as shared
-from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import (
+from rolecall.kit import params as shared
+from rolecall.kit.builders import Builder
+from rolecall.kit.params import (
     Adam,
     AdamW,
     BatchSize,
@@ -29,6 +28,7 @@ from rolecall.workloads.params import (
     Widths,
     listed,
 )
+from rolecall.spec import workload
 
 _MOST_COLUMNS = 16_384
 _Values = Annotated[list[Value], Field(max_length=4096, fail_fast=True)]

@@ -6,11 +6,11 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
+from rolecall.kit.optimizers import dense_optimizer, scale_rates, set_gradients
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.workloads.embedding_ddp.embedding import RemoteEmbedding
 from rolecall.workloads.embedding_ddp.optimizers import sparse_optimizer
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.optimizers import dense_optimizer, scale_rates, set_gradients
 
 
 class ServerOwned:

@@ -9,6 +9,8 @@ import torch.distributed.autograd as dist_autograd
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch.nn.parallel import DistributedDataParallel
 
+from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.parameter_server.protocols import UpdateProtocol
 from rolecall.runtime.checkpoint import random_state, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -21,8 +23,6 @@ from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.protocols import ServerOwned, TutorialProtocol
-from rolecall.workloads.loop import Held, TrainingLoop
-from rolecall.workloads.update import UpdateProtocol
 
 _DENSE = "dense/"
 

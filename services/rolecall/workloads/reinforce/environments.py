@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from rolecall.kit.builders import check_builder, find_allowed, import_allowed, in_short
+from rolecall.kit.data_access import read_access
 from rolecall.spec.errors import InputError
-from rolecall.workloads.builders import check_builder, find_allowed, import_allowed, in_short
-from rolecall.workloads.data_access import read_access
 from rolecall.workloads.reinforce.params import Custom, Environment, Params, Wrapper
 
 Env = gymnasium.Env[Any, Any]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from rolecall.workloads.export import write_archive
+from rolecall.kit.export import write_archive
 from rolecall.workloads.reinforce import model
 from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rolecall.kit.builders import check_builder
+from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.runtime.checkpoint import (
     Tensors,
     flatten_optimizer,
@@ -12,8 +14,6 @@ from rolecall.runtime.checkpoint import (
     restore_optimizer,
     restore_random_state,
 )
-from rolecall.workloads.builders import check_builder
-from rolecall.workloads.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.reinforce import algorithms
 from rolecall.workloads.reinforce.advantages import advantages
 from rolecall.workloads.reinforce.algorithms import Transitions

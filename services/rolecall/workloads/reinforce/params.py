@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rolecall.spec import workload
-from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import (
+from rolecall.kit.builders import Builder
+from rolecall.kit.params import (
     Adam,
     AdamW,
     Count,
@@ -21,6 +20,7 @@ from rolecall.workloads.params import (
     Widths,
     tupled,
 )
+from rolecall.spec import workload
 
 Discount = Annotated[float, Field(gt=0, le=1)]
 Updates = Annotated[int, Field(ge=1, le=2**40)]

@@ -1,8 +1,8 @@
 """What can be decided about a `resnet-pipeline` job before its gang meets. Torch-free."""
 
+from rolecall.kit.builders import Builder, check_builder
+from rolecall.kit.images.sources import check_images
 from rolecall.spec.role import Role
-from rolecall.workloads.builders import Builder, check_builder
-from rolecall.workloads.images.check import check_images
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
 _MOST = 256

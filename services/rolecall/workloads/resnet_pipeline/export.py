@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from rolecall.workloads.export import write_archive
+from rolecall.kit.export import write_archive
 from rolecall.workloads.resnet_pipeline import model
 from rolecall.workloads.resnet_pipeline.params import Params
 

@@ -4,11 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rolecall.spec.errors import InputError
-from rolecall.workloads.builders import Builder
-from rolecall.workloads.divisors import divisors, nearest, nearest_multiples
-from rolecall.workloads.images.params import Images
-from rolecall.workloads.params import (
+from rolecall.kit.builders import Builder
+from rolecall.kit.divisors import divisors, nearest, nearest_multiples
+from rolecall.kit.images.params import Images
+from rolecall.kit.params import (
     Adam,
     AdamW,
     BatchSize,
@@ -20,6 +19,7 @@ from rolecall.workloads.params import (
     Sgd,
     TrainingParams,
 )
+from rolecall.spec.errors import InputError
 from rolecall.workloads.resnet_pipeline.partition import places
 
 _LAYERS = {

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torchvision.transforms import v2
 
+from rolecall.kit.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.data_order import DataOrder, mixed_one, share_of
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
 from rolecall.workloads.resnet_pipeline.costs import block_costs
 from rolecall.workloads.resnet_pipeline.evaluation import Scorer, Scores
 from rolecall.workloads.resnet_pipeline.model import blocks_of, bring_to_size, normalized

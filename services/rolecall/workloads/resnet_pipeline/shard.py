@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 
+from rolecall.kit.builders import build
+from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.spec.errors import CheckpointError, InputError, WorkloadError
-from rolecall.workloads.builders import build
-from rolecall.workloads.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.resnet_pipeline.model import Blocks, build_resnet
 from rolecall.workloads.resnet_pipeline.params import Params
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
+from rolecall.kit.loop import Held, TrainingLoop
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.loop import Held, TrainingLoop
 from rolecall.workloads.resnet_pipeline import stage
 from rolecall.workloads.resnet_pipeline.evaluation import together
 from rolecall.workloads.resnet_pipeline.export import write_export

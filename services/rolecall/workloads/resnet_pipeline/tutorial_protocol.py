@@ -16,7 +16,7 @@ import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
-from rolecall.workloads.optimizers import dense_optimizer
+from rolecall.kit.optimizers import dense_optimizer
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.shard import Shard
 

@@ -1,10 +1,10 @@
 """What can be decided about an `rnn-lm` job before its gang meets. Torch-free."""
 
+from rolecall.kit.builders import check_builder
+from rolecall.kit.params import require_shares
+from rolecall.kit.text.reading import check_text
 from rolecall.spec.role import Role
-from rolecall.workloads.builders import check_builder
-from rolecall.workloads.check import require_shares
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.text.check import check_text
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:

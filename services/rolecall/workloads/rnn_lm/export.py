@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from rolecall.workloads.export import write_archive
+from rolecall.kit.export import write_archive
+from rolecall.kit.text.corpus import Corpus
 from rolecall.workloads.rnn_lm import model
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.text.corpus import Corpus
 
 _README = """# An exported rnn-lm model
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
-from rolecall.runtime.remote import Quorum, passed_on
+from rolecall.runtime.remote import StepBarrier, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
-from rolecall.workloads.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.precision import mixed
 from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, EmbeddingShard, Part
@@ -41,7 +41,7 @@ class Hosted:
         kind, arguments = dense_optimizer(params.optimizer)
         self._optimizer = kind(self.module.parameters(), **arguments)
         self._lock = threading.Lock()
-        self._gathered = Quorum(trainers, self._take_mean)
+        self._gathered = StepBarrier(trainers, self._take_mean)
         self._updated: int | None = None
 
     def vectors(self, rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.parameter_server.remote import look_up
 from rolecall.runtime.context import worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
@@ -18,7 +19,6 @@ from rolecall.workloads.rnn_lm.hosting import Hosted
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.placement import place
 from rolecall.workloads.rnn_lm.vocabulary import Part, combine
-from rolecall.workloads.sharding import look_up
 
 
 @dataclass(frozen=True, slots=True)

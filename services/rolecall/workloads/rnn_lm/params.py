@@ -4,8 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rolecall.workloads.builders import Builder
-from rolecall.workloads.params import (
+from rolecall.kit.builders import Builder
+from rolecall.kit.params import (
     Adam,
     AdamW,
     BatchSize,
@@ -16,7 +16,7 @@ from rolecall.workloads.params import (
     Sgd,
     TrainingParams,
 )
-from rolecall.workloads.text.params import Sample, Text
+from rolecall.kit.text.params import Sample, Text
 
 
 class Params(TrainingParams):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
+from rolecall.kit.optimizers import dense_optimizer, scale_rates, set_gradients
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
-from rolecall.workloads.optimizers import dense_optimizer, scale_rates, set_gradients
 from rolecall.workloads.rnn_lm.hosting import scale_gradients, squared_norm
 from rolecall.workloads.rnn_lm.layers import Shards
 from rolecall.workloads.rnn_lm.params import Params

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from rolecall.kit.builders import build
 from rolecall.spec.errors import InputError
-from rolecall.workloads.builders import build
 from rolecall.workloads.rnn_lm.model import Recurrent
 from rolecall.workloads.rnn_lm.params import Params
 

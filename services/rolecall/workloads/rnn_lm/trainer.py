@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import InputError
@@ -14,7 +15,6 @@ from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.layers import Shard, Shards, make_shards
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.training import Training
-from rolecall.workloads.text.corpus import Corpus, open_corpus
 
 _shards: Mailbox[list[Shard], list[Shard]] = Mailbox()
 

@@ -10,12 +10,14 @@ import torch.distributed.autograd as dist_autograd
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.parameter_server.protocols import UpdateProtocol
+from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.runtime.checkpoint import random_state, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.data_order import share_of
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.loop import Held, TrainingLoop
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.layers import RemoteDecoder, RemoteEmbedding, Shards
 from rolecall.workloads.rnn_lm.model import State
@@ -24,8 +26,6 @@ from rolecall.workloads.rnn_lm.precision import mixed
 from rolecall.workloads.rnn_lm.protocols import Synchronous, TutorialProtocol
 from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 from rolecall.workloads.rnn_lm.streams import Segment, Streams, open_streams
-from rolecall.workloads.text.corpus import SPLITS, Corpus
-from rolecall.workloads.update import UpdateProtocol
 
 _RECURRENT = "recurrent/"
 _STATE = "state/"

@@ -1,9 +1,9 @@
 """What can be decided about a `transformer-pipeline` job before its gang meets. Torch-free."""
 
+from rolecall.kit.builders import check_builder
+from rolecall.kit.divisors import nearest
+from rolecall.kit.text.reading import check_text
 from rolecall.spec.role import Role
-from rolecall.workloads.builders import check_builder
-from rolecall.workloads.divisors import nearest
-from rolecall.workloads.text.check import check_text
 from rolecall.workloads.transformer_pipeline.params import Params
 
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from rolecall.kit.export import write_archive
+from rolecall.kit.text.corpus import Corpus
 from rolecall.runtime.context import WorkerContext
-from rolecall.workloads.export import write_archive
-from rolecall.workloads.text.corpus import Corpus
 from rolecall.workloads.transformer_pipeline import model
 from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
+from rolecall.kit.builders import build
 from rolecall.runtime.data_order import mixed_one
 from rolecall.spec.errors import InputError
-from rolecall.workloads.builders import build
 from rolecall.workloads.transformer_pipeline.model import MakeLayer
 from rolecall.workloads.transformer_pipeline.params import Params
 

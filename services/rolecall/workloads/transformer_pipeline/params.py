@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rolecall.workloads.builders import Builder
-from rolecall.workloads.divisors import divisors, nearest
-from rolecall.workloads.params import (
+from rolecall.kit.builders import Builder
+from rolecall.kit.divisors import divisors, nearest
+from rolecall.kit.params import (
     Adam,
     AdamW,
     BatchSize,
@@ -18,7 +18,7 @@ from rolecall.workloads.params import (
     TrainingParams,
     Width,
 )
-from rolecall.workloads.text.params import Sample, Text
+from rolecall.kit.text.params import Sample, Text
 from rolecall.workloads.transformer_pipeline.schedules import (
     MOST_MICRO_BATCHES,
     SCHEDULES,

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rolecall.workloads.text.corpus import Corpus
+from rolecall.kit.text.corpus import Corpus
 from rolecall.workloads.transformer_pipeline.model import draw
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rolecall.workloads.divisors import divisors
+from rolecall.kit.divisors import divisors
 
 Name = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
 Split = Literal["manual", "tracer"]

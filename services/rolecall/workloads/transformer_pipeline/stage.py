@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
+from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError
-from rolecall.workloads.text.corpus import Corpus, open_corpus
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.training import Training
 

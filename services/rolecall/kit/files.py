@@ -1,0 +1,118 @@
+"""Finds and opens a job's input files, where the operator allows it: below data roots, or wherever fsspec reaches.
+
+Torch-free.
+"""
+
+import gzip
+import os
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import fsspec
+from fsspec.core import OpenFile, url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from rolecall.kit.data_access import DataAccess, read_access
+from rolecall.spec.errors import InputError
+
+_STAMPS = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "md5Hash")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One input file."""
+
+    url: str
+    """How messages name it."""
+    identity: tuple[str, ...]
+    """Path, size and the times or tags that change when its content does."""
+
+    @property
+    def gzipped(self) -> bool:
+        """Whether its name says that gzip packed it."""
+        return self.url.endswith(".gz")
+
+    @property
+    def suffix(self) -> str:
+        """What its name ends with before a `.gz`, in lower case and without the dot."""
+        return self.url.removesuffix(".gz").rsplit(".", 1)[-1].lower()
+
+    def open(self) -> BinaryIO:
+        """The file's bytes, unpacked; raises `InputError` if they can't be had or lie where jobs may not read."""
+        access = read_access()
+        plain = access.plain_path(self.url)
+        try:
+            if plain is None:
+                opened = fsspec.open(self.url, "rb", compression="gzip" if self.gzipped else None)
+                return cast(BinaryIO, cast(OpenFile, opened).open())
+            packed = access.open(plain)
+        except OSError as error:
+            raise InputError(f"{self.url} can't be read: {error.strerror or error}") from error
+        return cast(BinaryIO, _Unpacked(packed)) if self.gzipped else packed
+
+
+class _Unpacked(gzip.GzipFile):
+    """Closes the packed file with itself."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        super().__init__(fileobj=packed, mode="rb")
+        self._packed = packed
+
+    def close(self) -> None:
+        super().close()
+        self._packed.close()
+
+
+def find(paths: list[str]) -> list[File]:
+    """The files that `paths` (paths, globs, URLs) stand for, globs in the order of names.
+
+    Raises `InputError` for a path that is not there, is a folder, matches nothing or lies where jobs may not read.
+    """
+    access = read_access()
+    return [file for path in paths for file in _find_one(path, access)]
+
+
+def _find_one(path: str, access: DataAccess) -> list[File]:
+    plain = access.plain_path(path)
+    try:
+        filesystem, bare = _local(plain, access) if plain is not None else url_to_fs(path)
+        names = sorted(filesystem.glob(bare)) if _is_glob(bare) else [bare]
+        if plain is not None:
+            for name in names:
+                access.resolve(name)
+        found = [(name, filesystem.info(name)) for name in names]
+    except FileNotFoundError:
+        raise InputError(
+            f"{path} does not exist on this node; paths must be the same on every node that reads them"
+        ) from None
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"{path} can't be read: {error}") from error
+    urls = {name: name if plain is not None else filesystem.unstrip_protocol(name) for name in names}
+    files = [_describe(urls[name], info) for name, info in found if info["type"] == "file"]
+    if not files:
+        kind = "matches no file" if _is_glob(bare) else "is a folder; name its files, e.g. with a glob such as folder/*"
+        raise InputError(f"{path} {kind}")
+    return files
+
+
+def _local(plain: str, access: DataAccess) -> tuple[Any, str]:
+    """This machine's files, and the absolute path; a glob's folder is judged before anything in it is listed."""
+    path = os.path.join(os.getcwd(), plain)
+    access.resolve(_listed_folder(path) if _is_glob(path) else path)
+    return LocalFileSystem(), path
+
+
+def _listed_folder(glob: str) -> str:
+    first = min(glob.index(sign) for sign in _GLOB_SIGNS if sign in glob)
+    return glob[: glob.rindex("/", 0, first) + 1]
+
+
+_GLOB_SIGNS = "*?["
+
+
+def _is_glob(path: str) -> bool:
+    return any(sign in path for sign in _GLOB_SIGNS)
+
+
+def _describe(url: str, info: dict[str, Any]) -> File:
+    return File(url, (url, str(info["size"]), *(str(info[stamp]) for stamp in _STAMPS if stamp in info)))

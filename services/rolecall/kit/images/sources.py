@@ -1,0 +1,198 @@
+"""Finds labelled images and opens them. Torch-free.
+
+IDX: http://yann.lecun.com/exdb/mnist: two zero bytes, the type (8 for unsigned bytes), the number of dimensions, each
+dimension as a big-endian 32-bit number, then the values.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from rolecall.kit.data_access import DataAccess, read_access
+from rolecall.kit.files import File, find
+from rolecall.kit.images.params import Idx, Images
+from rolecall.spec.errors import InputError
+
+_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # others may start programs, e.g. Ghostscript
+_UNSIGNED_BYTE = 8
+
+
+class Labelled(Protocol):
+    """Images and their labels, by number."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names; a label is a place among them."""
+        ...
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """[n]"""
+        ...
+
+    def image(self, number: int) -> Image.Image:
+        """One image, as it lies there."""
+        ...
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder per class."""
+
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    paths: list[str]
+    access: DataAccess
+
+    def image(self, number: int) -> Image.Image:
+        """Raises `InputError` if the file is not an image, or leads to where jobs may not read."""
+        try:
+            with self.access.open(self.paths[number]) as file, Image.open(file, formats=_FORMATS) as image:
+                return image.convert("RGB")
+        except (OSError, UnidentifiedImageError) as error:
+            raise InputError(f"{self.paths[number]} can't be read as an image: {error}; repair or remove it") from error
+
+
+@dataclass(frozen=True)
+class Grey:
+    """Grey images of one size, in memory."""
+
+    classes: tuple[str, ...]
+    labels: NDArray[np.int64]
+    pixels: NDArray[np.uint8]
+    """[n, height, width]"""
+
+    def image(self, number: int) -> Image.Image:
+        """A grey image."""
+        return Image.fromarray(self.pixels[number])
+
+
+def open_source(source: str | Idx, classes: tuple[str, ...] | None = None) -> Labelled:
+    """Raises `InputError` for what is not there, is not labelled images, or has classes that are not in `classes`."""
+    return _open_idx(source, classes) if isinstance(source, Idx) else _open_folder(source, classes)
+
+
+def check_source(source: str | Idx) -> None:
+    """As `open_source`, but looks only at headers and at the first image of a folder."""
+    if isinstance(source, Idx):
+        _idx_shapes(source)
+        return
+    access = read_access()
+    folders = _class_folders(source, access)
+    if next((path for folder in folders.values() for path in _images_in(folder, access)), None) is None:
+        raise InputError(f"{source} has no image in the folders of its classes; images end with {_listed(_SUFFIXES)}")
+
+
+def _open_folder(source: str, classes: tuple[str, ...] | None) -> Folder:
+    access = read_access()
+    found = _class_folders(source, access)
+    names = classes or tuple(found)
+    if unknown := sorted(set(found) - set(names)):
+        raise InputError(f"{source} has classes that the training images lack: {_listed(unknown)}")
+    paths: list[str] = []
+    labels: list[int] = []
+    for name, folder in found.items():
+        mine = list(_images_in(folder, access))
+        paths += mine
+        labels += [names.index(name)] * len(mine)
+    if not paths:
+        raise InputError(f"{source} has no image in the folders of its classes; images end with {_listed(_SUFFIXES)}")
+    return Folder(names, np.array(labels, np.int64), paths, access)
+
+
+def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
+    """The folder of each class, in the order of names; raises `InputError` if one lies where jobs may not read."""
+    if (plain := access.plain_path(source)) is None:
+        raise InputError(f"{source} is a URL; a folder per class must be local, IDX files may be at URLs")
+    access.resolve(plain)
+    try:
+        names = sorted(entry.name for entry in os.scandir(plain) if entry.is_dir() and entry.name[0] != ".")
+    except FileNotFoundError:
+        raise InputError(f"{source} does not exist on this node; the stages' nodes must all have it") from None
+    except OSError as error:
+        raise InputError(f"{source} can't be read as a folder: {error.strerror}") from error
+    if len(names) < 2:
+        raise InputError(f"{source} has {len(names)} folder(s); it needs one per class, and two classes or more")
+    return {name: access.resolve(os.path.join(plain, name)) for name in names}
+
+
+def _images_in(folder: str, access: DataAccess) -> Iterator[str]:
+    """Below `folder`, in the order of names; raises `InputError` for a link to where jobs may not read."""
+    try:
+        with os.scandir(folder) as entries:
+            ordered = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"{folder} can't be read as a folder: {error.strerror}") from error
+    for entry in ordered:
+        if not entry.is_dir() and entry.name.lower().endswith(_SUFFIXES):
+            yield access.resolve(entry.path) if entry.is_symlink() else entry.path
+    for entry in ordered:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _images_in(entry.path, access)
+
+
+def _open_idx(source: Idx, classes: tuple[str, ...] | None) -> Grey:
+    shapes = _idx_shapes(source)
+    pixels, labels = (_read(file, shape) for file, shape in shapes)
+    count = int(labels.max()) + 1
+    names = classes or tuple(map(str, range(count)))
+    if count > len(names):
+        raise InputError(
+            f"{source.labels} has a label {count - 1}, but there are {len(names)} classes: {_listed(names)}"
+        )
+    return Grey(names, labels.astype(np.int64), pixels)
+
+
+def _idx_shapes(source: Idx) -> list[tuple[File, tuple[int, ...]]]:
+    """The two files and their dimensions, which fit together."""
+    (images,), (labels,) = find([source.images]), find([source.labels])
+    shapes = [(images, _shape(images, 3)), (labels, _shape(labels, 1))]
+    counts = [shape[0] for _, shape in shapes]
+    if counts[0] != counts[1]:
+        raise InputError(f"{source.images} has {counts[0]} images, {source.labels} {counts[1]} labels; they must match")
+    if not counts[0]:
+        raise InputError(f"{source.images} has no images")
+    return shapes
+
+
+def _shape(file: File, dimensions: int) -> tuple[int, ...]:
+    with file.open() as opened:
+        return _header(opened, file.url, dimensions)
+
+
+def _header(opened: BinaryIO, name: str, dimensions: int) -> tuple[int, ...]:
+    magic = opened.read(4)
+    if magic != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
+        raise InputError(
+            f"{name} is no IDX file of unsigned bytes in {dimensions} dimension(s): it begins with {magic.hex(' ')}, "
+            f"not 00 00 08 {dimensions:02x}"
+        )
+    sizes = opened.read(4 * dimensions)
+    if len(sizes) < 4 * dimensions:
+        raise InputError(f"{name} ends within its header")
+    return tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
+
+
+def _read(file: File, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    with file.open() as opened:
+        _header(opened, file.url, len(shape))
+        values = np.frombuffer(opened.read(), np.uint8)
+    if len(values) != int(np.prod(shape)):
+        raise InputError(f"{file.url} has {len(values)} values, its header says {int(np.prod(shape))}")
+    return values.reshape(shape)
+
+
+def _listed(names: tuple[str, ...] | list[str]) -> str:
+    return ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
+
+
+def check_images(images: Images) -> None:
+    """Raises `InputError` unless every source is there and looks like labelled images."""
+    for source in images.sources.values():
+        check_source(source)

@@ -1,0 +1,1 @@
+"""Weights that live on servers, apart from the trainers that compute with them."""

@@ -1,0 +1,151 @@
+"""A job's text as tokens on this machine's disk, encoded once per node and mapped into memory.
+
+Every line is encoded by itself, so that the tokens depend on the text alone and not on how it was read.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tokenizers
+import torch
+from tokenizers import Tokenizer
+
+from rolecall.kit.cache import build_once
+from rolecall.kit.files import File, find
+from rolecall.kit.text.params import Text
+from rolecall.kit.text.reading import lines, part
+from rolecall.kit.text.tokenizing import UNKNOWN, train_tokenizer
+from rolecall.spec.errors import InputError
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+_LAYOUT = 1
+_TOGETHER = 1 << 18  # characters that are encoded at once, by all cores; a token takes some hundred bytes meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """A text's tokenizer and the tokens of its splits."""
+
+    tokenizer: Tokenizer
+    folder: Path
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens are told apart; ids are below it."""
+        return self.tokenizer.get_vocab_size()
+
+    @property
+    def unknown(self) -> int | None:
+        """The id of `<unk>`, if the tokenizer has one."""
+        return self.tokenizer.token_to_id(UNKNOWN)
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The tokenizer in the `tokenizers` library's own format, for `Tokenizer.from_str`."""
+        return self.tokenizer.to_str()
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal on two nodes exactly if they have the same tokenizer and the same number of tokens in each split."""
+        sizes = [_count(self.folder / split) for split in SPLITS]
+        return hashlib.sha256(json.dumps([self.tokenizer_json, sizes]).encode()).hexdigest()
+
+    def tokens(self, split: Split) -> torch.Tensor:
+        """[n] int32, memory-mapped; empty if the job has no such split."""
+        path = self.folder / split
+        return torch.from_file(str(path), size=_count(path), dtype=torch.int32) if _count(path) else _NO_TOKENS
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text's tokens."""
+        return self.tokenizer.encode(text).ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text that the tokens stand for, near enough: blanks around words are a guess."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+_NO_TOKENS = torch.empty(0, dtype=torch.int32)
+
+
+def open_corpus(text: Text, cache: Path) -> Corpus:
+    """The text's corpus below the node's `cache`, built if it isn't there; others who want it wait.
+
+    Raises `InputError` for files that are missing or no UTF-8 text, and for a split that is left without text.
+    """
+    files = {split: find(paths) for split, paths in text.sources.items()}
+    folder = build_once(cache / "text", _key(text, files), lambda draft: _build(text, files, draft))
+    return Corpus(Tokenizer.from_file(str(folder / "tokenizer.json")), folder)
+
+
+def _key(text: Text, files: dict[str, list[File]]) -> str:
+    """A hash of all that decides the corpus's content."""
+    identities = {split: [file.identity for file in found] for split, found in files.items()}
+    content = [_LAYOUT, tokenizers.__version__, text.model_dump(mode="json"), identities]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
+    splits = _splits(text, files)
+    tokenizer = train_tokenizer(text, splits["train"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for split in SPLITS:
+        _write(folder / split, tokenizer, splits.get(split, ()))
+        if split in splits and not _count(folder / split):
+            raise InputError(_nothing_left(text, split))
+
+
+class _Lines:
+    """Some of the files' lines, as often as they are asked for."""
+
+    def __init__(self, files: list[File], start: int = 0, end: int | None = None) -> None:
+        self._files, self._start, self._end = files, start, end
+
+    def __iter__(self) -> Iterator[str]:
+        return part(lines(self._files), self._start, self._end)
+
+
+def _splits(text: Text, files: dict[str, list[File]]) -> dict[str, Iterable[str]]:
+    splits: dict[str, Iterable[str]] = {split: _Lines(found) for split, found in files.items()}
+    if isinstance(text.validation, float) and text.validation > 0:
+        length = sum(map(len, lines(files["train"])))
+        cut = round(length * (1 - text.validation))
+        splits |= {"train": _Lines(files["train"], end=cut), "validation": _Lines(files["train"], start=cut)}
+    return splits
+
+
+def _write(path: Path, tokenizer: Tokenizer, lines: Iterable[str]) -> None:
+    with path.open("wb") as file:
+        for batch in _batched(lines):
+            for encoding in tokenizer.encode_batch_fast(batch):
+                np.asarray(encoding.ids, np.int32).tofile(file)
+
+
+def _batched(lines: Iterable[str]) -> Iterator[list[str]]:
+    batch, size = [], 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if size >= _TOGETHER:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _count(path: Path) -> int:
+    return path.stat().st_size // 4
+
+
+def _nothing_left(text: Text, split: Split) -> str:
+    if split in text.sources:
+        return f"the {split} text has no tokens: {', '.join(text.sources[split])}"
+    return (
+        f"validation is {text.validation}, and no line begins in that share of the training text; "
+        "make it larger, put line ends into the text, or give paths"
+    )

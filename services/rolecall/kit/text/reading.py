@@ -1,0 +1,50 @@
+"""The lines of a job's text, never more than one in memory. Torch-free."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
+
+from rolecall.kit.files import File, find
+from rolecall.kit.text.params import Text
+from rolecall.spec.errors import InputError
+
+_LONGEST_LINE = 65_536
+
+
+def lines(files: Iterable[File]) -> Iterator[str]:
+    """The files' lines in order, each with its line end; a line of more than 65,536 characters comes in pieces.
+
+    Raises `InputError` for a file that is not UTF-8 text or can't be unpacked.
+    """
+    for file in files:
+        yield from _lines(file)
+
+
+def _lines(file: File) -> Iterator[str]:
+    try:
+        with TextIOWrapper(file.open(), encoding="utf-8") as text:
+            while line := text.readline(_LONGEST_LINE):
+                yield line
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file.url} is not UTF-8 text ({error.reason}); convert it, e.g. with iconv") from error
+    except (EOFError, OSError, zlib.error) as error:
+        raise InputError(f"{file.url} can't be read: {error}") from error
+
+
+def part(lines: Iterable[str], start: int, end: int | None) -> Iterator[str]:
+    """The lines that begin at character `start` or later, and before character `end`."""
+    place = 0
+    for line in lines:
+        if end is not None and place >= end:
+            return
+        if place >= start:
+            yield line
+        place += len(line)
+
+
+def check_text(text: Text) -> None:
+    """Raises `InputError` unless each split's files are there, begin as UTF-8 text and are not all empty."""
+    for split, paths in text.sources.items():
+        first_lines = [next(lines([file]), "") for file in find(paths)]
+        if not any(first_lines):
+            raise InputError(f"the {split} text is empty: {', '.join(paths)}")

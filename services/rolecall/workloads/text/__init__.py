@@ -1,6 +1,0 @@
-"""Text files as streams of tokens, for every workload that models language.
-
-`params` says which files and what a token is, `check` looks at them before the gang meets, `reading` hands out their
-lines, `tokenizing` makes and trains tokenizers, `corpus` encodes the splits once per node and maps them into memory.
-This file, `params`, `check` and `reading` never import torch.
-"""

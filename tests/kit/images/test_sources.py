@@ -1,0 +1,126 @@
+"""What is found in folders and IDX files, and what is said of those that are wrong."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.pictures import CLASSES, pictures, write_folder, write_idx
+
+from rolecall.kit.images.params import Idx
+from rolecall.kit.images.sources import check_source, open_source
+from rolecall.spec.errors import InputError
+
+
+def test_a_folder_per_class(tmp_path: Path) -> None:
+    source = open_source(str(write_folder(tmp_path, 9, 24)))
+    assert source.classes == CLASSES
+    assert source.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert source.image(0).mode == "RGB"
+    assert source.image(8).size == (22, 24)
+
+
+def test_images_are_found_below_a_class_in_the_order_of_names(tmp_path: Path) -> None:
+    for name in ("cat/b/1.png", "cat/a/2.JPG", "dog/3.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 9).save(tmp_path / name)
+    (tmp_path / "dog" / "notes.txt").write_text("not an image")
+    source = open_source(str(tmp_path))
+    assert source.labels.tolist() == [0, 0, 1]
+    assert Path(source.paths[0]).name == "2.JPG"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files(tmp_path: Path, packed: bool) -> None:
+    expected, labels = pictures(7, 28)
+    source = open_source(Idx(**write_idx(tmp_path, 7, 28, packed=packed)))
+    assert source.classes == ("0", "1", "2")
+    np.testing.assert_array_equal(source.labels, labels)
+    np.testing.assert_array_equal(np.asarray(source.image(4)), expected[4])
+
+
+def test_idx_classes_may_have_names_and_more_than_were_seen(tmp_path: Path) -> None:
+    idx = Idx(**write_idx(tmp_path, 7, 28))
+    assert open_source(idx, ("a", "b", "c", "d")).classes == ("a", "b", "c", "d")
+    with pytest.raises(InputError, match="has a label 2, but there are 2 classes: a, b"):
+        open_source(idx, ("a", "b"))
+
+
+def test_held_out_folders_may_not_have_other_classes(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, 9, 24)
+    assert open_source(str(folder), ("another", *CLASSES)).labels.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    with pytest.raises(InputError, match="classes that the training images lack: rows"):
+        open_source(str(folder), CLASSES[:2])
+
+
+def empty_classes(folder: Path) -> str:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+    return str(folder)
+
+
+def with_one_class(folder: Path) -> str:
+    (folder / "a").mkdir()
+    return str(folder)
+
+
+def a_file(folder: Path) -> str:
+    (folder / "file").write_text("")
+    return str(folder / "file")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: str(folder / "nowhere"), "nowhere does not exist on this node"),
+        (a_file, "can't be read as a folder"),
+        (with_one_class, "needs one per class, and two classes or more"),
+        (empty_classes, "has no image in the folders of its classes; images end with .jpg"),
+    ],
+)
+def test_a_wrong_folder_is_named(tmp_path: Path, make: Callable[[Path], str], said: str) -> None:
+    source = make(tmp_path)
+    for look in (check_source, open_source):
+        with pytest.raises(InputError, match=said):
+            look(source)
+
+
+def changed(idx: Idx, name: str, change: Callable[[bytes], bytes]) -> Idx:
+    path = Path(getattr(idx, name))
+    path.write_bytes(change(path.read_bytes()))
+    return idx
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("images", lambda content: b"\x89PNG" + content, "begins with 89 50 4e 47, not 00 00 08 03"),
+        ("labels", lambda content: content[:6], "ends within its header"),
+        (
+            "labels",
+            lambda content: content[:4] + b"\0\0\0\x06" + content[8:-1],
+            "7 images, .*6 labels; they must match",
+        ),
+    ],
+)
+def test_wrong_idx_headers_are_found_by_the_check(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes], said: str
+) -> None:
+    idx = changed(Idx(**write_idx(tmp_path, 7, 28)), name, change)
+    with pytest.raises(InputError, match=said):
+        check_source(idx)
+
+
+def test_a_cut_idx_file_is_found_when_it_is_read(tmp_path: Path) -> None:
+    idx = changed(Idx(**write_idx(tmp_path, 7, 28)), "images", lambda content: content[:-1])
+    check_source(idx)
+    with pytest.raises(InputError, match="has 5487 values, its header says 5488"):
+        open_source(idx)
+
+
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    source = open_source(str(write_folder(tmp_path, 3, 24)))
+    Path(source.paths[1]).write_bytes(b"no image")
+    with pytest.raises(InputError, match=f"{source.paths[1]} can't be read as an image"):
+        source.image(1)

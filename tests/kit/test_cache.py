@@ -1,0 +1,147 @@
+"""What a node makes once is whole or not there."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from rolecall.kit import cache
+from rolecall.kit.cache import build_once, evict
+
+
+def test_it_is_built_once(tmp_path: Path) -> None:
+    drafts: list[Path] = []
+
+    def build(draft: Path) -> None:
+        drafts.append(draft)
+        (draft / "numbers").write_text("1 2 3")
+
+    first = build_once(tmp_path / "mine", "key", build)
+    assert build_once(tmp_path / "mine", "key", build) == first
+    assert (first / "numbers").read_text() == "1 2 3"
+    assert len(drafts) == 1
+    assert not drafts[0].exists()
+
+
+def test_a_build_that_fails_leaves_nothing_to_be_taken_for_whole(tmp_path: Path) -> None:
+    def fail(draft: Path) -> None:
+        (draft / "half").write_text("1")
+        raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        build_once(tmp_path, "key", fail)
+    assert not (tmp_path / "key").exists()
+    whole = build_once(tmp_path, "key", lambda draft: None)
+    assert list(whole.iterdir()) == []
+
+
+USE = """
+import sys, time
+from pathlib import Path
+from rolecall.kit.cache import build_once
+build_once(Path(sys.argv[1]), sys.argv[2], lambda draft: (draft / "numbers").write_bytes(bytes(1 << 16)))
+print("built", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def user(folder: Path, key: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that uses an entry until the block ends."""
+    command = [sys.executable, "-c", USE, str(folder), key]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "built\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_least_recently_used_go_and_what_a_worker_uses_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    with user(folder, "used") as worker:
+        for key, at in (("old", 1), ("newer", 2)):
+            with user(folder, key):
+                pass
+            os.utime(folder / f"{key}.lock", (at, at))
+        os.utime(folder / "used.lock", (0, 0))
+        assert evict(tmp_path, 3 << 16) == 0
+        assert evict(tmp_path, 2 << 16) == 1 << 16
+        assert {path.name for path in folder.iterdir()} == {"used", "used.lock", "newer", "newer.lock"}
+        assert evict(tmp_path, 1) == 1 << 16
+        assert {path.name for path in folder.iterdir()} == {"used", "used.lock"}
+        worker.kill()
+        worker.wait()
+    assert evict(tmp_path, 0) == 0, "no limit"
+    assert evict(tmp_path, 1) == 1 << 16
+    assert not list(folder.iterdir())
+
+
+def test_what_was_evicted_is_built_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with user(tmp_path / "mine", "key"):
+            pass
+        assert evict(tmp_path, 1) == 1 << 16
+
+
+def test_a_draft_of_a_killed_builder_goes_too(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "key.draft").mkdir(parents=True)
+    (tmp_path / "mine" / "key.draft" / "half").write_bytes(bytes(1 << 16))
+    (tmp_path / "mine" / "key.lock").touch()
+    assert evict(tmp_path, 1) == 1 << 16
+    assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("plant", [os.mkfifo, os.mkdir, lambda lock: lock.symlink_to(lock.parents[2] / "victim")])
+def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callable[[Path], object]) -> None:
+    """A job can write in the cache; the node, which evicts, follows no link there and waits for no pipe."""
+    (tmp_path / "victim").write_text("precious")
+    for folder in ("cache/loader/planted", "cache/loader/real", "elsewhere/key"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "numbers").write_bytes(bytes(1 << 16))
+    cache = tmp_path / "cache"
+    plant(cache / "loader/planted.lock")
+    (cache / "loader/real.lock").touch()
+    (cache / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/key.lock").touch()
+    evict(cache, 1)
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "elsewhere/key/numbers").exists()
+    assert not (cache / "loader/real").exists()
+
+
+def test_entries_however_deep_are_evicted(tmp_path: Path) -> None:
+    with user(tmp_path / "mine", "key"):
+        pass
+    descriptor = os.open(tmp_path / "mine/key", os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=descriptor)
+        below = os.open("d", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    evict(tmp_path, 1)
+    assert not list((tmp_path / "mine").iterdir())
+
+
+@pytest.mark.timeout(30)
+def test_an_entry_that_another_builds_and_keeps_in_the_meantime_is_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other holds its lock until it ends, and it may wait for this process: so this one must not wait for that."""
+    with ExitStack() as others:
+        alone = cache._alone
+
+        def too_late(lock: Path) -> AbstractContextManager[bool]:
+            others.enter_context(user(tmp_path / "mine", "key"))
+            return alone(lock)
+
+        monkeypatch.setattr(cache, "_alone", too_late)
+        found = build_once(tmp_path / "mine", "key", lambda draft: pytest.fail("it is there"))
+        assert (found / "numbers").stat().st_size == 1 << 16

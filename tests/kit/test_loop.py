@@ -1,0 +1,192 @@
+"""The bookkeeping of a lone driver: what is trained here is one number."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.gang import FolderRecords
+
+from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.params import EarlyStopping, TrainingParams
+from rolecall.runtime.artifacts import Artifacts
+from rolecall.runtime.blobs import SharedBlobs
+from rolecall.runtime.checkpoint import Checkpoints, MissingPart
+from rolecall.runtime.context import WorkerContext
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerLaunch, WorkerPlan
+from rolecall.spec.role import Role
+from rolecall.spec.workdir import Workdir
+
+
+@dataclass
+class Trained:
+    """What a loop did."""
+
+    batches: list[tuple[int, int]] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+    exported: float | None = None
+
+
+class Adder(TrainingLoop[tuple[int, int], TrainingParams]):
+    """Adds 1 to a number in every step; the validation loss of each epoch is given."""
+
+    def __init__(self, context: WorkerContext[TrainingParams], losses: list[float], trained: Trained) -> None:
+        super().__init__(context)
+        self.number = torch.zeros(())
+        self.losses = losses
+        self.trained = trained
+        self.stop_after: int | None = None
+        self.unavailable_at: set[int] = set()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return 4
+
+    def batches(self, epoch: int, done: int) -> Iterator[tuple[int, int]]:
+        yield from ((epoch, step) for step in range(done, self.steps_per_epoch))
+
+    def train_step(self, batch: tuple[int, int]) -> float:
+        self.trained.batches.append(batch)
+        self.number += 1
+        if len(self.trained.batches) == self.stop_after:
+            self.context.workdir.stop.write_text("pause")
+        return 1.0
+
+    def samples(self, batch: tuple[int, int]) -> int:
+        return 10
+
+    def score(self, split: Held) -> dict[str, float] | None:
+        return (
+            None
+            if split == "test"
+            else {"validation_loss": self.losses[min(self.position.epoch, len(self.losses)) - 1]}
+        )
+
+    def save_parts(self, step: int) -> list[CheckpointPart]:
+        self.trained.saved.append(step)
+        part = self.context.checkpoints.save_part(step, "adder", {"number": self.number})
+        return [MissingPart(**part.model_dump(), reason="the master is away") if step in self.unavailable_at else part]
+
+    def load(self, manifest: CheckpointManifest) -> None:
+        self.number = self.context.checkpoints.load_part(manifest, "adder")["number"]
+
+    def export(self) -> None:
+        self.trained.exported = float(self.number)
+
+
+Make = Callable[..., Adder]
+
+
+@pytest.fixture
+def adder(tmp_path: Path) -> Iterator[Make]:
+    """Makes loops whose files lie in the test's folder."""
+    with ExitStack() as stack:
+        yield lambda **options: _adder(tmp_path, stack, **options)
+
+
+def _adder(
+    folder: Path,
+    stack: ExitStack,
+    *,
+    losses: list[float] | None = None,
+    resume_from: CheckpointManifest | None = None,
+    **params: Any,
+) -> Adder:
+    plan = WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node="here", threads=1)
+    launch = WorkerLaunch(
+        job="job", attempt=1, workload="adder", params={}, worker=plan, gang=GangPlan(workers=(plan,)), master_addr=""
+    )
+    workdir = Workdir.of(folder, "job", 1, 0)
+    workdir.scratch.mkdir(parents=True, exist_ok=True)
+    blobs, records = SharedBlobs((folder / "blobs").as_uri(), "job", 1), FolderRecords(folder)
+    given = TrainingParams(**{"epochs": 3, "checkpoint_every_s": None} | params)
+    context = WorkerContext(
+        launch=launch,
+        params=given,
+        device=torch.device("cpu"),
+        workdir=workdir,
+        cache=folder,
+        report=stack.enter_context(closing(Reporter(workdir.progress))),
+        checkpoints=Checkpoints(blobs, records, 1, resume_from, workdir.scratch),
+        artifacts=Artifacts(blobs, records, 1),
+    )
+    return Adder(context, losses or [1.0], Trained())
+
+
+def manifest(folder: Path, step: int) -> CheckpointManifest:
+    return CheckpointManifest.model_validate_json((folder / f"checkpoint-{step:06d}.json").read_text())
+
+
+def test_every_batch_of_every_epoch_is_trained_on_once(adder: Make) -> None:
+    loop = adder()
+    result = loop.run()
+    assert loop.trained.batches == [(epoch, step) for epoch in range(3) for step in range(4)]
+    assert loop.trained.exported == 12
+    assert result is not None
+    assert {name: result[name] for name in ("epochs", "steps", "validation_loss")} == {
+        "epochs": 3, "steps": 12, "validation_loss": 1.0,
+    }  # fmt: skip
+    assert result["samples_per_s"] == pytest.approx(120 / result["wall_s"], rel=0.5)
+
+
+def test_the_last_step_may_lie_within_an_epoch(adder: Make) -> None:
+    loop = adder(max_steps=6)
+    assert loop.steps == 6
+    loop.run()
+    assert loop.trained.batches[-1] == (1, 1)
+
+
+def test_checkpoints_come_every_so_many_steps(adder: Make) -> None:
+    loop = adder(checkpoint_every_steps=5)
+    loop.run()
+    assert loop.trained.saved == [5, 10]
+
+
+def test_a_checkpoint_at_an_epochs_end_knows_that_the_epoch_is_over(adder: Make, tmp_path: Path) -> None:
+    adder(checkpoint_every_steps=4).run()
+    assert manifest(tmp_path, 4).position["epoch"] == 1
+
+
+@pytest.mark.parametrize("step", [5, 8, 10])
+def test_a_resumed_loop_goes_on_with_the_next_batch(adder: Make, tmp_path: Path, step: int) -> None:
+    adder(checkpoint_every_steps=step).run()
+    resumed = adder(resume_from=manifest(tmp_path, step))
+    resumed.run()
+    assert resumed.trained.batches == [(epoch, at) for epoch in range(3) for at in range(4)][step:]
+    assert resumed.trained.exported == 12
+
+
+def test_a_pause_leaves_after_a_step_with_a_checkpoint(adder: Make) -> None:
+    loop = adder(epochs=1000)
+    loop.stop_after = 5
+    assert loop.run() is None
+    assert loop.trained.exported is None
+    assert loop.trained.saved == [loop.position.step]
+
+
+def test_early_stopping_keeps_the_best_epoch(adder: Make) -> None:
+    loop = adder(epochs=9, losses=[3.0, 1.0, 2.0, 2.0, 0.5], early_stopping=EarlyStopping(patience=2))
+    loop.run()
+    assert loop.position.epoch == 4
+    assert loop.trained.exported == 8
+
+
+def test_an_epoch_whose_weights_were_not_stored_is_not_the_best(adder: Make) -> None:
+    loop = adder(epochs=9, losses=[1.0, 0.5, 2.0, 2.0, 2.0], early_stopping=EarlyStopping(patience=2))
+    loop.unavailable_at = {8}
+    loop.run()
+    assert loop.position.epoch == 4
+    assert loop.trained.exported == 4
+
+
+def test_patience_is_not_lost_with_an_attempt(adder: Make, tmp_path: Path) -> None:
+    losses, stopping = [3.0, 1.0, 2.0, 2.0, 2.0, 2.0], EarlyStopping(patience=2)
+    adder(epochs=9, losses=losses, early_stopping=stopping, checkpoint_every_steps=12).run()
+    resumed = adder(epochs=9, losses=losses, early_stopping=stopping, resume_from=manifest(tmp_path, 12))
+    resumed.run()
+    assert resumed.position.epoch == 4
+    assert resumed.trained.exported == 8
