@@ -199,3 +199,13 @@ def test_the_examples_first_steps_reach_the_perplexity_of_one_process(tmp_path: 
     alone = train_alone(Params.model_validate(params), tmp_path / "cache")
     assert alone.perplexity["validation"] < 300
     assert result.result["validation_perplexity"] == pytest.approx(alone.perplexity["validation"], rel=0.01)
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32_weights(prose: Path, tmp_path: Path) -> None:
+    """On CPUs, too: it follows float32 closely, but not to the bit."""
+    params = job(prose, optimizer=ADAM, max_steps=30)
+    exact = run_gang("rnn-lm", params, roles(1, 1), tmp_path / "float32")
+    rounded = run_gang("rnn-lm", params | {"precision": "bfloat16"}, roles(1, 1), tmp_path / "bfloat16")
+    assert {weight.dtype for weight in final_weights(rounded).values()} == {torch.float32}
+    losses = global_losses(rounded, 8) - global_losses(exact, 8)
+    assert 0 < losses.abs().max() < 0.05

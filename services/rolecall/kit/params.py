@@ -32,6 +32,10 @@ Names = Annotated[list[Name], Field(max_length=50_000, fail_fast=True)]
 Value = Text | Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(ge=-1e308, le=1e308)] | bool
 
 
+Precision = Literal["float32", "float64", "bfloat16"]
+"""See `rolecall.kit.precision`."""
+
+
 def tupled(given: Any) -> Any:
     """A list stands for a tuple; pydantic sees to that in JSON, but no longer behind another `BeforeValidator`."""
     return tuple(cast(list[Any], given)) if isinstance(given, list) else given

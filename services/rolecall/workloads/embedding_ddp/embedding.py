@@ -16,6 +16,7 @@ from torch.futures import Future
 
 from rolecall.kit.optimizers import scale_rates
 from rolecall.kit.parameter_server.remote import look_up
+from rolecall.kit.precision import weight_dtype
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.runtime.context import worker_name
@@ -109,7 +110,7 @@ def first_rows(params: Params, rows: int) -> Iterator[torch.Tensor]:
 
 def _own_rows(params: Params, index: int, count: int, rows: int) -> torch.Tensor:
     """Shard `index`'s rows, made without ever holding the whole table."""
-    own = torch.empty((len(range(index, rows, count)), params.embedding_dim), dtype=getattr(torch, params.precision))
+    own = torch.empty((len(range(index, rows, count)), params.embedding_dim), dtype=weight_dtype(params.precision))
     filled = 0
     for block, values in enumerate(first_rows(params, rows)):
         mine = values[(index - block * _BLOCK_ROWS) % count :: count]

@@ -2,10 +2,10 @@
 DDP.
 """
 
-import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
@@ -20,7 +20,7 @@ _orders: Mailbox[Shards, dict[str, float] | None] = Mailbox()
 
 def run(context: WorkerContext[Params]) -> None:
     """Read the input, tell the master how large the table is, then train as it says."""
-    dataset = open_dataset(context.params, context.cache, dtype=getattr(torch, context.params.precision))
+    dataset = open_dataset(context.params, context.cache, dtype=weight_dtype(context.params.precision))
     if dataset.bad_rows and context.role_rank == 0:
         context.report.event(f"{dataset.bad_rows} rows can't be parsed and are left out; the log has the first")
     _questions.serve(lambda _: dataset.num_ids)

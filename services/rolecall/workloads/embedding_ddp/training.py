@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.loop import Held, TrainingLoop
 from rolecall.kit.parameter_server.protocols import UpdateProtocol
+from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.checkpoint import random_state, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -38,7 +39,7 @@ class Training(TrainingLoop[Batch, Params]):
         self._world = context.count(Role.TRAINER)
         # All trainers begin with the same dense layers, but drop different units.
         torch.manual_seed(params.seed)
-        dense = make_dense(params, dataset.dense_inputs).to(context.device, getattr(torch, params.precision))
+        dense = make_dense(params, dataset.dense_inputs).to(context.device, weight_dtype(params.precision))
         torch.manual_seed(params.seed + 1 + self._rank)
         self._table = RemoteEmbedding(shards)
         self._dense = DistributedDataParallel(dense)

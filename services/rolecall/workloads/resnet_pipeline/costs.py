@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import torch
 
+from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.shard import autocast, on_device, weight_type, whole_model
+from rolecall.workloads.resnet_pipeline.shard import on_device, whole_model
 
 # Enough to be measured well, and little enough to take a few seconds on a core.
 _PIXELS = 2**18
@@ -26,12 +27,12 @@ def block_costs(params: Params, classes: int, device: torch.device) -> list[floa
 def _one_pass(params: Params, chain: list[torch.nn.Module], device: torch.device) -> Iterator[float]:
     size = params.data.size
     count = min(params.micro_batch_size, max(2, _PIXELS // size**2))
-    features = torch.zeros(count, 3, size, size, dtype=weight_type(params), device=device)
+    features = torch.zeros(count, 3, size, size, dtype=weight_dtype(params.precision), device=device)
     features = features.contiguous(memory_format=torch.channels_last)
     for place, block in enumerate(chain):
         features = features.detach().requires_grad_(place > 0)
         begin = _now(device)
-        with autocast(params, device):
+        with autocast(params.precision, device):
             features = block(features)
         features.backward(torch.zeros_like(features))
         yield _now(device) - begin

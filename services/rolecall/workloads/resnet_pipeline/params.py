@@ -14,6 +14,7 @@ from rolecall.kit.params import (
     Fraction,
     LrSchedule,
     Name,
+    Precision,
     RenamedProtocol,
     Replicas,
     Sgd,
@@ -72,9 +73,9 @@ class Params(TrainingParams):
         name="sgd", lr=0.05, momentum=0.9, weight_decay=5e-4
     )
     """The optimizer: `sgd`, `adam` or `adamw`."""
-    precision: Literal["float32", "bfloat16", "float64"] = "float32"
-    """The type of weights and arithmetic; `bfloat16` computes in it where that is safe (torch.autocast) and keeps
-    float32 weights; `float64` is for proofs of parity."""
+    precision: Precision = "float32"
+    """The type of weights and arithmetic. `bfloat16` computes in it where that is safe (torch.autocast) and keeps
+    float32 weights; a GPU that has none is an error. `float64` is for proofs of parity."""
 
     @property
     def micro_batch_size(self) -> int:

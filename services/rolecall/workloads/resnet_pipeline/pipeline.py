@@ -13,6 +13,7 @@ from torch.distributed import rpc
 from torchvision.transforms import v2
 
 from rolecall.kit.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
+from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.data_order import DataOrder, mixed_one, share_of
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -22,7 +23,7 @@ from rolecall.workloads.resnet_pipeline.evaluation import Scorer, Scores
 from rolecall.workloads.resnet_pipeline.model import blocks_of, bring_to_size, normalized
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.schedule import one_forward_one_backward
-from rolecall.workloads.resnet_pipeline.shard import Shard, weight_type, whole_model
+from rolecall.workloads.resnet_pipeline.shard import Shard, whole_model
 from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialShard
 from rolecall.workloads.resnet_pipeline.wire import Outbox, inbox
 
@@ -130,7 +131,7 @@ class PipelineStage:
 
     def _normalized(self, images: torch.Tensor) -> torch.Tensor:
         data = self._params.data
-        return normalized(images.to(self._context.device), data.mean, data.std, weight_type(self._params))
+        return normalized(images.to(self._context.device), data.mean, data.std, weight_dtype(self._params.precision))
 
     def _forward(self, micro_batch: int) -> None:
         features = self._images[micro_batch] if self._is_first else inbox.take(("activation", micro_batch))

@@ -10,18 +10,14 @@ from torch import nn
 
 from rolecall.kit.builders import build
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
-from rolecall.spec.errors import CheckpointError, InputError, WorkloadError
+from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.spec.errors import CheckpointError, InputError
 from rolecall.workloads.resnet_pipeline.model import Blocks, build_resnet
 from rolecall.workloads.resnet_pipeline.params import Params
 
 Module = TypeVar("Module", bound=nn.Module)
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
-
-
-def weight_type(params: Params) -> torch.dtype:
-    """The type of weights; `bfloat16` is only computed in."""
-    return torch.float64 if params.precision == "float64" else torch.float32
 
 
 def whole_model(params: Params, classes: int) -> nn.Module:
@@ -42,16 +38,8 @@ def on_device(module: Module, params: Params, device: torch.device) -> Module:
     """`module` where and in the type in which it trains; channels last is a third faster than contiguous on CPUs, and
     what tensor cores want.
     """
-    place = {"device": device, "dtype": weight_type(params), "memory_format": torch.channels_last}
+    place = {"device": device, "dtype": weight_dtype(params.precision), "memory_format": torch.channels_last}
     return module.to(**place)
-
-
-def autocast(params: Params, device: torch.device) -> torch.autocast:
-    """Where `precision` asks for it, arithmetic in bfloat16; raises `WorkloadError` if the GPU has none."""
-    wanted = params.precision == "bfloat16"
-    if wanted and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise WorkloadError(f"{torch.cuda.get_device_name(device)} has no bfloat16; set precision to float32")
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted)
 
 
 class Shard:
@@ -59,7 +47,7 @@ class Shard:
 
     def __init__(self, params: Params, classes: int, names: Sequence[str], device: torch.device) -> None:
         self._params, self._device = params, device
-        self._autocast = autocast(params, device)
+        self._autocast = autocast(params.precision, device)
         blocks = Blocks(whole_model(params, classes), names)
         self.blocks = on_device(blocks, params, device)
         kind, arguments = dense_optimizer(params.optimizer)
@@ -76,7 +64,7 @@ class Shard:
         """The micro-batch's part of its replica's mean cross-entropy, in nats."""
         target = labels.to(self._device)
         loss = F.cross_entropy(
-            logits.to(weight_type(self._params)), target, label_smoothing=self._params.label_smoothing
+            logits.to(weight_dtype(self._params.precision)), target, label_smoothing=self._params.label_smoothing
         )
         return loss / self._params.micro_batches
 

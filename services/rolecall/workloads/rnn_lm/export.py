@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save
 
 from rolecall.kit.export import write_archive
+from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import Corpus
 from rolecall.workloads.rnn_lm import model
 from rolecall.workloads.rnn_lm.params import Params
@@ -49,7 +50,7 @@ def write_model(folder: Path, params: Params, corpus: Corpus, weights: dict[str,
 def write_sample(folder: Path, params: Params, corpus: Corpus, weights: dict[str, torch.Tensor]) -> Path:
     """Writes `sample.txt`, a text of the model's own, into `folder` and gives its path."""
     trained = model.LanguageModel(shape_of(params), corpus.tokenizer)
-    trained.to(getattr(torch, params.weight_type)).load_state_dict(weights)
+    trained.to(weight_dtype(params.precision)).load_state_dict(weights)
     asked = params.sample
     text = trained.eval().generate(asked.prompt, tokens=asked.tokens, temperature=asked.temperature, seed=params.seed)
     path = folder / "sample.txt"

@@ -13,12 +13,12 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
+from rolecall.kit.precision import autocast, require_precision
 from rolecall.runtime import context as runtime_context
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.runtime.remote import StepBarrier, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.precision import mixed
 from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, EmbeddingShard, Part
 
 _KINDS = {kind.name: kind for kind in (EmbeddingShard, DecoderShard)}
@@ -37,6 +37,7 @@ class Hosted:
         self._name = f"{table}-{part.index}"
         self._trainers = trainers
         self.device = runtime_context.current().device
+        require_precision(params.precision, self.device)
         self.module = _KINDS[table](params, part).to(self.device)
         kind, arguments = dense_optimizer(params.optimizer)
         self._optimizer = kind(self.module.parameters(), **arguments)
@@ -50,12 +51,12 @@ class Hosted:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The decoder's logits [n, size] of hidden states [n, h]."""
-        with mixed(self._params, self.device), torch.set_grad_enabled(hidden.requires_grad):
+        with autocast(self._params.precision, self.device), torch.set_grad_enabled(hidden.requires_grad):
             return self.module(hidden.to(self.device)).to(hidden.device)
 
     def loss_terms(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The decoder's terms [2, n] of the loss of hidden states [n, h] that should give targets [n]."""
-        with mixed(self._params, self.device), torch.set_grad_enabled(hidden.requires_grad):
+        with autocast(self._params.precision, self.device), torch.set_grad_enabled(hidden.requires_grad):
             terms = cast(DecoderShard, self.module).loss_terms(hidden.to(self.device), targets.to(self.device))
             return terms.to(hidden.device)
 

@@ -12,6 +12,7 @@ from rolecall.kit.params import (
     Fraction,
     LrSchedule,
     Positive,
+    Precision,
     RenamedProtocol,
     Sgd,
     TrainingParams,
@@ -57,9 +58,9 @@ class Params(TrainingParams):
     loss_at: Literal["server", "trainer"] = "server"
     """Where the loss is computed. `server`: beside the decoder, so that hidden states cross the wire and two numbers
     for each token come back; `trainer`: all logits come back, as in the tutorial. The result is the same."""
-    precision: Literal["float32", "bfloat16", "float64"] = "float32"
-    """How weights are kept and used. `bfloat16`: weights in float32, LSTM and decoder computed in bfloat16 on GPUs that
-    have it, in float32 elsewhere; `float64` is for proofs of parity."""
+    precision: Precision = "float32"
+    """The type of weights and arithmetic. `bfloat16` computes in it where that is safe (torch.autocast) and keeps
+    float32 weights; a GPU that has none is an error. `float64` is for proofs of parity."""
     sample: Sample = Sample()
     """The text that the trained model writes."""
 
@@ -76,8 +77,3 @@ class Params(TrainingParams):
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
             )
         return self
-
-    @property
-    def weight_type(self) -> str:
-        """The name of the weights' torch type."""
-        return "float64" if self.precision == "float64" else "float32"

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.precision import require_precision
 from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.remote import Mailbox
@@ -21,6 +22,7 @@ _shards: Mailbox[list[Shard], list[Shard]] = Mailbox()
 
 def run(context: WorkerContext[Params]) -> None:
     """Read the text, meet the shards that the first trainer has made, train; the first tells the result."""
+    require_precision(context.params.precision, context.device)
     corpus = open_corpus(context.params.text, context.cache)
     _require_same_text(corpus)
     shards = _make_and_share(context, corpus) if context.role_rank == 0 else _shards.serve(lambda shards: shards)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.loop import Held, TrainingLoop
 from rolecall.kit.parameter_server.protocols import UpdateProtocol
+from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.runtime.checkpoint import random_state, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
@@ -22,7 +23,6 @@ from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.layers import RemoteDecoder, RemoteEmbedding, Shards
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.precision import mixed
 from rolecall.workloads.rnn_lm.protocols import Synchronous, TutorialProtocol
 from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 from rolecall.workloads.rnn_lm.streams import Segment, Streams, open_streams
@@ -79,7 +79,7 @@ class Training(TrainingLoop[Segment, Params]):
     def _losses(self, recurrent: nn.Module, batch: Segment, state: State | None) -> tuple[Tensor, State]:
         """The loss [t · b] of each token, and the state after the segment."""
         vectors = self._embedding(batch.inputs).to(self.context.device)
-        with mixed(self.params, self.context.device):
+        with autocast(self.params.precision, self.context.device):
             hidden, after = recurrent(vectors, state)
         return self._decoder.losses(hidden.flatten(0, 1), batch.targets.flatten()), after
 
@@ -136,7 +136,7 @@ class Training(TrainingLoop[Segment, Params]):
     def _first_recurrent(self) -> nn.Module:
         """All trainers begin with the same weights, but drop different units."""
         torch.manual_seed(self.params.seed)
-        recurrent = make_recurrent(self.params).to(self.context.device, getattr(torch, self.params.weight_type))
+        recurrent = make_recurrent(self.params).to(self.context.device, weight_dtype(self.params.precision))
         torch.manual_seed(self.params.seed + 1 + self._rank)
         return recurrent
 

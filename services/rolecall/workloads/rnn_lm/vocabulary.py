@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 
+from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.data_order import mixed_one
 from rolecall.workloads.rnn_lm.params import Params
 
@@ -94,7 +95,7 @@ def first_rows(params: Params, table: str, rows: int, width: int) -> Iterator[Te
 
 def own_rows(params: Params, table: str, part: Part, width: int) -> Tensor:
     """A shard's first rows [size, width], made without ever holding the whole table."""
-    own = torch.empty((part.size, width), dtype=getattr(torch, params.weight_type))
+    own = torch.empty((part.size, width), dtype=weight_dtype(params.precision))
     filled = 0
     for block, values in enumerate(first_rows(params, table, part.rows, width)):
         mine = values[(part.index - block * _BLOCK_ROWS) % part.count :: part.count]

@@ -13,6 +13,7 @@ from rolecall.kit.params import (
     Fraction,
     LrSchedule,
     Positive,
+    Precision,
     Replicas,
     Sgd,
     TrainingParams,
@@ -79,9 +80,9 @@ class Params(TrainingParams):
     """How many pieces of the model each rank holds; by default as few as make sense for the schedule: 1 or 2."""
     replicas: Replicas = 1
     """How many times the whole pipeline stands; the stages that a job asks for are pipeline ranks times replicas."""
-    precision: Literal["float32", "float64", "bfloat16"] = "float32"
-    """The type of computing. With `bfloat16` weights and what passes between stages stay float32; `float64` is for
-    proofs of parity."""
+    precision: Precision = "float32"
+    """The type of weights and arithmetic. `bfloat16` computes in it where that is safe (torch.autocast) and keeps
+    float32 weights; a GPU that has none is an error. `float64` is for proofs of parity."""
     activation_checkpointing: bool = False
     """Whether each layer's inner activations are computed anew in the backward pass instead of kept."""
     max_grad_norm: Positive | None = 1.0

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.workloads.transformer_pipeline.bubble import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.workloads.transformer_pipeline.grid import Grid
 from rolecall.workloads.transformer_pipeline.layers import own_layers
@@ -32,7 +33,7 @@ class Pipeline:
     def __init__(self, params: Params, shape: Shape, grid: Grid) -> None:
         self.grid = grid
         self.meter = Meter(GpuClock() if grid.device.type == "cuda" else HostClock())
-        self.dtype = torch.float64 if params.precision == "float64" else torch.float32
+        self.dtype = weight_dtype(params.precision)
         self._params = params
         self._shape = shape
         self._stages = grid.ranks * params.stages_per_rank
@@ -137,7 +138,7 @@ class Pipeline:
             part.train(mode)
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.grid.device.type, torch.bfloat16, enabled=self._params.precision == "bfloat16")
+        return autocast(self._params.precision, self.grid.device)
 
     def _manual(self) -> list[Any]:
         parts = {index: self._build(index) for index in self.held}
