@@ -40,7 +40,7 @@ def first_model(params: Params, tokenizer: Tokenizer) -> LanguageModel:
     torch.manual_seed(params.seed)
     model.recurrent = Recurrent(params.embedding_dim, params.hidden_dim, params.layers, params.dropout)
     torch.manual_seed(params.seed + 1)
-    model.to(getattr(torch, params.weight_type))
+    model.to(weight_dtype(params.precision))
     with torch.no_grad():
         model.embedding.weight.copy_(torch.cat(list(first_rows(params, "embedding", vocabulary, params.embedding_dim))))
         model.decoder.weight.copy_(torch.cat(list(first_rows(params, "decoder", vocabulary, params.hidden_dim))))

@@ -53,6 +53,11 @@ class Dataset:
         return self.cache.columns
 
     @property
+    def fingerprint(self) -> str:
+        """Equal on two nodes if they found the same values in the rows, and as many rows."""
+        return self.cache.fingerprint
+
+    @property
     def num_ids(self) -> int:
         """Rows of the embedding table."""
         return self.columns.num_ids

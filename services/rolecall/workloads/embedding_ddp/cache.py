@@ -37,6 +37,12 @@ class Cache:
     bad_rows: int
     """Rows that could not be parsed and were left out."""
 
+    @property
+    def fingerprint(self) -> str:
+        """A hash of dictionaries and counts; means and quantiles may differ in their last bit between kinds of CPU."""
+        dictionaries = [(column.offset, column.size, column.values) for column in self.columns.ids]
+        return hashlib.sha256(json.dumps([dictionaries, self.rows, self.bad_rows]).encode()).hexdigest()
+
     def records(self, split: str) -> NDArray[np.void]:
         """[rows] the split's records, memory-mapped."""
         kind, rows = self.columns.record, self.rows[split]

@@ -4,7 +4,7 @@ import torch
 from torch.distributed import rpc
 
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
 from rolecall.workloads.embedding_ddp.embedding import EmbeddingShard
@@ -15,7 +15,7 @@ def run(context: WorkerContext[Params]) -> None:
     """Drive one attempt from the making of the table to the job's result."""
     trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
     servers = [worker_name(Role.PARAMETER_SERVER, rank) for rank in range(context.count(Role.PARAMETER_SERVER))]
-    rows = _agreed_rows(trainers)
+    rows = rpc.rpc_sync(trainers[0], trainer.table_rows, timeout=0)
     context.report.event(f"the table has {rows} rows over {len(servers)} parameter server(s)")
     shards = [
         rpc.remote(server, EmbeddingShard, args=(context.params, index, len(servers), rows, len(trainers)))
@@ -27,12 +27,3 @@ def run(context: WorkerContext[Params]) -> None:
     if result is None:
         raise Stopped("the trainers left between two steps, as asked")
     context.report.result(result)
-
-
-def _agreed_rows(trainers: list[str]) -> int:
-    """How many rows the table needs; every trainer has read the input by itself, so they could differ."""
-    answers = torch.futures.wait_all([rpc.rpc_async(name, trainer.table_rows, timeout=0) for name in trainers])
-    if len(set(answers)) > 1:
-        seen = ", ".join(f"{name} {rows}" for name, rows in zip(trainers, answers, strict=True))
-        raise InputError(f"the trainers see different data: they count different embedding rows ({seen})")
-    return answers[0]

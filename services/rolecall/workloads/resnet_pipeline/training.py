@@ -8,6 +8,7 @@ import torch
 from torch.distributed import rpc
 
 from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.same_input import require_same
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -64,8 +65,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
     def _opened(self) -> Inventory:
         """What the first stages found; each has read the images by itself, so they could differ."""
         found: list[Inventory] = ask(self._crew.firsts, PipelineStage.open)
-        if any(other != found[0] for other in found):
-            raise InputError(f"the first stages see different images: {'; '.join(map(str, found))}")
+        require_same(dict(zip(self._crew.firsts, found, strict=True)), "images")
         if (there := found[0].images["train"]) < self.params.batch_size:
             raise InputError(f"there are {there} training images; take a batch_size of at most that many")
         return found[0]

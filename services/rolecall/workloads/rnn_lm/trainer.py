@@ -1,13 +1,11 @@
 """A trainer reads its streams of the text and trains the LSTM in DDP, between embedding and decoder on the servers."""
 
-from typing import Any
-
 import torch
-import torch.distributed as dist
 from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.precision import require_precision
+from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.remote import Mailbox
@@ -24,20 +22,9 @@ def run(context: WorkerContext[Params]) -> None:
     """Read the text, meet the shards that the first trainer has made, train; the first tells the result."""
     require_precision(context.params.precision, context.device)
     corpus = open_corpus(context.params.text, context.cache)
-    _require_same_text(corpus)
+    require_same_in_group(corpus.fingerprint, Role.TRAINER, "texts")
     shards = _make_and_share(context, corpus) if context.role_rank == 0 else _shards.serve(lambda shards: shards)
     Training(context, corpus, Shards(shards)).play()
-
-
-def _require_same_text(corpus: Corpus) -> None:
-    """Every trainer's node has read the text by itself, so they could differ."""
-    seen: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(seen, corpus.fingerprint)
-    different = [worker_name(Role.TRAINER, rank) for rank, one in enumerate(seen) if one != seen[0]]
-    if different:
-        raise InputError(
-            f"{', '.join(different)} and trainer-0 see different texts; the files must be the same on every node"
-        )
 
 
 def _make_and_share(context: WorkerContext[Params], corpus: Corpus) -> list[Shard]:

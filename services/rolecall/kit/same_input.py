@@ -1,0 +1,29 @@
+"""Workers on several nodes read a job's input by themselves, and must have read the same."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+
+from rolecall.runtime.context import worker_name
+from rolecall.spec.errors import InputError
+from rolecall.spec.role import Role
+
+
+def require_same_in_group(fingerprint: str, role: Role, what: str) -> None:
+    """Called by all workers of a process group that `role` forms, each with a hash of what it read; raises
+    `InputError` on all of them unless the hashes are equal.
+    """
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, fingerprint)
+    require_same({worker_name(role, rank): one for rank, one in enumerate(found)}, what)
+
+
+def require_same(found: Mapping[str, object], what: str) -> None:
+    """Raises `InputError` that names the workers which found something else than the first of them."""
+    first, expected = next(iter(found.items()))
+    different = [name for name, one in found.items() if one != expected]
+    if different:
+        raise InputError(
+            f"{', '.join(different)} and {first} see different {what}; the files must be the same on every node"
+        )
