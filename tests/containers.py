@@ -115,9 +115,17 @@ def container(
 
 
 @contextmanager
-def node(data: Path, master: int, role: str = "trainer", **given: str) -> Iterator[Container]:
-    """A node's container whose master listens on the port `master` of this machine."""
-    own = {"ROLE": role, "MASTER_ADDR": "127.0.0.1", "ROLECALL_PORT": str(master), "ROLECALL_NODE_NAME": data.name}
+def node(data: Path, master: int, role: str = "trainer", **given: Any) -> Iterator[Container]:
+    """A node's container whose master listens on the port `master` of this machine.
+
+    `given` is what `container` takes.
+    """
+    own: dict[str, Any] = {
+        "ROLE": role,
+        "MASTER_ADDR": "127.0.0.1",
+        "ROLECALL_PORT": str(master),
+        "ROLECALL_NODE_NAME": data.name,
+    }
     with container(data, **(own | given)) as started:
         yield started
 

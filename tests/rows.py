@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
+from pyarrow import csv
 
 COLUMNS = {
     "label": "label",
@@ -28,5 +28,5 @@ def write_rows(path: Path, rows: int) -> Path:
         "pay": np.exp(numbers[:, 1]),
         "label": (random.random(rows) < 1 / (1 + np.exp(-tilt))).astype(int),
     }
-    pa.csv.write_csv(pa.table(columns), path)
+    csv.write_csv(pa.table(columns), path)
     return path

@@ -119,7 +119,7 @@ def test_what_its_node_finds_out_later_leaves_the_control_program_at_work(tmp_pa
     with ExitStack() as stack:
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         metrics = str(taken.getsockname()[1])
-        own = {"ROLECALL_NODE_NAME": NAME, "ROLECALL_METRICS_PORT": metrics}
+        own: dict[str, Any] = {"ROLECALL_NODE_NAME": NAME, "ROLECALL_METRICS_PORT": metrics}
         started = stack.enter_context(container(tmp_path / "data", **own))
         said = f"rolecall: ROLECALL_METRICS_PORT={metrics} on 127.0.0.1: Address already in use"
         until(lambda: started.text.count(said) >= 2)
@@ -146,7 +146,7 @@ def test_a_container_whose_addresses_are_ipv6(tmp_path: Path) -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("this machine has no IPv6 loopback")
-    own = {"ROLECALL_HOST": "::1", "MASTER_ADDR": "::1", "ROLECALL_NODE_NAME": NAME}
+    own: dict[str, Any] = {"ROLECALL_HOST": "::1", "MASTER_ADDR": "::1", "ROLECALL_NODE_NAME": NAME}
     with container(tmp_path / "data", **own) as started:
         until(lambda: f"master listening on http://[::1]:{started.port}" in started.text)
         ask = lambda: httpx.get(f"http://[::1]:{started.port}/nodes", headers=bearer(TOKEN)).json()["nodes"]  # noqa: E731

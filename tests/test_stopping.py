@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -17,7 +18,7 @@ from rolecall.master.departure import NOTICE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 ROLES = {"parameter-server-0": "parameter-server", "trainer-0": "trainer"}
-GRACE = {"ROLECALL_STOP_GRACE_S": "60", "ROLECALL_CPU_SLOTS": "4"}
+GRACE: dict[str, Any] = {"ROLECALL_STOP_GRACE_S": "60", "ROLECALL_CPU_SLOTS": "4"}
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def cluster(folder: Path) -> Iterator[list[Container]]:
         yield [master, *nodes]
 
 
-def submit(master: Container, rows: Path, **params: object) -> str:
+def submit(master: Container, rows: Path, **params: Any) -> str:
     request = long_job(rows, trainers=1, checkpoint_every_steps=100_000, **params)
     answer = httpx.post(f"http://127.0.0.1:{master.port}/jobs", headers=bearer(TOKEN), json=request)
     return answer.raise_for_status().json()["id"]

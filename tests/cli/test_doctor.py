@@ -134,7 +134,7 @@ class Scripted:
 
             do_POST = do_GET  # noqa: N815 - the library's name
 
-            def log_message(self, *_: Any) -> None: ...
+            def log_message(self, format: str, *args: Any) -> None: ...
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

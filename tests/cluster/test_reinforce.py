@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from PIL.GifImagePlugin import GifImageFile
 from safetensors.torch import load as load_tensors
 from tests.cluster.jobs import past_step, workers
 from tests.conftest import Cluster, running_cluster
@@ -85,6 +86,7 @@ def test_the_example_is_solved_and_hands_over_a_policy_and_a_movie(watched: Clus
     assert "observer_0_return" in series
     assert "observer_1_return" in series
     with Image.open(io.BytesIO(artifact(watched, submitted, "episode.gif"))) as movie:
+        assert isinstance(movie, GifImageFile)
         assert movie.n_frames > 30
     with zipfile.ZipFile(io.BytesIO(artifact(watched, submitted, "model.zip"))) as model:
         model.extractall(tmp_path)

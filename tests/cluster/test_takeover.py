@@ -68,7 +68,7 @@ def is_ready(master: Container) -> bool:
 
 
 def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, rows: Path, database_url: str) -> None:
-    shared = {
+    shared: dict[str, Any] = {
         "ROLECALL_DATABASE_URL": database_url,
         "ROLECALL_BLOB_URL": (tmp_path / "blobs").as_uri(),
         "ROLECALL_STANDBY": "1",
@@ -86,7 +86,7 @@ def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, ro
         for role in ("trainer", "parameter-server"):
             stack.enter_context(node(tmp_path / role, name.port, role, **shared))
         # The driver rank's node is not in a master's container, and so does not die with it.
-        driver = node(tmp_path / "driver", name.port, "master", command=(*COMMAND, "node"), **shared)  # type: ignore[arg-type]
+        driver = node(tmp_path / "driver", name.port, "master", command=(*COMMAND, "node"), **shared)
         stack.enter_context(driver)
         until(lambda: all(first.node(one) for one in ("trainer", "parameter-server", "driver")), 120)
         request = long_job(rows, trainers=1, max_steps=3000, checkpoint_every_steps=200)

@@ -97,9 +97,12 @@ class Stack(Running):
             )
         return done.stdout
 
-    def up(self, *arguments: str, **variables: str) -> None:
-        """Bring it up, or in line with the arguments, and wait until all of it is healthy and has registered."""
-        self.compose("up", "--detach", "--wait", "--no-build", *arguments, **variables)
+    def up(self, *arguments: str, **options: Any) -> None:
+        """Bring it up, or in line with the arguments, and wait until all of it is healthy and has registered.
+
+        `options` are what `compose` takes.
+        """
+        self.compose("up", "--detach", "--wait", "--no-build", *arguments, **options)
         self.find_master()
         deadline = time.monotonic() + START_S
         while not all(len(self.nodes(role)) == len(self.containers(role)) for role in Role):

@@ -23,7 +23,7 @@ NODES = [role.value for role in Role if role is not Role.MASTER]
 ROLES = [role.value for role in Role]
 GANG_PORTS = "40000 49999"
 LOOPBACK = "127.0.0.1"
-MACHINE = {"MASTER_ADDR": "10.0.0.1", "MACHINE": "alpha", "ROLECALL_NODE_TOKEN": "a-token-of-the-tests"}
+MACHINE: dict[str, Any] = {"MASTER_ADDR": "10.0.0.1", "MACHINE": "alpha", "ROLECALL_NODE_TOKEN": "a-token-of-the-tests"}
 
 pytestmark = pytest.mark.usefixtures("composed")
 
@@ -62,7 +62,7 @@ def test_versions_agree() -> None:
 
 def test_every_setting_is_one_that_the_programs_read(composed: dict[str, Any]) -> None:
     fields = [
-        field.validation_alias
+        str(field.validation_alias)
         for kind in (MasterSettings, NodeSettings, WorkerSettings)
         for field in kind.model_fields.values()
     ]
@@ -117,7 +117,7 @@ def test_what_stops_in_which_order_and_how_long_it_may_take(composed: dict[str, 
 
 
 def test_master_and_nodes_allow_the_same_data() -> None:
-    allowed = {"ROLECALL_DATA_ROOTS": "/data:/more", "ROLECALL_DATA_SCHEMES": "s3,gs"}
+    allowed: dict[str, Any] = {"ROLECALL_DATA_ROOTS": "/data:/more", "ROLECALL_DATA_SCHEMES": "s3,gs"}
     for file, variables in ((FILE, {}), (HOSTS, MACHINE)):
         services = configuration(file, **variables, **allowed)["services"]
         for role in ROLES:
@@ -125,7 +125,7 @@ def test_master_and_nodes_allow_the_same_data() -> None:
 
 
 def test_variables_scale(composed: dict[str, Any]) -> None:
-    variables = {"PARAMETER_SERVERS": "3", "TRAINERS": "4", "STAGES": "5", "OBSERVERS": "6"}
+    variables: dict[str, Any] = {"PARAMETER_SERVERS": "3", "TRAINERS": "4", "STAGES": "5", "OBSERVERS": "6"}
     scaled = configuration(**variables)["services"]
     assert [scaled[role]["deploy"]["replicas"] for role in NODES] == [3, 4, 5, 6]
     assert [composed[role]["deploy"]["replicas"] for role in NODES] == [1, 2, 2, 2]

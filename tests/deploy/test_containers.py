@@ -193,7 +193,7 @@ def test_a_container_that_crashes_is_started_again(stack: Stack) -> None:
 def _life(stack: Stack, observer: str) -> str | None:
     """The id of a living node's present life."""
     node = stack.nodes("observer").get(observer)
-    return node and node["life"]
+    return node["life"] if node else None
 
 
 def test_jobs_outlive_a_killed_master(stack: Stack) -> None:
@@ -240,7 +240,7 @@ def test_prometheus_finds_the_master_and_every_node(stack: Stack) -> None:
     recipe = f"FROM {base}\nRUN apt-get update && apt-get install --yes --no-install-recommends prometheus\n"
     recipe += 'RUN install --directory --owner nobody /prometheus\nUSER nobody\nENTRYPOINT ["prometheus"]\n'
     subprocess.run(["docker", "build", "--tag", PROMETHEUS, "-"], input=recipe, text=True, check=True)
-    own = {"PROMETHEUS_IMAGE": PROMETHEUS, "PUBLISH_PROMETHEUS": "127.0.0.1:"}
+    own: dict[str, Any] = {"PROMETHEUS_IMAGE": PROMETHEUS, "PUBLISH_PROMETHEUS": "127.0.0.1:"}
     stack.compose("up", "--detach", "--no-deps", "prometheus", **own)
     address = stack.compose("port", "prometheus", "9090").strip()
     with httpx.Client(base_url=f"http://{address}", timeout=10) as prometheus:

@@ -37,7 +37,7 @@ from tests.deploy.manifests import (
 
 from rolecall import __version__
 from rolecall.master.api import cluster
-from rolecall.node.daemon import Daemon
+from rolecall.node.standing import Standing
 from rolecall.node.telemetry import app as node_app
 from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings, read_master, read_node, read_role
 from rolecall.spec.role import Role
@@ -157,8 +157,7 @@ def test_nodes_find_the_master(overlay: str) -> None:
 
 @OVERLAY
 def test_probes_ask_routes_that_are_open(overlay: str) -> None:
-    # The application looks at its daemon when metrics are asked for, and not before.
-    node = node_app(cast(Daemon, None), SecretStr("a-token-of-the-tests"))
+    node = node_app(Standing("a-node", Role.TRAINER), SecretStr("a-token-of-the-tests"))
     routes = {
         "http": {route.path for route in cast(list[Any], cluster.open_router.routes)},
         "metrics": {route.path for route in cast(list[Any], node.routes)} - {"/metrics"},

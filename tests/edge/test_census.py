@@ -63,7 +63,8 @@ def test_neither_a_token_nor_a_group_holds_more_than_its_share() -> None:
         (Holder(Group.WORKERS, "job"), None),
         (Holder(Group.NODES, ""), None),
     ]:
-        assert census.claim(*admit(census, "a"), holder) == expected
+        (line,) = admit(census, "a")
+        assert census.claim(line, holder) == expected
 
 
 def test_a_connection_counts_for_whoever_used_it_last() -> None:

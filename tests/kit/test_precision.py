@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, require_precision, weight_dtype
 from rolecall.spec.errors import InputError
 
@@ -17,7 +18,7 @@ def test_bfloat16_is_computed_in_and_weights_stay_float32() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_other_types_are_computed_in_as_they_are(precision: str) -> None:
+def test_other_types_are_computed_in_as_they_are(precision: Precision) -> None:
     weights = torch.ones(2, 2, dtype=weight_dtype(precision))
     with autocast(precision, CPU):
         assert (weights @ weights).dtype == weights.dtype == getattr(torch, precision)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from rolecall.master.app import create_app
 from rolecall.master.catalogue import Catalogue
@@ -85,7 +85,7 @@ def alive(spec: NodeSpec, **values: Any) -> NodeState:
 def make_settings(data: Path, **values: Any) -> MasterSettings:
     """Settings of a master that is quick to notice."""
     quick = {"heartbeat_s": 5.0, "node_timeout_s": 30.0, "host": "127.0.0.1", "port": 0}
-    return MasterSettings(data=data, token=TOKEN, node_token=NODE_TOKEN, **(quick | values))
+    return MasterSettings(data=data, token=SecretStr(TOKEN), node_token=SecretStr(NODE_TOKEN), **(quick | values))
 
 
 @asynccontextmanager
@@ -236,7 +236,7 @@ class Node:
         """Report a worker's state."""
         launch = worker.launch
         now = datetime.now(UTC)
-        times = {"spawned_at": now} | ({"joined_at": now} if state is WorkerState.RUNNING else {})
+        times: dict[str, Any] = {"spawned_at": now} | ({"joined_at": now} if state is WorkerState.RUNNING else {})
         key = (launch.job, launch.attempt, launch.worker.rank)
         report = {"job": key[0], "attempt": key[1], "rank": key[2], "state": state, "pid": 100 + key[2]}
         self.reports[key] = WorkerReport(**(report | times | values))

@@ -144,7 +144,7 @@ def test_every_route_takes_the_scopes_of_the_table_and_no_other(tmp_path: Path) 
                 assert answer.status_code == 401, (wrong, method, path, answer.text)
                 assert answer.headers["www-authenticate"].startswith(("Bearer", "Basic"))
         for wrong in (TOKEN[:-1].encode(), f"{TOKEN}\N{LATIN SMALL LETTER E WITH ACUTE}".encode(), b"\xff"):
-            answer = await client.http.get("/jobs", headers={"Authorization": b"Bearer " + wrong})
+            answer = await client.http.get("/jobs", headers={b"Authorization": b"Bearer " + wrong})
             assert answer.status_code == 401, wrong
         assert (await client.http.get("/healthz")).json() == {"status": "ok"}
 

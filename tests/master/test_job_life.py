@@ -221,7 +221,7 @@ class JobLife(RuleBasedStateMachine):
     async def _beat(self, place: int, *reports: WorkerReport, draining: bool = False) -> None:
         spec = self._spec(place)
         beat = Heartbeat(started=spec.started, workers=reports, draining=draining)
-        answer = Desired.model_validate_json((await nodes.heartbeat(spec.name, beat, self.master)).body)
+        answer = Desired.model_validate_json(bytes((await nodes.heartbeat(spec.name, beat, self.master)).body))
         launches = [worker.launch for worker in answer.workers]
         self.launched |= {(one.job, one.attempt, one.worker.rank, one.worker.node) for one in launches}
 
@@ -282,6 +282,6 @@ JobLife.TestCase.settings = settings(
     derandomize=True,
     database=None,
     phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType] - its metaclass is untyped
 )
 TestJobLife = JobLife.TestCase

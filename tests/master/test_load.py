@@ -32,7 +32,7 @@ def on_master(data: Path, flow: Callable[[Client, Master], Any]) -> None:
     async def run() -> None:
         # Nodes may be silent for long: nothing is lost here, and who waits is woken by a change or not at all.
         async with serving(make_settings(data, heartbeat_s=30.0, node_timeout_s=600.0)) as client:
-            await flow(client, client.server.config.app.state.master)
+            await flow(client, client.master)
 
     asyncio.run(run())
 

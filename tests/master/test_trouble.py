@@ -25,7 +25,7 @@ from .harness import CATALOGUE, Client, make_settings, on_master
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def database_error(words: str, values: object = None) -> OperationalError:
+def database_error(words: str, values: Any = None) -> OperationalError:
     return OperationalError("UPDATE jobs SET …", values, Exception(words))
 
 

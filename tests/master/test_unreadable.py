@@ -186,7 +186,7 @@ def test_a_master_whose_passes_fail_is_not_ready_and_says_why(tmp_path: Path, mo
         with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
             database.execute("ALTER TABLE nodes RENAME TO hidden")
         await client.submit(roles=ONE_TRAINER)
-        client.server.config.app.state.master.waking.nodes("trainer-0")
+        client.master.waking.nodes("trainer-0")
         async with asyncio.timeout(20):
             while (answer := await client.user("GET", "/readyz")).status_code == 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)

@@ -262,7 +262,7 @@ def gone(pids: set[int], timeout_s: float) -> bool:
 
 
 @contextmanager
-def working_node(data: Path, **settings: str) -> Iterator[ScriptedMaster]:
+def working_node(data: Path, **settings: Any) -> Iterator[ScriptedMaster]:
     """A master with one node that has been heard; the node ends with the block, and not before."""
     master = ScriptedMaster()
     with master.serving():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 from rolecall.runtime.beat import open_beat, start_beating
 from rolecall.spec.fork import ForkRequest
@@ -87,6 +88,6 @@ def run_code(request: ForkRequest, workdir: Workdir) -> int:
     return 0
 
 
-def report(workdir: Workdir, **fields: object) -> None:
+def report(workdir: Workdir, **fields: Any) -> None:
     with workdir.progress.open("a") as file:
         file.write(ProgressLine(at=datetime.now(UTC), **fields).model_dump_json() + "\n")

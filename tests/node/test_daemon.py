@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from socket import AF_INET
+from typing import Any
 
 import httpx
 import psutil
@@ -350,7 +351,7 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
     ],
 )
 def test_a_refused_node_says_what_to_do(
-    tmp_path: Path, settings: dict[str, str], says: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, settings: dict[str, Any], says: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     master = ScriptedMaster()
     with master.serving():

@@ -60,13 +60,14 @@ class Alone:
 
     def distribution(self, observations: list[Any]) -> Any:
         seen = torch.as_tensor(np.stack(observations)).double()
-        outputs = self.policy.network.actor(seen)
+        outputs = self.policy.network.get_submodule("actor")(seen)
         if self.discrete:
             return Categorical(logits=outputs)
-        return Independent(Normal(outputs, self.policy.head.log_deviation.exp()), 1)
+        return Independent(Normal(outputs, self.policy.head.get_parameter("log_deviation").exp()), 1)
 
     def value(self, observations: list[Any]) -> Tensor:
-        return self.policy.network.critic(torch.as_tensor(np.stack(observations)).double()).squeeze(-1)
+        seen = torch.as_tensor(np.stack(observations)).double()
+        return self.policy.network.get_submodule("critic")(seen).squeeze(-1)
 
     def run(self, updates: int) -> None:
         for update in range(1, updates + 1):
@@ -125,7 +126,9 @@ class Alone:
     def playable(self, action: Tensor) -> Any:
         if self.discrete:
             return int(action)
-        bound = self.seats[0][0].environment.action_space.high
+        space = self.seats[0][0].environment.action_space
+        assert isinstance(space, gymnasium.spaces.Box)
+        bound = space.high
         return np.clip(action.numpy() * bound, -bound, bound).astype(np.float32)
 
     @torch.no_grad()
@@ -187,6 +190,7 @@ class Alone:
         )
         self.optimizer.zero_grad()
         loss.backward()
+        assert self.params.max_grad_norm is not None
         nn.utils.clip_grad_norm_(self.policy.parameters(), self.params.max_grad_norm)
         self.optimizer.step()
         return loss.item()

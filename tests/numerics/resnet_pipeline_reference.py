@@ -52,8 +52,9 @@ def whole_model(params: Params, classes: int) -> nn.Module:
     dtype = torch.float64 if params.precision == "float64" else torch.float32
     norm = nn.BatchNorm2d if params.norm == "batch" else lambda channels: nn.GroupNorm(32, channels)
     torch.manual_seed(params.seed)
+    assert isinstance(params.model, str)
     model = torchvision.models.get_model(params.model, num_classes=classes, norm_layer=norm)
-    return model.to(dtype=dtype, memory_format=torch.channels_last)
+    return model.to(dtype).to(memory_format=torch.channels_last)
 
 
 def backward(params: Params, model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> float:
@@ -61,7 +62,7 @@ def backward(params: Params, model: nn.Module, pixels: torch.Tensor, labels: tor
     total = 0.0
     micro_batches = (part.chunk(params.micro_batches) for part in (pixels, labels))
     for images, target in zip(*micro_batches, strict=True):
-        logits = model(inputs(params, images, model.fc.weight.dtype))
+        logits = model(inputs(params, images, model.get_parameter("fc.weight").dtype))
         loss = F.cross_entropy(logits, target, label_smoothing=params.label_smoothing) / params.micro_batches
         loss.backward()
         total += loss.item()

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.rnn_lm.export import shape_of
 from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent

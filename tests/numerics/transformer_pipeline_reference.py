@@ -213,7 +213,7 @@ def _try(params: Params, grid: Grid) -> dict[str, Any]:
     whole = whole_decoder(params, VOCABULARY)
     expected = mean_loss(whole, tokens, targets)
     expected.backward()
-    gradients = {name: weight.grad for name, weight in whole.named_parameters()}
+    gradients = {name: _gradient(weight) for name, weight in whole.named_parameters()}
     stages = Pipeline(params, decoder_shape(params, VOCABULARY), grid)
     mine = slice(grid.replica * params.replica_batch, (grid.replica + 1) * params.replica_batch)
     for _, weight in stages.named_parameters():
@@ -221,13 +221,18 @@ def _try(params: Params, grid: Grid) -> dict[str, Any]:
     loss = stages.step(tokens[mine], targets[mine])
     dist.all_reduce(loss)
     grid.add_gradients(weight for _, weight in stages.named_parameters())
-    distances = [(weight.grad - gradients[name]).abs().max() for name, weight in stages.named_parameters()]
+    distances = [(_gradient(weight) - gradients[name]).abs().max() for name, weight in stages.named_parameters()]
     return {
         "case": f"{params.schedule}/{params.split}/{params.stages_per_rank}x{params.micro_batches}/{params.precision}"
         + ("/checkpointed" if params.activation_checkpointing else ""),
         "loss": float(abs(loss - expected.detach())),
         "gradient": float(torch.stack(distances).max()),
     }
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def _random_batch(params: Params) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,7 @@ def test_what_is_saved_comes_back_and_nothing_is_left_in_scratch(tmp_path: Path)
     tensors = {"a": torch.randn(3, 4), "b/0": torch.arange(5), "transposed": torch.randn(2, 3).T}
     part = store.save_part(7, "trainer-0", tensors)
     manifest = store.commit(7, [part], {"epoch": 1})
+    assert manifest is not None
     assert record.manifests == [manifest]
     loaded = store.load_part(manifest, "trainer-0")
     assert loaded.keys() == tensors.keys()
@@ -51,8 +52,10 @@ def test_a_damaged_part_is_refused(tmp_path: Path) -> None:
     content = bytearray(blob.read_bytes())
     content[-1] ^= 1
     blob.write_bytes(content)
+    manifest = store.commit(1, [part], {})
+    assert manifest is not None
     with pytest.raises(CheckpointError, match="is damaged"):
-        store.load_part(store.commit(1, [part], {}), "trainer-0")
+        store.load_part(manifest, "trainer-0")
 
 
 class Unavailable:
@@ -86,13 +89,16 @@ def test_a_part_that_is_gone_condemns_the_checkpoint_like_a_damaged_one(tmp_path
     store = checkpoints(tmp_path, Recorded())
     part = store.save_part(1, "trainer-0", {"a": torch.zeros(1)})
     (tmp_path / "blobs" / "job" / part.blob).unlink()
+    manifest = store.commit(1, [part], {})
+    assert manifest is not None
     with pytest.raises(DamagedCheckpoint, match="part 'trainer-0' of the checkpoint at step 1 is gone"):
-        store.load_part(store.commit(1, [part], {}), "trainer-0")
+        store.load_part(manifest, "trainer-0")
 
 
 def test_a_part_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     store = checkpoints(tmp_path, Recorded())
     manifest = store.commit(1, [store.save_part(1, "trainer-0", {"a": torch.zeros(1)})], {})
+    assert manifest is not None
     with pytest.raises(CheckpointError, match="no part 'trainer-1'; it has: trainer-0"):
         store.load_part(manifest, "trainer-1")
 

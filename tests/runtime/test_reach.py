@@ -169,10 +169,10 @@ def test_a_knock_that_nobody_hears_is_given_up() -> None:
     """The queue is full, so that the kernel drops what comes, as a firewall does."""
     first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     with create_server(("127.0.0.2", 0), backlog=0) as full, ExitStack() as stack:
-        address = full.getsockname()
+        address, port = full.getsockname()
         for _ in range(3):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
-            waiting.connect_ex(address)
+            waiting.connect_ex((address, port))
         with pytest.raises(UnreachablePeer, match=rf"can't reach node b at .*: timed out .*: {first} to {last}\)"):
-            knock(Explorer("a", "127.0.0.1", "hello"), "b", *address, 0.5)
+            knock(Explorer("a", "127.0.0.1", "hello"), "b", address, port, 0.5)

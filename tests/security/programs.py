@@ -61,6 +61,7 @@ def await_nodes(client: httpx.Client, count: int) -> list[dict[str, Any]]:
 
 def await_end(client: httpx.Client, job: str) -> dict[str, Any]:
     """The job's document when it has ended."""
+    document: dict[str, Any] = {}
     deadline = time.monotonic() + JOB_S
     while time.monotonic() < deadline:
         if (document := client.get(f"/jobs/{job}").json())["state"] in ENDED:

@@ -190,7 +190,8 @@ def test_a_policy_is_judged_where_it_is_made() -> None:
 
 def test_an_environments_file_is_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = ModuleType("seen")
-    gymnasium.register("Model-v0", lambda xml_file: setattr(seen, "file", xml_file) or gymnasium.make("CartPole-v1"))
+    make = lambda xml_file: setattr(seen, "file", xml_file) or gymnasium.make("CartPole-v1")  # noqa: E731
+    gymnasium.register("Model-v0", make)  # pyright: ignore[reportArgumentType] - asks for a function of any arguments
     monkeypatch.setattr("gymnasium.envs.registration.registry", gymnasium.registry)
     for path in ("/etc/passwd", "../../../../../etc/passwd", "file:///etc/passwd"):
         assert "ROLECALL_DATA_ROOTS" in refusal({"id": "Model-v0", "kwargs": {"xml_file": path}})

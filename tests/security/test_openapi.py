@@ -13,6 +13,8 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.schemas import APIOperation
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -39,7 +41,10 @@ from rolecall.spec.token import attempt_token
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings(Path("/nowhere")), CATALOGUE).openapi())
-OPERATIONS = {operation.ok().label: operation.ok() for operation in SCHEMA.get_all_operations()}
+OPERATIONS: dict[str, APIOperation] = {}
+for found in SCHEMA.get_all_operations():
+    assert isinstance(found, Ok), found
+    OPERATIONS[found.ok().label] = found.ok()
 # Not "..": the client itself would make another path of it.
 ODD = st.sampled_from(["%00", "a%00b", "%ff%fe", "...", "%2e%2e%2fetc", "é" * 100, "x" * 3000, "a b", "'; --", "\\"])
 
@@ -47,6 +52,7 @@ ODD = st.sampled_from(["%00", "a%00b", "%ff%fe", "...", "%2e%2e%2fetc", "é" * 1
 NODE, DONE, RUNNING, STRAY = "trainer-0", 0, 1, 4
 ORDER = ("GET", "PUT", "POST", "PATCH", "DELETE")
 """Calls that end or delete jobs come after those that need them."""
+LABELS = sorted(OPERATIONS, key=lambda label: (ORDER.index(label.split()[0]), label))
 KNOWN: dict[str, dict[str, Any]] = {
     "DELETE /tokens/{name}": {"name": "left"},
     "GET /internal/jobs/{job}/blobs/{number}/{name}": {"name": "step-7/part"},
@@ -158,13 +164,19 @@ def aim(case: schemathesis.Case, jobs: list[str]) -> None:
         case.body |= {name: value for name, value in wanted.items() if name in case.body}
 
 
-@pytest.mark.parametrize("label", sorted(OPERATIONS, key=lambda label: (ORDER.index(label.split()[0]), label)))
+@pytest.mark.parametrize("label", LABELS)
 def test_no_call_is_answered_with_a_server_error(label: str, master: Served) -> None:
     outcomes: set[int] = set()
     operation = OPERATIONS[label]
     modes = [operation.as_strategy(mode) for mode in schemathesis.GenerationMode]
 
-    @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=15,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType] - its metaclass is untyped
+    )
     @given(case=st.one_of(modes), job=st.sampled_from(master.jobs), odd=ODD, roll=st.integers(0, 9))
     def examine(case: schemathesis.Case, job: str, odd: str, roll: int) -> None:
         if "job" in case.path_parameters:

@@ -41,7 +41,13 @@ def test_no_document_takes_long(workload: str) -> None:
     schema = schema_of(CATALOGUE.workloads[workload].params)
     counts = st.dictionaries(st.sampled_from(list(Role)), st.sampled_from([-1, 0, 1, 2, 7, 256, 10**6]), max_size=3)
 
-    @settings(max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=25,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType] - its metaclass is untyped
+    )
     @given(params=documents(schema), roles=counts)
     def examine(params: Any, roles: dict[Role, int]) -> None:
         if isinstance(params, dict) and len(json.dumps(params)) <= BYTES:

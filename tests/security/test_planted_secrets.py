@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -85,7 +86,7 @@ def test_no_secret_is_shown_anywhere(rows: Path, tmp_path: Path, database_url: s
             client.get("/jobs", headers={"Authorization": f"Bearer {planted.named_token}"}).raise_for_status()
             jobs = []
             for path, state in ((source, "succeeded"), (missing, "failed")):
-                body = short_job(Path("rows"), trainers=1) | {"max_restarts": 0}
+                body: dict[str, Any] = short_job(Path("rows"), trainers=1) | {"max_restarts": 0}
                 body["params"]["data"]["train"] = path
                 jobs.append(client.post("/jobs", json=body).raise_for_status().json()["id"])
                 planted.add_attempt(jobs[-1])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 from tests.node.harness import ROOT, gone, launch
@@ -27,7 +27,7 @@ class _Server:
             stderr=self.errors,
         )
         theirs.close()
-        self.file: IO[bytes] = ours.makefile("rwb", buffering=0)
+        self.file = ours.makefile("rwb", buffering=0)
         ours.close()
 
     def say(self, line: bytes) -> None:

@@ -27,7 +27,7 @@ class Builder(workload.Params):
         str, Field(max_length=1024, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_models:small"])
     ]
     """The function, as `module:function`, in a package or folder that the operator allowed."""
-    arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    arguments: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments for the function."""
 
 

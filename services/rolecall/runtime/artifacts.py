@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rolecall.runtime.blobs import Blobs, sha256_of
-from rolecall.runtime.master_client import MasterClient
+from rolecall.runtime.records import Records
 from rolecall.spec.errors import BlobsUnavailable
 from rolecall.spec.wire import ArtifactNotice
 
@@ -20,10 +20,10 @@ class Artifacts:
     """`GET /jobs/{id}/artifacts/{name}` serves what is put here."""
 
     def __init__(
-        self, blobs: Blobs, client: MasterClient, attempt: int, *, on_wait: Callable[[str], None] = _LOG.warning
+        self, blobs: Blobs, records: Records, attempt: int, *, on_wait: Callable[[str], None] = _LOG.warning
     ) -> None:
         self._blobs = blobs
-        self._client = client
+        self._records = records
         self._attempt = attempt
         self._on_wait = on_wait
 
@@ -41,7 +41,7 @@ class Artifacts:
         digest = sha256_of(path)
         notice = ArtifactNotice(name=name, blob=f"{self._attempt}/{name}", size=path.stat().st_size, sha256=digest)
         self._insist(name, lambda: self._blobs.put(name, path, digest))
-        self._insist(name, lambda: self._client.record_artifact(notice))
+        self._insist(name, lambda: self._records.record_artifact(notice))
 
     def _insist(self, name: str, call: Callable[[], None]) -> None:
         waits = False

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rolecall.runtime.blobs import Blobs, sha256_of, sync
-from rolecall.runtime.master_client import MasterClient
+from rolecall.runtime.records import Records
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -35,7 +35,7 @@ class Checkpoints:
     def __init__(
         self,
         blobs: Blobs,
-        client: MasterClient,
+        records: Records,
         attempt: int,
         resume_from: CheckpointManifest | None,
         scratch: Path,
@@ -44,7 +44,7 @@ class Checkpoints:
     ) -> None:
         self.resume_from = resume_from
         self._blobs = blobs
-        self._client = client
+        self._records = records
         self._attempt = attempt
         self._scratch = scratch
         self._on_skip = on_skip
@@ -81,7 +81,7 @@ class Checkpoints:
         )
         try:
             _require_stored(parts)
-            self._client.record_checkpoint(manifest)
+            self._records.record_checkpoint(manifest)
         except BlobsUnavailable as error:
             self._on_skip(f"the checkpoint at step {step} was skipped: {error}")
             return None

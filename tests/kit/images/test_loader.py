@@ -87,7 +87,8 @@ def test_replicas_share_each_global_batch(tmp_path: Path) -> None:
     data = images(tmp_path)
     whole = train_batches(data).at(1, 2)
     parts = [train_batches(data, rank=rank, replicas=2).at(1, 2) for rank in range(2)]
-    assert_equal(tuple(map(torch.cat, zip(*parts, strict=True))), whole)
+    pixels, labels = map(torch.cat, zip(*parts, strict=True))
+    assert_equal((pixels, labels), whole)
 
 
 def first_error(folder: Path, processes: int) -> str:

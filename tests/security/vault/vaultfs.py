@@ -1,5 +1,6 @@
 """A file system for fsspec whose URLs bear credentials: `vault://KEY:SECRET@store/path` is the local file `/path`."""
 
+from typing import Any
 from urllib.parse import urlsplit
 
 from fsspec.implementations.local import LocalFileSystem
@@ -10,7 +11,7 @@ class VaultFileSystem(LocalFileSystem):
 
     protocol = "vault"
 
-    def __init__(self, authority: str = "", **options: object) -> None:
+    def __init__(self, authority: str = "", **options: Any) -> None:
         super().__init__(**options)
         self.authority = authority
 

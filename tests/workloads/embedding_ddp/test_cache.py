@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pytest
+from pyarrow import csv
 
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -39,7 +39,7 @@ PEAK_MIB = 140
 def large(path: Path) -> Params:
     """Parameters for a CSV file of about 240 MB: 8 categorical columns with up to 50,000 values and 4 numeric ones."""
     random = np.random.default_rng(0)
-    with pa.csv.CSVWriter(path, _piece(random).schema) as writer:
+    with csv.CSVWriter(path, _piece(random).schema) as writer:
         for _ in range(ROWS // PIECE):
             writer.write_table(_piece(random))
     numeric = ["n0", "n1", "n2", {"column": "n3", "transform": "buckets"}]

@@ -67,9 +67,9 @@ def test_the_gradient_ends_where_the_ratio_is_clipped(policy: Policy) -> None:
     likelier = Transitions(batch.observations, batch.actions, batch.log_probs - 1, batch.values, batch.advantages)
     ppo = Ppo(spec.Ppo(name="ppo", normalize_advantages=False))
     good, bad = (likelier.at((batch.advantages == sign).nonzero().squeeze(1)) for sign in (1, -1))
-    (gradient,) = torch.autograd.grad(ppo.losses(policy, good).policy, policy.network.actor[0].weight)
+    (gradient,) = torch.autograd.grad(ppo.losses(policy, good).policy, policy.network.get_parameter("actor.0.weight"))
     assert not gradient.any()
-    (gradient,) = torch.autograd.grad(ppo.losses(policy, bad).policy, policy.network.actor[0].weight)
+    (gradient,) = torch.autograd.grad(ppo.losses(policy, bad).policy, policy.network.get_parameter("actor.0.weight"))
     assert gradient.any()
 
 

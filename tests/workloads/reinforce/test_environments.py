@@ -34,6 +34,7 @@ def test_ids_entry_points_arguments_and_wrappers() -> None:
             wrappers=["RecordEpisodeStatistics", {"entry_point": f"{HERE}:Scaled", "kwargs": {"factor": 3.0}}],
         )
     )
+    assert isinstance(made, gymnasium.Wrapper)
     assert isinstance(made.env, gymnasium.wrappers.RecordEpisodeStatistics)
     made.reset()
     assert made.step(1)[1:4] == (3.0, False, False)
@@ -65,8 +66,7 @@ def test_the_step_after_an_end_begins_anew() -> None:
     for vectorization in ("loop", "own"):
         vector = environments.make_vector(environment(vectorization=vectorization, max_episode_steps=3), 2)
         vector.reset(seed=1)
-        for _ in range(3):
-            *_, truncated, _ = vector.step(np.array([0, 1]))
+        *_, truncated, _ = [vector.step(np.array([0, 1])) for _ in range(3)][-1]
         assert truncated.all()
         _, rewards, terminated, truncated, _ = vector.step(np.array([0, 1]))
         assert not np.stack([rewards, terminated, truncated]).any()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from PIL.GifImagePlugin import GifImageFile
 
 from rolecall.workloads.reinforce import environments
 from rolecall.workloads.reinforce.export import write_export
@@ -46,6 +47,7 @@ def test_an_episode_is_filmed(tmp_path: Path) -> None:
     film(new_policy(params, environments.describe(params.environment)), params, tmp_path / "episode.gif")
     with Image.open(tmp_path / "episode.gif") as movie:
         assert movie.size == (300, 200)
+        assert isinstance(movie, GifImageFile)
         assert movie.n_frames > 5
 
 

@@ -68,6 +68,7 @@ def test_it_acts_on_every_kind_of_space(observation: dict[str, Any], action: dic
 def test_judging_gives_what_deciding_gave() -> None:
     playing = policy({"shape": [4]}, BOX, normalize=True)
     observations = torch.randn(6, 4)
+    assert playing.normalizer is not None
     playing.normalizer.learn(observations)
     actions, log_probs = playing.decide(observations)
     again, entropies, values = playing.judge(observations, actions)

@@ -30,8 +30,8 @@ def job(environment: str, **changes: Any) -> dict[str, Any]:
 
 
 def outcomes(returns: list[float], lengths: list[int]) -> Outcomes:
-    nothing = torch.empty(0, 1)
-    return Outcomes(*[nothing] * 5, torch.tensor(returns, dtype=torch.float64), torch.tensor(lengths), restarted=False)
+    nothing, sums, steps = torch.empty(0, 1), torch.tensor(returns, dtype=torch.float64), torch.tensor(lengths)
+    return Outcomes(nothing, nothing, nothing, nothing, nothing, sums, steps, restarted=False)
 
 
 def test_returns_are_reported_by_episode_and_observer() -> None:

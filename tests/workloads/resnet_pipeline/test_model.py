@@ -28,7 +28,9 @@ def test_shards_in_a_row_are_the_whole_resnet(model: str, norm: str) -> None:
 
 
 def test_any_sequential_is_cut_between_its_children() -> None:
-    named = OrderedDict(stem=nn.Conv2d(3, 4, 3), middle=nn.Sequential(nn.ReLU(), nn.Flatten()), head=nn.LazyLinear(5))
+    named: OrderedDict[str, nn.Module] = OrderedDict(
+        stem=nn.Conv2d(3, 4, 3), middle=nn.Sequential(nn.ReLU(), nn.Flatten()), head=nn.LazyLinear(5)
+    )
     whole = nn.Sequential(named)
     whole(torch.rand(2, 3, 32, 32))
     assert tuple(blocks_of(whole)) == ("stem", "middle", "head")

@@ -73,7 +73,7 @@ def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
     for part in range(3):
         x = decoder(given, shape, part)(x)
     assert torch.equal(x, expected)
-    weights = [layer.mix.weight for layer in decoder(given, shape).layers.values()]
+    weights = [layer.get_parameter("mix.weight") for layer in decoder(given, shape).layers.values()]
     assert not torch.equal(weights[0], weights[1])
 
 
