@@ -4,6 +4,7 @@ The map, from top to bottom; imports point down and only down (import-linter hol
 
     __main__, cli     what a person or a container starts
     master | node | worker   the three programs; they never import one another
+    testing           a job's processes without a cluster, for tests of workloads
     workloads         one folder per workload; its `__init__` is torch-free
     kit               what workloads are made of: the public surface for their authors
     runtime           what a worker gives to workload code

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gang import FolderRecords
 
 from rolecall.kit.loop import Held, TrainingLoop
 from rolecall.kit.params import EarlyStopping, TrainingParams
@@ -20,6 +19,7 @@ from rolecall.runtime.reporter import Reporter
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
+from rolecall.testing.gang import FolderRecords
 
 
 @dataclass

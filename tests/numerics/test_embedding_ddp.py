@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.gang import GangResult, run_gang
 from tests.numerics.reference import Reference, train_alone
 from tests.rows import COLUMNS, write_rows
 
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
+from rolecall.testing.gang import GangResult, run_gang
 from rolecall.workloads.embedding_ddp.params import Params
 
 OPTIMIZERS = {

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gang import run_gang
 from tests.rows import COLUMNS, write_rows
 
 from rolecall.spec.role import Role
+from rolecall.testing.gang import run_gang
 
 GOLDEN = Path(__file__).with_name("golden.json")
 DATA = Path(__file__).parents[2] / "examples" / "data"

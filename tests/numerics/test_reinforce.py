@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
-from tests.gang import GangResult, run_gang
 from tests.numerics.reinforce_reference import Alone
 
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
+from rolecall.testing.gang import GangResult, run_gang
 from rolecall.workloads.reinforce.learner import below
 from rolecall.workloads.reinforce.params import Params
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.gang import GangResult, run_gang
 from tests.numerics.resnet_pipeline_reference import Reference, train_alone
 from tests.pictures import write_folder, write_idx
 
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
+from rolecall.testing.gang import GangResult, run_gang
 from rolecall.workloads.resnet_pipeline.params import Params
 
 MOMENTUM = {"name": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-4}

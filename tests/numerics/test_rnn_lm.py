@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.gang import GangResult, run_gang
 from tests.numerics.rnn_lm_reference import Reference, train_alone
 
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
+from rolecall.testing.gang import GangResult, run_gang
 from rolecall.workloads.rnn_lm.params import Params
 
 ROOT = Path(__file__).parents[2]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.gang import GangResult, run_gang
 from tests.numerics.transformer_pipeline_reference import Reference, case, legal_cases, train_alone, try_cases
 
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
+from rolecall.testing.gang import GangResult, run_gang
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES
 

@@ -20,7 +20,7 @@ from rolecall.spec.role import Role
 pytestmark = pytest.mark.timeout(120)
 SECRET = "what only this gang knows"
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.gang", "tests.security.test_gang_store"])
+_processes.set_forkserver_preload(["rolecall.testing.gang", "tests.security.test_gang_store"])
 
 
 def launch(rank: int, secret: str, address: str) -> WorkerLaunch:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.gang import run_gang
 
 from rolecall.spec.role import Role
+from rolecall.testing.gang import run_gang
 from rolecall.workloads.reinforce.observers import _shares
 from rolecall.workloads.reinforce.training import episode_metrics, evaluation_scores
 from rolecall.workloads.reinforce.trajectory import Outcomes

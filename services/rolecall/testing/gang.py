@@ -1,7 +1,6 @@
 """Runs one attempt's workers as real processes that meet over real sockets, without a master and nodes.
 
-For tests about what a gang computes. It records every step's loss in full, which the service's throttled progress
-doesn't.
+It records every step's loss in full, which the service's throttled progress doesn't. Workers are not confined.
 """
 
 import importlib
@@ -14,6 +13,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from types import MappingProxyType
 from typing import Any
 
@@ -30,10 +30,11 @@ from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, Worke
 from rolecall.spec.role import RANK_ORDER, Role
 from rolecall.spec.wire import ArtifactNotice
 from rolecall.spec.workdir import Workdir
+from rolecall.spec.workload import Workload
 from rolecall.workloads import catalogue
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tests.gang", "torch._dynamo", "torchmetrics.classification"])
+_processes.set_forkserver_preload(["rolecall.testing.gang", "torch._dynamo", "torchmetrics.classification"])
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,14 @@ class GangResult:
     """What a gang left behind."""
 
     folder: Path
+    """Checkpoints as `checkpoint-<step>.json`, and all that the workers wrote."""
     losses: dict[str, list[float]]
-    """Every step's loss, by worker."""
+    """Every step's loss, by worker, e.g. `trainer-0`."""
     result: dict[str, float]
+    """The job's final metrics."""
 
     def artifact(self, name: str) -> Path:
+        """A file that a worker gave to the user."""
         return self.folder / "blobs" / "job" / "1" / name
 
 
@@ -76,29 +80,55 @@ class RecordingReporter(Reporter):
 
 
 def run_gang(
-    workload: str,
+    workload: str | Workload[Any],
     params: dict[str, Any],
-    roles: dict[Role, int],
+    roles: Mapping[Role, int],
     folder: Path,
     *,
     resume_from: CheckpointManifest | None = None,
     timeout_s: float = 240.0,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> GangResult:
-    """Run one attempt to its end, `environment` added to the workers'; fails the test with the first worker's traceback
-    if one fails (but for workers that the workload can do without).
+    """Run one attempt of a job to its end on this machine's CPU, one thread for each worker.
+
+    `workload` is a value, or the name of an installed one; `roles` says how many workers there are of each role. All
+    files lie below `folder`, and workers may read input there; `environment` is added to theirs, e.g. other
+    `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in this one.
+
+    Raises `AssertionError` with the traceback of the worker that failed first (expendable workers may fail), and
+    `TimeoutError`. No worker outlives the call.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    gang = _plan(roles)
-    launches = [_launch(workload, params, worker, gang, resume_from) for worker in gang.workers]
+    played = catalogue.load(workload) if isinstance(workload, str) else workload
+    gang, secret = _plan(roles), token_hex()
+    environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}
+    launches = [
+        WorkerLaunch(
+            job="job",
+            attempt=1,
+            workload=played.name,
+            params=params,
+            worker=worker,
+            gang=gang,
+            master_addr="127.0.0.1",
+            secret=secret,
+            resume_from=resume_from,
+        )
+        for worker in gang.workers
+    ]
     workers = [
-        _processes.Process(target=_work, args=(launch, folder, dict(environment)), daemon=True) for launch in launches
+        _processes.Process(target=_work, args=(played, launch, folder, dict(environment)), daemon=True)
+        for launch in launches
     ]
     for worker in workers:
         worker.start()
     try:
-        _tell_port(folder, gang, time.monotonic() + timeout_s)
-        _await(workers, _expendable(workload, gang), folder, time.monotonic() + timeout_s)
+        ends = _Ends(workers, [worker.role in played.expendable for worker in gang.workers], folder, timeout_s)
+        _tell_port(folder, gang, ends)
+        while any(worker.is_alive() for worker in workers):
+            ends.check()
+            multiprocessing.connection.wait([worker.sentinel for worker in workers if worker.is_alive()], 0.2)
+        ends.check()
     finally:
         for worker in workers:
             worker.kill()
@@ -106,7 +136,7 @@ def run_gang(
     return _collect(folder, gang)
 
 
-def _plan(roles: dict[Role, int]) -> GangPlan:
+def _plan(roles: Mapping[Role, int]) -> GangPlan:
     ordered = [(role, role_rank) for role in RANK_ORDER for role_rank in range(roles.get(role, 0))]
     return GangPlan(
         workers=tuple(
@@ -116,30 +146,15 @@ def _plan(roles: dict[Role, int]) -> GangPlan:
     )
 
 
-def _launch(
-    workload: str, params: dict[str, Any], worker: WorkerPlan, gang: GangPlan, resume_from: CheckpointManifest | None
-) -> WorkerLaunch:
-    return WorkerLaunch(
-        job="job",
-        attempt=1,
-        workload=workload,
-        params=params,
-        worker=worker,
-        gang=gang,
-        master_addr="127.0.0.1",
-        secret="what only this gang knows",
-        resume_from=resume_from,
-    )
-
-
-def _work(launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
+def _work(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
     workdir = Workdir.of(folder, launch.job, launch.attempt, launch.worker.rank)
     workdir.scratch.mkdir(parents=True, exist_ok=True)
     try:
-        workload = catalogue.load(launch.workload)
         params = workload.params.model_validate(launch.params)
+        if workload.check_node is not None:
+            workload.check_node(params, launch.worker.role)
         name = runtime_context.worker_name(launch.worker.role, launch.worker.role_rank)
         blobs, records = SharedBlobs((folder / "blobs").as_uri(), launch.job, launch.attempt), FolderRecords(folder)
         context = WorkerContext(
@@ -161,12 +176,27 @@ def _work(launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> No
         raise
 
 
-def _tell_port(folder: Path, gang: GangPlan, give_up: float) -> None:
+class _Ends:
+    """Watches for workers that fail, and the time."""
+
+    def __init__(self, workers: list[Any], expendable: list[bool], folder: Path, timeout_s: float) -> None:
+        self._essential = [worker for worker, may_fail in zip(workers, expendable, strict=True) if not may_fail]
+        self._folder = folder
+        self._give_up = time.monotonic() + timeout_s
+
+    def check(self) -> None:
+        """Raises what `run_gang` is to raise."""
+        if any(worker.exitcode for worker in self._essential):
+            raise AssertionError(_first_failure(self._folder))
+        if time.monotonic() > self._give_up:
+            raise TimeoutError("the gang did not end in time")
+
+
+def _tell_port(folder: Path, gang: GangPlan, ends: _Ends) -> None:
     """What nodes and master do in the service: rank 0's word reaches the others as a file."""
     first = Workdir.of(folder, "job", 1, 0).progress
     while not (line := _rendezvous(first)):
-        if time.monotonic() > give_up:
-            raise TimeoutError("rank 0 did not say where the gang meets")
+        ends.check()
         time.sleep(0.005)
     for worker in gang.workers[1:]:
         target = Workdir.of(folder, "job", 1, worker.rank)
@@ -180,21 +210,6 @@ def _rendezvous(progress: Path) -> dict[str, Any] | None:
     text = progress.read_text() if progress.exists() else ""
     lines = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
     return next((line for line in lines if line["kind"] == "rendezvous"), None)
-
-
-def _expendable(workload: str, gang: GangPlan) -> list[bool]:
-    """Of each worker, whether the gang goes on without it."""
-    roles = catalogue.load(workload).expendable
-    return [worker.role in roles for worker in gang.workers]
-
-
-def _await(workers: list[Any], expendable: list[bool], folder: Path, give_up: float) -> None:
-    while any(worker.is_alive() for worker in workers):
-        multiprocessing.connection.wait([worker.sentinel for worker in workers if worker.is_alive()], 0.2)
-        if any(worker.exitcode for worker, may_die in zip(workers, expendable, strict=True) if not may_die):
-            raise AssertionError(_first_failure(folder))
-        if time.monotonic() > give_up:
-            raise TimeoutError("the gang did not end in time")
 
 
 def _first_failure(folder: Path) -> str:

@@ -1,0 +1,21 @@
+"""`kmeans` by two processes, without a cluster."""
+
+from pathlib import Path
+from zipfile import ZipFile
+
+from rolecall_kmeans import WORKLOAD
+from safetensors.torch import load_file
+
+from rolecall.kit import Role
+from rolecall.testing import run_gang
+
+
+def test_two_trainers_find_the_middles_of_two_heaps(tmp_path: Path) -> None:
+    points = [(x + heap, y - heap) for heap in (0, 100) for x in range(4) for y in range(6)]
+    rows = tmp_path / "points.csv"
+    rows.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in points))
+    params = {"data": str(rows), "columns": ["x", "y"], "clusters": 2, "epochs": 10}
+    result = run_gang(WORKLOAD, params, {Role.TRAINER: 2}, tmp_path)
+    with ZipFile(result.artifact("model.zip")) as archive:
+        centres = load_file(archive.extract("centres.safetensors", tmp_path))["centres"]
+    assert sorted(centres.tolist()) == [[1.5, 2.5], [101.5, -97.5]]

@@ -1,0 +1,9 @@
+"""For tests of workloads, ours and those of other packages: a job's processes without a master and nodes.
+
+result = run_gang(WORKLOAD, {"data": str(rows)}, {Role.TRAINER: 2}, tmp_path)
+assert result.result["validation_loss"] < 0.5
+"""
+
+from rolecall.testing.gang import GangResult, run_gang
+
+__all__ = ["GangResult", "run_gang"]
