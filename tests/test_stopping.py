@@ -14,7 +14,7 @@ import pytest
 from tests.cluster.jobs import long_job, past_step, workers
 from tests.containers import TOKEN, Container, bearer, container, node, until
 
-from rolecall.master.departure import NOTICE_S
+from rolecall.master.shutdown import NOTICE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 ROLES = {"parameter-server-0": "parameter-server", "trainer-0": "trainer"}

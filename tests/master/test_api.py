@@ -19,7 +19,7 @@ from rolecall.master.store.database import Database
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
-from rolecall.spec.wire import Surroundings
+from rolecall.spec.wire import ClusterInfo
 
 from .harness import (
     NODE_TOKEN,
@@ -316,7 +316,7 @@ def test_a_node_looks_around(tmp_path: Path) -> None:
         await one_trainer(client, "trainer-1")
         await one_trainer(client, "trainer-2", boot="m1")
         before = time.time()
-        seen = Surroundings.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
+        seen = ClusterInfo.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
         assert (seen.version, seen.strangers) == (__version__, 1)
         assert before <= seen.time_s <= time.time()
         check_problem(await client.internal("GET", "/nodes/none/surroundings"), 404)
@@ -409,7 +409,7 @@ def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest.LogCa
 
     with mounted(tmp_path / "data"):
         on_master(tmp_path / "data", flow)
-    complaints = [line for line in caplog.messages if "failed, and is tried again" in line]
+    complaints = [line for line in caplog.messages if "failed, retrying" in line]
     assert len(complaints) == len(set(complaints)) > 0, "each of them once"
     assert all("free some space" in line for line in complaints)
     assert "Traceback" not in caplog.text

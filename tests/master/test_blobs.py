@@ -16,8 +16,8 @@ import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from rolecall.master.storage_errors import StoreUnavailable
 from rolecall.master.store_threads import StoreFile, StoreThreads
-from rolecall.master.trouble import StoreUnavailable
 from rolecall.spec.state import WorkerState
 
 from .harness import ONE_TRAINER, Client, Node, make_settings, one_trainer, serving

@@ -20,7 +20,7 @@ from rolecall.spec.workload import Params, RoleCount, Workload
 def make(*roles):
     return Workload("mine", "", "{name}", Params, {{role: RoleCount(1) for role in roles}})
 GOOD = make(Role.TRAINER)
-OMNIPRESENT = Workload("mine", "", "{name}", Params, {{}}, everywhere=True)
+OMNIPRESENT = Workload("mine", "", "{name}", Params, {{}}, per_node=True)
 ROLELESS = make(Role.TRAINER, Role.OBSERVER)
 """
 
@@ -48,7 +48,7 @@ def test_a_broken_plugin_is_told_and_leaves_the_others_alone(package: str) -> No
     assert list(catalogue.workloads) == ["mine"]
     assert catalogue.get("mine").name == "mine"
     assert "no module observer" in catalogue.broken["roleless"]
-    assert "a kind of EverywhereParams" in catalogue.broken["omnipresent"]
+    assert "a kind of PerNodeParams" in catalogue.broken["omnipresent"]
     assert "no_such_package" in catalogue.broken["gone"]
     assert "no Workload but a list" in catalogue.broken["odd"]
     with pytest.raises(NotFound, match="could not be loaded"):
@@ -79,9 +79,9 @@ def test_roles_of_a_workload_that_runs_everywhere_are_not_asked_for() -> None:
     with pytest.raises(InvalidJob, match="runs on each node once") as caught:
         catalogue.check_request(JobRequest(workload="preflight", roles={Role.TRAINER: 2}))
     assert [problem["field"] for problem in caught.value.problems] == ["roles"]
-    assert catalogue.is_everywhere("preflight")
-    assert not catalogue.is_everywhere("embedding-ddp")
-    assert not catalogue.is_everywhere("gone")
+    assert catalogue.is_per_node("preflight")
+    assert not catalogue.is_per_node("embedding-ddp")
+    assert not catalogue.is_per_node("gone")
 
 
 def test_a_workload_that_is_no_longer_installed_has_no_expendable_roles() -> None:

@@ -16,9 +16,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from rolecall.master.storage_errors import LeadershipLost, storage_error
 from rolecall.master.store import terms
 from rolecall.master.store.database import Database, Limits, sqlite_url
-from rolecall.master.trouble import LeadershipLost, storage_trouble
 
 from .harness import ONE_TRAINER, make_settings, one_trainer, serving
 
@@ -65,7 +65,7 @@ async def complaint(call: Callable[[], Awaitable[object]]) -> str:
     async with asyncio.timeout(ENOUGH_S):
         with pytest.raises(SQLAlchemyError) as caught:
             await call()
-    trouble = storage_trouble(caught.value)
+    trouble = storage_error(caught.value)
     assert trouble, caught.value
     assert not trouble.full
     return trouble.detail

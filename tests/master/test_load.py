@@ -244,7 +244,7 @@ def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
             plan = master.placer._cluster_of(master.placer._offers()).seating(()).place(job.roles)  # pyright: ignore[reportPrivateUsage]
             node.spec = node.spec.model_copy(update={"started": "second"})
             await node.enter()
-            assert not await master.placer._complaints.apart("placing", master.placer._begin(job, plan))  # pyright: ignore
+            assert not await master.placer._errors.attempt("placing", master.placer._begin(job, plan))  # pyright: ignore
             assert (await client.job("toy-1"))["state"] == "queued"
             assert await node.beat() == []
 

@@ -76,7 +76,7 @@ def test_rivals_for_the_same_cores_are_held_back_too() -> None:
 def everywhere(*only: str) -> QueuedJob:
     """A job that runs on each node, or on each of `only`."""
     return QueuedJob(
-        id="all", roles={}, priority=0, created_at=NOW, queued_at=NOW - 2 * WINDOW, everywhere=True, only=only
+        id="all", roles={}, priority=0, created_at=NOW, queued_at=NOW - 2 * WINDOW, per_node=True, only=only
     )
 
 

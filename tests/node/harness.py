@@ -30,7 +30,7 @@ from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat, Registered, Surroundings
+from rolecall.spec.wire import ClusterInfo, Desired, DesiredWorker, Heartbeat, Registered
 
 ROOT = Path(__file__).parents[2]
 TOKEN, METRICS_TOKEN = "a-token-for-nodes", "a-token-for-metrics"
@@ -157,7 +157,7 @@ class ScriptedMaster:
     async def _surroundings(self, _: Request) -> Response:
         await asyncio.sleep(self.looking_s)
         return JSONResponse(
-            Surroundings(
+            ClusterInfo(
                 time_s=time.time() + self.ahead_s, version=self.version_told, boot_id=self.boot_id, strangers=0
             ).model_dump()
         )

@@ -93,8 +93,8 @@ def test_a_driver_that_fails_is_told_with_its_words(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
     program.chmod(0o755)
-    offered, cards = find_gpus({}, str(program))
-    assert offered == ()
+    usable, cards = find_gpus({}, str(program))
+    assert usable == ()
     assert cards.failure.endswith("exit code 18: Driver/library version mismatch")
 
 

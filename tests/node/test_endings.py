@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rolecall.node.endings import judge
+from rolecall.node.endings import classify_exit
 from rolecall.node.vitals import Vitals
 from rolecall.spec.report import Failure
 from rolecall.spec.state import WorkerState
@@ -33,12 +33,12 @@ KILL = -signal.SIGKILL
 def test_judge(  # noqa: PLR0917
     status: int, written: Failure | None, killed: str | None, oom: bool | None, state: WorkerState, message: str | None
 ) -> None:
-    ended, failure = judge(status, written, killed=killed, oom=oom, now=NOW)
+    ended, failure = classify_exit(status, written, killed=killed, oom=oom, now=NOW)
     assert (ended, failure.message if failure else None) == (state, message)
 
 
 def test_an_exit_without_a_word_is_a_failure() -> None:
-    state, failure = judge(3, None, killed=None, oom=None, now=NOW)
+    state, failure = classify_exit(3, None, killed=None, oom=None, now=NOW)
     assert state is WorkerState.FAILED
     assert failure is not None
     assert "exit code 3" in failure.message

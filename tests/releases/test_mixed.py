@@ -23,13 +23,13 @@ from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
-from rolecall.spec.wire import Desired, Heartbeat, Registered, Surroundings
+from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered
 
 RECORDED = Path(__file__).parent / "v0_1_0"
 KINDS = {
     "register": NodeSpec,
     "registered": Registered,
-    "surroundings": Surroundings,
+    "surroundings": ClusterInfo,
     "heartbeat": Heartbeat,
     "desired": Desired,
     "desired_stopping": Desired,

@@ -11,10 +11,10 @@ from tests.master.harness import CATALOGUE, TOY, Client, make_token, on_master, 
 from rolecall.master.catalogue import Catalogue
 from rolecall.spec.access import Scope
 from rolecall.spec.state import WorkerState
-from rolecall.spec.workload import EverywhereParams, Workload
+from rolecall.spec.workload import PerNodeParams, Workload
 
 PROBE = Workload(
-    name="probe", summary="It runs everywhere.", package="toy", params=EverywhereParams, roles={}, everywhere=True
+    name="probe", summary="It runs on every node.", package="toy", params=PerNodeParams, roles={}, per_node=True
 )
 
 
@@ -24,7 +24,7 @@ def _with_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def probe(client: Client, token: str, **values: Any) -> httpx.Response:
-    """Submit a job that runs everywhere."""
+    """Submit a job that runs on every node."""
     return await client.call(token, "POST", "/jobs", json={"workload": "probe", **values})
 
 

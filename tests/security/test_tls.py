@@ -31,7 +31,7 @@ from rolecall.master.server import read_certificate
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.examination import Examiner
-from rolecall.node.findings import Cards
+from rolecall.node.findings import GpuInventory
 from rolecall.settings import NodeSettings
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Finding, Level
@@ -289,7 +289,7 @@ def test_clear_text_that_leaves_the_machine_is_a_warning(
 
     async def examine() -> tuple[Finding, ...]:
         client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: NODE_TOKEN)
-        found, _ = await Examiner(settings, client, Cards(0, 0)).examine(make_node("trainer-0", Role.TRAINER))
+        found, _ = await Examiner(settings, client, GpuInventory(0, 0)).examine(make_node("trainer-0", Role.TRAINER))
         await client.close()
         return found
 

@@ -89,7 +89,7 @@ class TrainingLoop(ABC, Generic[Batch, P]):
     def export(self) -> None:
         """Leave the trained model to the user; called on all ranks."""
 
-    def merit(self, scores: dict[str, float]) -> float:
+    def objective(self, scores: dict[str, float]) -> float:
         """What early stopping wants to grow: by default the validation loss, turned round."""
         return -scores["validation_loss"]
 
@@ -209,7 +209,7 @@ class TrainingLoop(ABC, Generic[Batch, P]):
         """With early stopping, note in the position how these scores compare; whether they are the best so far."""
         if self.params.early_stopping is None:
             return False
-        value = self.merit(scores)
+        value = self.objective(scores)
         if self.position.best is not None and value <= self.position.best:
             self.position = replace(self.position, stale_epochs=self.position.stale_epochs + 1)
             return False

@@ -8,10 +8,10 @@ from sqlalchemy.exc import DataError
 
 from rolecall.master.access import Access, Known, Principal
 from rolecall.master.refusals import Refusals
+from rolecall.master.storage_errors import ErrorLog
 from rolecall.master.store import audit, tokens
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import SecretRecord, TokenRecord
-from rolecall.master.trouble import Complaints
 from rolecall.spec.access import AuditEntry
 
 SYNC_EVERY_S = 2.0
@@ -31,7 +31,7 @@ class AccessSync:
         self._access = access
         self._stored: dict[str, datetime | None] = {}
         self._reading = asyncio.Lock()
-        self._complaints = Complaints()
+        self._errors = ErrorLog()
 
     async def run(self) -> None:
         """Again and again, until cancelled. While the database is away, the tokens known so far stay valid."""
@@ -40,9 +40,9 @@ class AccessSync:
             try:
                 await self.refresh()
                 await self.write()
-                self._complaints.went_well("reading tokens")
+                self._errors.recovered("reading tokens")
             except Exception as error:  # noqa: BLE001 - a loop's tick: the next one tries again
-                self._complaints.failed("reading tokens", error)
+                self._errors.failed("reading tokens", error)
 
     async def refresh(self) -> None:
         """Take over what the database has."""

@@ -22,9 +22,9 @@ from rolecall.master.api import (
     preflight,
     tokens,
 )
+from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_handlers
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
-from rolecall.master.api.problem import RESPONSES, SCHEMA, add_problem_handlers
 from rolecall.master.api.standby import StandbyGate
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.core import open_master

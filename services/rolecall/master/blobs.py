@@ -15,8 +15,8 @@ import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
 from rolecall.master.blob_stores import open_store
 from rolecall.master.space import bytes_below
+from rolecall.master.storage_errors import StoreUnavailable
 from rolecall.master.store_threads import StoreFile, StoreThreads
-from rolecall.master.trouble import StoreUnavailable
 from rolecall.spec.bounds import MOST_FILES
 from rolecall.spec.errors import NotFound, QuotaExceeded, RolecallError, SettingsError, StaleAttempt
 from rolecall.spec.redaction import redact_text

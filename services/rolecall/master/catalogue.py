@@ -14,11 +14,11 @@ from pydantic import BaseModel, ValidationError
 
 from rolecall.kit.data_access import DataAccess, DataPath, read_access
 from rolecall.master.extent import check_extent
-from rolecall.master.problems import Problem, explain, problem, unknown
+from rolecall.master.field_errors import Problem, explain, problem, unknown
 from rolecall.spec.errors import InputError, InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
-from rolecall.spec.workload import EverywhereParams, Params, Workload
+from rolecall.spec.workload import Params, PerNodeParams, Workload
 from rolecall.workloads.catalogue import installed
 
 _MOST_EXPLAINED = 1000
@@ -46,9 +46,9 @@ class Catalogue:
         """The roles whose loss does not end an attempt; none where the workload is no longer installed."""
         return self.workloads[name].expendable if name in self.workloads else frozenset()
 
-    def is_everywhere(self, name: str) -> bool:
+    def is_per_node(self, name: str) -> bool:
         """Whether the workload runs on every node; no, where it is no longer installed."""
-        return name in self.workloads and self.workloads[name].everywhere
+        return name in self.workloads and self.workloads[name].per_node
 
     def check_request(self, request: JobRequest) -> dict[str, Any]:
         """The fields of the job's spec, complete and checked; raises `InvalidJob` with all that is wrong."""
@@ -89,7 +89,7 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
 
 def check_roles(workload: Workload[Any], asked: Mapping[Role, int]) -> tuple[dict[Role, int], list[Problem]]:
     """How many workers of each role, with the defaults filled in, and what is wrong with that."""
-    if workload.everywhere:
+    if workload.per_node:
         message = f"{workload.name} runs on each node once, in the node's own role"
         given = {role.value: number for role, number in asked.items()}
         return {}, [problem("roles", message, given, "none; params.nodes chooses nodes")] if asked else []
@@ -171,8 +171,8 @@ def _loaded(point: EntryPoint) -> Workload[Any]:
     if not isinstance(loaded, Workload):
         raise TypeError(f"{point.value} is no Workload but a {type(loaded).__name__}")
     workload = cast(Workload[Any], loaded)
-    if workload.everywhere and not issubclass(workload.params, EverywhereParams):
-        raise TypeError(f"{workload.name} runs everywhere, so its params must be a kind of EverywhereParams")
+    if workload.per_node and not issubclass(workload.params, PerNodeParams):
+        raise TypeError(f"{workload.name} runs on every node, so its params must be a kind of PerNodeParams")
     missing = [role.module for role in workload.roles if not _has_module(workload.package, role)]
     if missing:
         raise ImportError(f"package {workload.package} has no module {', '.join(missing)} for its roles")

@@ -14,11 +14,11 @@ from datetime import datetime, timedelta
 from rolecall.master.blobs import Blobs
 from rolecall.master.retention import KEEP_KEYS, Policy, blobs_of, deletion_reason, superfluous
 from rolecall.master.signals import Signal, wait
+from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import artifacts, attempts, audit, checkpoints, deletion, events, jobs
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import CheckpointRecord, UnreadableRow
 from rolecall.master.streams import Streams
-from rolecall.master.trouble import Complaints, Pulse
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.state import JobState
@@ -54,7 +54,7 @@ class Cleaner:
         self._garbage = garbage
         self._clock = clock
         self.pulse = Pulse()
-        self._complaints = Complaints()
+        self._errors = ErrorLog()
         self._begun = time.time()
         self._chores_at: datetime | None = None
         self._crowded: set[str] = set()
@@ -73,12 +73,12 @@ class Cleaner:
             ticket = self._garbage.ticket()
             try:
                 went_well = await self.clean()
-                self._complaints.went_well("cleaning up")
+                self._errors.recovered("cleaning up")
             except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass starts from the same facts
-                self._complaints.failed("cleaning up", error)
+                self._errors.failed("cleaning up", error)
                 went_well = False
             if went_well:
-                self.pulse.went_well()
+                self.pulse.succeeded()
             retry_s = _FIRST_RETRY_S if went_well else min(2 * retry_s, _LAST_RETRY_S)
             await wait(ticket, _LOOK_EVERY_S if went_well else retry_s)
 
@@ -222,9 +222,9 @@ class Cleaner:
             async with asyncio.timeout(_STORE_S):
                 await step
         except Exception as error:  # noqa: BLE001 - each store has errors of its own, and each job is a tick of its own
-            self._complaints.failed(what, error)
+            self._errors.failed(what, error)
             return False
-        self._complaints.went_well(what)
+        self._errors.recovered(what)
         return True
 
 

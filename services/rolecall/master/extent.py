@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from rolecall.master.problems import Problem, problem
+from rolecall.master.field_errors import Problem, problem
 
 MOST_VALUES = 50_000
 """Values in all, counted at every depth; 1 MiB of text has room for ten times as many."""

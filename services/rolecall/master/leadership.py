@@ -19,10 +19,10 @@ from typing import IO
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from rolecall.master.storage_errors import ErrorLog, LeadershipLost, storage_error
 from rolecall.master.store import terms
 from rolecall.master.store.database import Database, is_sqlite
 from rolecall.master.store.session_lock import SessionLock
-from rolecall.master.trouble import Complaints, LeadershipLost, storage_trouble
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
@@ -40,7 +40,7 @@ class Leadership:
         self._folder = FolderLock(settings.data / "master.lock")
         url = settings.database_url.get_secret_value() if settings.database_url else None
         self._session = SessionLock(url, f"rolecall {self._me}") if url and not is_sqlite(url) else None
-        self._complaints = Complaints()
+        self._errors = ErrorLog()
 
     async def take(self, waits: Callable[[], object]) -> None:
         """Return when no other master leads; `waits` is called as long as one does.
@@ -73,7 +73,7 @@ class Leadership:
                 await asyncio.sleep(LOOK_EVERY_S)
             else:
                 database.fence(term)
-                self._complaints.went_well("taking the lead")
+                self._errors.recovered("taking the lead")
                 _log.info("%s leads in term %d", self._me, term)
                 return term
 
@@ -89,7 +89,7 @@ class Leadership:
             except SQLAlchemyError as error:
                 self._forgive("holding the lead", error)
                 continue
-            self._complaints.went_well("holding the lead")
+            self._errors.recovered("holding the lead")
             if current != term:
                 raise LeadershipLost(f"another master leads in term {current}; this one led in term {term}")
 
@@ -114,9 +114,9 @@ class Leadership:
 
     def _forgive(self, what: str, error: SQLAlchemyError) -> None:
         """Log that the database is in trouble, once; raise what is no such trouble."""
-        if storage_trouble(error) is None:
+        if storage_error(error) is None:
             raise error
-        self._complaints.failed(what, error)
+        self._errors.failed(what, error)
 
 
 class FolderLock:

@@ -20,7 +20,7 @@ from rolecall.spec.state import JobState
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scene:
+class Snapshot:
     """All that the metrics tell, at one moment."""
 
     counts: dict[JobState, int]
@@ -49,7 +49,7 @@ async def exposition(master: Master) -> bytes:
     return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.registry))
 
 
-async def _look(master: Master) -> Scene:
+async def _look(master: Master) -> Snapshot:
     """From memory, but for the counts and the progress of jobs that this master has not heard of yet."""
     view = master.view
     await view.refresh()
@@ -60,7 +60,7 @@ async def _look(master: Master) -> Scene:
         stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in heard])
     progress = stored | heard
     pulses = {"reconciler": master.reconciler, "placer": master.placer, "cleaner": master.cleaner}
-    return Scene(
+    return Snapshot(
         counts=counts,
         oldest_queued_at=min((job.queued_at for job in view.queue.values()), default=None),
         running=[(job, progress.get(job.id, Progress())) for job in running],
@@ -71,26 +71,26 @@ async def _look(master: Master) -> Scene:
     )
 
 
-def _queue(scene: Scene) -> Iterator[GaugeMetricFamily]:
-    oldest = scene.oldest_queued_at
-    age_s = (scene.now - oldest).total_seconds() if oldest else 0.0
-    counts = (([state.value], float(count)) for state, count in scene.counts.items())
+def _queue(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
+    oldest = snapshot.oldest_queued_at
+    age_s = (snapshot.now - oldest).total_seconds() if oldest else 0.0
+    counts = (([state.value], float(count)) for state, count in snapshot.counts.items())
     yield _gauge("rolecall_jobs", "Jobs by state.", ["state"], counts)
-    yield _gauge("rolecall_queue_depth", "Jobs that wait for slots.", [], [([], scene.counts[JobState.QUEUED])])
+    yield _gauge("rolecall_queue_depth", "Jobs that wait for slots.", [], [([], snapshot.counts[JobState.QUEUED])])
     about = "Seconds that the oldest queued job has waited; 0 when none waits."
     yield _gauge("rolecall_queue_oldest_age_seconds", about, [], [([], age_s)])
 
 
-def _nodes(scene: Scene) -> Iterator[GaugeMetricFamily]:
+def _nodes(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     def per_role(values: Iterable[float]) -> Iterable[tuple[list[str], float]]:
         return (([role.value], value) for role, value in zip(Role, values, strict=True))
 
-    alive = [sum(node.alive and node.spec.role is role for node in scene.nodes) for role in Role]
-    cluster = Cluster(scene.nodes)
-    empty, busy = Seating(cluster, ()), Seating(cluster, scene.taken)
+    alive = [sum(node.alive and node.spec.role is role for node in snapshot.nodes) for role in Role]
+    cluster = Cluster(snapshot.nodes)
+    empty, busy = Seating(cluster, ()), Seating(cluster, snapshot.taken)
     total = [empty.room(role) for role in Role]
     free = [busy.room(role) for role in Role]
-    ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in scene.nodes)
+    ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in snapshot.nodes)
     yield _gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
     yield _gauge("rolecall_slots", "Workers that the living nodes can take in all.", ["role"], per_role(total))
     yield _gauge("rolecall_slots_free", "Workers that they can take now.", ["role"], per_role(free))
@@ -98,9 +98,9 @@ def _nodes(scene: Scene) -> Iterator[GaugeMetricFamily]:
     yield _gauge("rolecall_node_heartbeat_age_seconds", about, ["node", "role"], ages)
 
 
-def _running(scene: Scene) -> Iterator[GaugeMetricFamily]:
+def _running(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     labels = ["job", "workload"]
-    named = [([job.id, job.workload], job, progress) for job, progress in scene.running]
+    named = [([job.id, job.workload], job, progress) for job, progress in snapshot.running]
     states = (([*who, job.state.value], 1.0) for who, job, _ in named)
     losses = ((who, progress.loss) for who, _, progress in named if progress.loss is not None)
     speeds = ((who, p.samples_per_s) for who, _, p in named if p.samples_per_s is not None)
@@ -111,9 +111,9 @@ def _running(scene: Scene) -> Iterator[GaugeMetricFamily]:
     yield _gauge("rolecall_job_samples_per_second", "Samples trained per second.", labels, speeds)
 
 
-def _loops(scene: Scene) -> Iterator[GaugeMetricFamily]:
+def _loops(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     about = "Seconds since the last pass of the master's loop that went well."
-    idle = (([loop], idle_s) for loop, idle_s in scene.idle_s.items())
+    idle = (([loop], idle_s) for loop, idle_s in snapshot.idle_s.items())
     yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
 
 

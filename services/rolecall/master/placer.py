@@ -21,10 +21,10 @@ from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.master.presence import Presence
 from rolecall.master.scheduler import Allowance, QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
+from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import JobSummary, NodeRecord
-from rolecall.master.trouble import Complaints, Pulse
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
 from rolecall.spec.access import Limits
@@ -72,7 +72,7 @@ class Placer:
         self._waking = waking
         self._placement_seconds = placement_seconds
         self._backfill_window = backfill_window
-        self._complaints = Complaints()
+        self._errors = ErrorLog()
         self._woken = Signal()
         self._waiting: Mapping[tuple[str, int], Waiting] = {}
         self._cluster: tuple[tuple[Offer, ...], Cluster] | None = None
@@ -96,10 +96,10 @@ class Placer:
                 pause_s = TICK_S
                 try:
                     pause_s = await self.place(pool)
-                    self._complaints.went_well("placing")
-                    self.pulse.went_well()
+                    self._errors.recovered("placing")
+                    self.pulse.succeeded()
                 except Exception as error:  # noqa: BLE001 - a loop's tick: one bad look must not end all of them
-                    self._complaints.failed("placing", error)
+                    self._errors.failed("placing", error)
                     self.pulse.failed(error)
                 await wait(ticket, pause_s)
 
@@ -147,7 +147,7 @@ class Placer:
         now: datetime,
     ) -> dict[str, Outcome]:
         """In the placement's own thread."""
-        queue = [_queued(job, chosen, everywhere=self._catalogue.is_everywhere(job.workload)) for job in ready]
+        queue = [_queued(job, chosen, per_node=self._catalogue.is_per_node(job.workload)) for job in ready]
         return schedule(queue, cluster, taken, now, self._backfill_window, allowed, visited)
 
     async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> bool:
@@ -155,7 +155,7 @@ class Placer:
         plans = [(job, plan) for job in ready if isinstance(plan := outcomes[job.id], GangPlan)]
         waits = [(job, why) for job in ready if isinstance(why := outcomes[job.id], Waiting)]
         for job, plan in plans:
-            await self._complaints.apart(f"placing {job.id}", self._begin(job, plan))
+            await self._errors.attempt(f"placing {job.id}", self._begin(job, plan))
         self._waiting = {(job.id, job.attempt): why for job, why in waits}
         await self._tell(waits)
         return bool(plans)
@@ -222,14 +222,14 @@ class Placer:
         return min(TICK_S, max(0.0, until))
 
 
-def _queued(job: JobSummary, chosen: Mapping[str, tuple[str, ...]], *, everywhere: bool) -> QueuedJob:
+def _queued(job: JobSummary, chosen: Mapping[str, tuple[str, ...]], *, per_node: bool) -> QueuedJob:
     return QueuedJob(
         id=job.id,
         roles=job.roles,
         priority=job.priority,
         created_at=job.created_at,
         queued_at=job.queued_at,
-        everywhere=everywhere,
+        per_node=per_node,
         only=chosen.get(job.id, ()),
         owner=job.owner,
         avoid=job.avoid or (),

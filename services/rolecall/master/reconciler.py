@@ -16,10 +16,10 @@ from rolecall.master.lifecycle import Accusation, Step
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.signals import Signal, wait
+from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, events, jobs, nodes, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
-from rolecall.master.trouble import Complaints, Pulse
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
 from rolecall.spec.errors import Conflict
@@ -57,7 +57,7 @@ class Reconciler:
         self._waking = waking
         self._garbage = garbage
         self._woken = Signal()
-        self._complaints = Complaints()
+        self._errors = ErrorLog()
         self._look_at_all = 0.0
 
     def wake(self) -> None:
@@ -70,12 +70,12 @@ class Reconciler:
             ticket = self._woken.ticket()
             try:
                 await self.reconcile()
-                self._complaints.went_well("reconciling")
-                self.pulse.went_well()
+                self._errors.recovered("reconciling")
+                self.pulse.succeeded()
             except Conflict as conflict:
                 _log.debug("overtaken: %s", conflict)  # by a call, which has asked for the next pass
             except Exception as error:  # noqa: BLE001 - a loop's tick: one bad pass must not end all of them
-                self._complaints.failed("reconciling", error)
+                self._errors.failed("reconciling", error)
                 self.pulse.failed(error)
             await wait(ticket, TICK_S)
 
@@ -94,9 +94,9 @@ class Reconciler:
     async def _set_aside(self) -> None:
         """End jobs of which something can't be read, and forget such nodes: the others must not wait for them."""
         for job, why in list(self._view.unreadable.items()):
-            await self._complaints.apart(f"setting {job} aside", self._fail_unreadable(job, why))
+            await self._errors.attempt(f"setting {job} aside", self._fail_unreadable(job, why))
         for name, why in list(self._view.unreadable_nodes.items()):
-            await self._complaints.apart(f"forgetting {name}", self._forget_unreadable(name, why))
+            await self._errors.attempt(f"forgetting {name}", self._forget_unreadable(name, why))
 
     async def _fail_unreadable(self, job: str, why: str) -> bool:
         reason = f"{why}; if a newer release stored it, run that one again, then retry the job; else submit it anew"
@@ -149,10 +149,10 @@ class Reconciler:
             self._look_at_all = time.monotonic() + TICK_S
         draining = {name for name, node in self._view.nodes.items() if node.draining}
         gangs = [gang for job, gang in self._view.gangs.items() if everything or job in fresh or gang.nodes & draining]
-        apart = self._complaints.apart
-        moved = [await apart(f"advancing {gang.job.id}", self._advance_gang(gang, draining)) for gang in gangs]
+        attempt = self._errors.attempt
+        moved = [await attempt(f"advancing {gang.job.id}", self._advance_gang(gang, draining)) for gang in gangs]
         overdue = [job for job in self._view.queue.values() if lifecycle.is_overdue(job, _now())]
-        moved += [await apart(f"looking at the deadline of {job.id}", self._expire(job)) for job in overdue]
+        moved += [await attempt(f"looking at the deadline of {job.id}", self._expire(job)) for job in overdue]
         return any(moved)
 
     async def _advance_gang(self, gang: Gang, draining: set[str]) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from rolecall.master.everywhere import spread
+from rolecall.master.per_node import spread
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
@@ -22,7 +22,7 @@ class QueuedJob:
     created_at: datetime
     queued_at: datetime
     """When it last entered the queue."""
-    everywhere: bool = False
+    per_node: bool = False
     """Whether it runs on each node, or on each of `only`, and takes no slot."""
     only: tuple[str, ...] = ()
     owner: str = ""
@@ -55,8 +55,8 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     `backfill_window`, those behind it leave alone the slots of its roles, and those drawn from the same machines: so
     none starves. A job that could never fit holds nobody back.
     `allowances` has the owners whose slots are limited; a job that waits for its owner's other jobs holds nobody back.
-    `visited` has the nodes on which a job that runs everywhere has a worker, and that job. Such jobs take no slot, so
-    they neither hold back the others nor wait for them, but a node runs only one of them at a time.
+    `visited` has the nodes on which a job that runs on every node has a worker, and that job. Such jobs take no slot,
+    so they neither hold back the others nor wait for them, but a node runs only one of them at a time.
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
     taken, seating, allowed, visited = list(taken), cluster.seating(taken), dict(allowances), dict(visited)
@@ -65,14 +65,14 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
         outcome = outcomes[job.id] = (
             _visiting(job, cluster, allowed, visited)
-            if job.everywhere
+            if job.per_node
             else _senseless(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
             or _held_back(job, held)
             or _placed(job, cluster, seating)
         )
         if isinstance(outcome, GangPlan):
-            if not job.everywhere:
+            if not job.per_node:
                 taken.extend(outcome.workers)
                 seating = Seating(cluster, taken)
             if (own := allowed.get(job.owner)) is not None:
@@ -104,7 +104,7 @@ def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
 
 
 def _visiting(job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], visited: dict[str, str]) -> Outcome:
-    """What becomes of a job that runs everywhere. Its nodes are added to `visited`: nobody behind it goes first."""
+    """What becomes of a job that runs on every node. Its nodes are added to `visited`: nobody behind it goes first."""
     plan = spread(cluster.nodes, job.only)
     if isinstance(plan, Waiting):
         return plan
@@ -116,12 +116,12 @@ def _visiting(job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance]
     if not others:
         return _addressed(plan, cluster)
     node, other = next(iter(others.items()))
-    why = "waiting for another job that runs everywhere: a node runs one such job at a time"
+    why = "waiting for another job that runs on every node: a node runs one such job at a time"
     return Waiting(f"{why}, and job {other} goes first on node {node}", feasible=False, gist=why)
 
 
 def _senseless(job: QueuedJob) -> Waiting | None:
-    """One without workers would have an empty gang: it ran everywhere once, and its workload is no longer there."""
+    """One without workers would have an empty gang: it ran on every node once, and its workload is no longer there."""
     if _asked(job):
         return None
     return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)

@@ -25,9 +25,9 @@ from rolecall.master.app import create_app, release
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.core import Master
-from rolecall.master.departure import see_off
+from rolecall.master.shutdown import drain_before_exit
+from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
-from rolecall.master.trouble import LeadershipLost
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
@@ -108,11 +108,11 @@ class Server(uvicorn.Server):
         if self._leaving is not None or not self.started or master is None:
             self._stop()
         else:
-            self._leaving = asyncio.create_task(self._see_off(master), name="departure")
+            self._leaving = asyncio.create_task(self._drain_before_exit(master), name="departure")
 
-    async def _see_off(self, master: Master) -> None:
+    async def _drain_before_exit(self, master: Master) -> None:
         try:
-            await see_off(master, master.settings.stop_grace_s)
+            await drain_before_exit(master, master.settings.stop_grace_s)
         finally:
             self._stop()
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
 
-from rolecall.master.trouble import StoreUnavailable, is_full
+from rolecall.master.storage_errors import StoreUnavailable, is_full
 from rolecall.spec.errors import RolecallError
 
 _THREADS = 16

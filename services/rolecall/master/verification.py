@@ -17,9 +17,9 @@ from rolecall.master import lifecycle
 from rolecall.master.blobs import Blobs
 from rolecall.master.retention import deletion_reason, listed
 from rolecall.master.signals import Signal, wait
+from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, events, jobs
 from rolecall.master.store.database import Database
-from rolecall.master.trouble import Complaints, Pulse
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -57,7 +57,7 @@ class Verifier:
         self._settled = settled
         self._clock = clock
         self.pulse = Pulse()
-        self._complaints = Complaints()
+        self._errors = ErrorLog()
         self._told: set[tuple[str, int, int]] = set()
 
     async def run(self) -> None:
@@ -66,10 +66,10 @@ class Verifier:
             ticket = self._garbage.ticket()
             try:
                 await self.verify()
-                self._complaints.went_well("verifying checkpoints")
-                self.pulse.went_well()
+                self._errors.recovered("verifying checkpoints")
+                self.pulse.succeeded()
             except Exception as error:  # noqa: BLE001 - a loop's tick: the next look is as good
-                self._complaints.failed("verifying checkpoints", error)
+                self._errors.failed("verifying checkpoints", error)
             await wait(ticket, _LOOK_EVERY_S)
 
     async def verify(self) -> None:

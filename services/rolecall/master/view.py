@@ -33,7 +33,7 @@ class View:
     def __init__(self, database: Database, catalogue: Catalogue) -> None:
         self.queue: dict[str, JobSummary] = {}
         self.chosen: dict[str, tuple[str, ...]] = {}
-        """Of queued jobs that run everywhere: the nodes that they name."""
+        """Of queued jobs that run on every node: the nodes that they name."""
         self.gangs: dict[str, Gang] = {}
         self.nodes: dict[str, NodeRecord] = {}
         self.unreadable: dict[str, str] = {}
@@ -93,8 +93,8 @@ class View:
         return allowances(self.gangs.values(), limits)
 
     def visited(self) -> dict[str, str]:
-        """The nodes on which a job that runs everywhere may still have a process, and which job."""
-        visitors = [gang for gang in self.gangs.values() if self._catalogue.is_everywhere(gang.job.workload)]
+        """The nodes on which a job that runs on every node may still have a process, and which job."""
+        visitors = [gang for gang in self.gangs.values() if self._catalogue.is_per_node(gang.job.workload)]
         return {place.node: gang.job.id for gang in visitors for place in _places(gang)}
 
     async def _read_jobs(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
@@ -106,7 +106,7 @@ class View:
         queue = {job.id: job for job in found.live.values() if job.state is JobState.QUEUED}
         aside = self._take_aside(queue, among)
         queue = {job: one for job, one in queue.items() if job not in aside}
-        everywhere = [job for job in queue.values() if self._catalogue.is_everywhere(job.workload)]
+        everywhere = [job for job in queue.values() if self._catalogue.is_per_node(job.workload)]
         named = await jobs.parameters(connection, [job.id for job in everywhere]) if everywhere else {}
         before = (self.queue, self.gangs, self.unreadable, self.chosen)
         if among is None:
@@ -144,8 +144,8 @@ class View:
 
 
 def taken_places(gangs: Iterable[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
-    """The places of workers that may still have a process; one that runs everywhere takes none."""
-    seated = [gang for gang in gangs if not catalogue.is_everywhere(gang.job.workload)]
+    """The places of workers that may still have a process; one that runs on every node takes none."""
+    seated = [gang for gang in gangs if not catalogue.is_per_node(gang.job.workload)]
     return [place for gang in seated for place in _places(gang)]
 
 
@@ -154,7 +154,7 @@ def _places(gang: Gang) -> list[WorkerPlan]:
 
 
 def allowances(gangs: Iterable[Gang], limits: Mapping[str, Limits]) -> dict[str, Allowance]:
-    """What the owners whose slots are limited use of them: also by jobs that run everywhere, which take no slot."""
+    """What the owners whose slots are limited use of them: also by jobs that run on every node, which take no slot."""
     limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
     used: Counter[str] = Counter()
     for gang in gangs:

@@ -14,7 +14,7 @@ from rolecall.node.reconcile import Key
 from rolecall.spec.errors import NotFound, RolecallError, SettingsError
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.trust import Trust
-from rolecall.spec.wire import Desired, Heartbeat, Registered, StreamOffset, Surroundings
+from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered, StreamOffset
 
 _TIMEOUT_S = 10.0
 _M = TypeVar("_M", bound=BaseModel)
@@ -108,9 +108,9 @@ class MasterClient:
             raise ReportRefused(_detail(answer))
         return _parse(Desired, answer)
 
-    async def surroundings(self, name: str) -> Surroundings:
+    async def cluster(self, name: str) -> ClusterInfo:
         """What the node measures itself against."""
-        return _parse(Surroundings, await self._send("GET", f"/internal/nodes/{name}/surroundings"))
+        return _parse(ClusterInfo, await self._send("GET", f"/internal/nodes/{name}/surroundings"))
 
     async def leave(self, name: str) -> None:
         """Take the node out of the cluster."""

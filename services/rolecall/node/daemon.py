@@ -15,11 +15,11 @@ from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable,
 from rolecall.node.contact import Contact
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
 from rolecall.node.fork_client import ForkClient
+from rolecall.node.health import NodeHealth
 from rolecall.node.housekeeping import keep_cache
 from rolecall.node.network import Route, Way, find_way, has_address
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
 from rolecall.node.shipping import Shipper
-from rolecall.node.standing import Standing
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.errors import NotFound, SettingsError
@@ -55,7 +55,7 @@ class Daemon:
         work: Path,
         forks: ForkClient,
         examiner: Examiner,
-        standing: Standing,
+        health: NodeHealth,
     ) -> None:
         self.spec = spec
         self.findings: tuple[Finding, ...] = ()
@@ -68,7 +68,7 @@ class Daemon:
         self._route: Route = route
         self._client = client
         self._examiner = examiner
-        self._standing = standing
+        self._health = health
         self._desired: tuple[DesiredWorker, ...] = ()
         self._spared: frozenset[Key] = frozenset()
         self._seen = -1
@@ -127,9 +127,9 @@ class Daemon:
 
     async def _talk(self) -> None:
         """Keep the master informed, whatever becomes of it; workers go on meanwhile."""
-        self._standing.wait_for("its fork server, which imports torch")
+        self._health.wait_for("its fork server, which imports torch")
         await self.forks.wait_ready()
-        self._standing.wait_for("the first answer of its master")
+        self._health.wait_for("the first answer of its master")
         delays, said = delays_s(), ""
         while True:
             try:
@@ -137,7 +137,7 @@ class Daemon:
                 if said:
                     _LOG.info("the master is back")
                 delays, said, self._lost_contact = delays_s(), "", False
-                self._standing.wait_for("")
+                self._health.wait_for("")
             except MasterUnreachable as error:
                 if isinstance(error, MasterRefuses) and not self._contact.was_made:
                     raise SettingsError(str(error)) from None
@@ -147,7 +147,7 @@ class Daemon:
                 self._fence(cut_off=error.cut_off or not has_address(self.spec.address))
                 if (reason := f"the master is away: {error}") != said:
                     _LOG.warning("%s; trying again", reason)
-                    self._standing.wait_for(reason)
+                    self._health.wait_for(reason)
                 said = reason
                 await asyncio.sleep(next(delays))
 
@@ -204,7 +204,7 @@ class Daemon:
                     raise SettingsError(str(error)) from None
                 if not said:
                     _LOG.info("%s; trying again for %g s", error, _NAME_PATIENCE_S)
-                    self._standing.wait_for(str(error))
+                    self._health.wait_for(str(error))
                 said = str(error)
                 await asyncio.sleep(delay)
         raise AssertionError("delays never end")

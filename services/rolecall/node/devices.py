@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from rolecall.node.findings import Cards, Pair
+from rolecall.node.findings import GpuInventory, Pair
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.node import Gpu, Machine
 from rolecall.spec.role import Role
@@ -92,18 +92,18 @@ def oom_kills(cgroup: Path = CGROUP) -> int | None:
     return _entry(control, "oom_kill") if found is None else found
 
 
-def find_gpus(environment: Mapping[str, str], program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], Cards]:
+def find_gpus(environment: Mapping[str, str], program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], GpuInventory]:
     """The GPUs that workers may use, and what is to be said of them."""
-    declined = _declines(environment)
+    disabled = _declines(environment)
     try:
         known = query_gpus(program)
     except GpusUnknown as error:
-        return (), Cards(offered=0, present=count_plugged(), declined=declined, failure=str(error))
-    offered = visible(known, environment)
-    indices = {known.index(gpu) for gpu in offered}
-    apart = [pair for pair in query_apart(program) if indices.issuperset(pair)] if len(offered) > 1 else []
+        return (), GpuInventory(usable=0, installed=count_plugged(), disabled=disabled, failure=str(error))
+    usable = visible(known, environment)
+    indices = {known.index(gpu) for gpu in usable}
+    apart = [pair for pair in query_apart(program) if indices.issuperset(pair)] if len(usable) > 1 else []
     present = max(count_plugged(), len(known))
-    return offered, Cards(offered=len(offered), present=present, declined=declined, apart=apart)
+    return usable, GpuInventory(usable=len(usable), installed=present, disabled=disabled, no_peer_access=apart)
 
 
 def query_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:

@@ -10,7 +10,9 @@ from rolecall.spec.state import WorkerState
 Ending = tuple[WorkerState, Failure | None]
 
 
-def judge(status: int, written: Failure | None, *, killed: str | None, oom: bool | None, now: datetime) -> Ending:
+def classify_exit(
+    status: int, written: Failure | None, *, killed: str | None, oom: bool | None, now: datetime
+) -> Ending:
     """The end state of a worker whose process ended with `status` (negative for a signal).
 
     `written` is the failure that it wrote itself; `killed` says why the node killed it, empty when its gang was

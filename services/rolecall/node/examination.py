@@ -13,12 +13,12 @@ from rolecall import __version__, landlock, seccomp
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
-from rolecall.node.findings import Cards, Space
+from rolecall.node.findings import GpuInventory, Space
 from rolecall.node.network import Way, find_way
 from rolecall.settings import NodeSettings, read_worker, readable_secret_files
 from rolecall.spec.finding import Finding, secret_files
 from rolecall.spec.node import NodeSpec, is_loopback
-from rolecall.spec.wire import Surroundings
+from rolecall.spec.wire import ClusterInfo
 
 EXAMINE_EVERY_S = 10.0
 _SHM = Path("/dev/shm")  # noqa: S108 - measured, not written to
@@ -27,7 +27,7 @@ _SHM = Path("/dev/shm")  # noqa: S108 - measured, not written to
 class Sight(NamedTuple):
     """What the master said of itself, and how far its clock is from ours."""
 
-    surroundings: Surroundings
+    cluster: ClusterInfo
     offset_s: float
     uncertainty_s: float
     certificate_end: float | None = None
@@ -38,7 +38,7 @@ class Examiner:
     """Looks again and again. What the master said last counts while it is away."""
 
     def __init__(
-        self, settings: NodeSettings, client: MasterClient, cards: Cards, clock: Callable[[], float] = time.time
+        self, settings: NodeSettings, client: MasterClient, cards: GpuInventory, clock: Callable[[], float] = time.time
     ) -> None:
         self._settings = settings
         self._client = client
@@ -63,14 +63,14 @@ class Examiner:
         seen = self._sight
         return [
             findings.clock(seen.offset_s, seen.uncertainty_s),
-            findings.version(__version__, seen.surroundings.version),
+            findings.version(__version__, seen.cluster.version),
             self._judge_tls(spec, seen),
         ]
 
     def _judge_tls(self, spec: NodeSpec, seen: Sight) -> Finding:
         if seen.certificate_end is not None:
             return findings.certificate(seen.certificate_end - self._clock())
-        leaves = not is_loopback(self._settings.master_addr) and seen.surroundings.boot_id != spec.machine.boot_id
+        leaves = not is_loopback(self._settings.master_addr) and seen.cluster.boot_id != spec.machine.boot_id
         return findings.plain_http(self._client.url, leaves_machine=leaves)
 
     async def _look_at_network(self, spec: NodeSpec) -> tuple[Finding, Way | None]:
@@ -79,7 +79,7 @@ class Examiner:
             way = await find_way(host, self._settings.port)
         except OSError as error:
             return findings.no_way(host, error.strerror or str(error)), None
-        strangers = self._sight.surroundings.strangers if self._sight else 0
+        strangers = self._sight.cluster.strangers if self._sight else 0
         return findings.network(host, way.resolved, *way.route, strangers), way
 
     def _look_at_machine(self, spec: NodeSpec) -> list[Finding]:
@@ -93,9 +93,9 @@ class Examiner:
 async def look_around(client: MasterClient, name: str, clock: Callable[[], float] = time.time) -> Sight:
     """Ask the master for its clock. It read it somewhere on the round trip: half of that is the uncertainty."""
     begin, started = time.monotonic(), clock()
-    surroundings = await client.surroundings(name)
+    cluster = await client.cluster(name)
     half_s = (time.monotonic() - begin) / 2
-    return Sight(surroundings, started + half_s - surroundings.time_s, half_s, client.certificate_end)
+    return Sight(cluster, started + half_s - cluster.time_s, half_s, client.certificate_end)
 
 
 def _look_at_sandbox() -> Finding:

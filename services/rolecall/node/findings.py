@@ -34,18 +34,18 @@ class Space(NamedTuple):
     files_left: bool = True
 
 
-class Cards(NamedTuple):
+class GpuInventory(NamedTuple):
     """The GPUs below this container, as they were found when the node started."""
 
-    offered: int
+    usable: int
     """What this node offers to its workers."""
-    present: int
+    installed: int
     """What is plugged into the machine, whoever may use it."""
-    declined: bool = False
+    disabled: bool = False
     """Whether the environment says that there shall be none."""
     failure: str = ""
     """What the driver's program said if it failed."""
-    apart: Sequence[Pair] = ()
+    no_peer_access: Sequence[Pair] = ()
     """Pairs that can't reach each other's memory."""
 
 
@@ -170,20 +170,20 @@ def refused(seconds: float, reason: str) -> Finding:
     )
 
 
-def gpus(cards: Cards) -> Finding:
+def gpus(cards: GpuInventory) -> Finding:
     """The GPUs that the node offers, against those that are there."""
-    said = f"it offers {cards.offered} of {cards.present} GPUs" if cards.present else "its machine has no GPU"
+    said = f"it offers {cards.usable} of {cards.installed} GPUs" if cards.installed else "its machine has no GPU"
     remedy = ""
     if cards.failure:
         said, remedy = f"its GPUs can't be asked: {cards.failure}", "mend the NVIDIA driver, then restart the node"
-    elif cards.present and not cards.offered and not cards.declined:
+    elif cards.installed and not cards.usable and not cards.disabled:
         # Some of them are some that were given to it; none may well be a mistake.
         remedy = (
             "start the container with GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), let CUDA_VISIBLE_DEVICES "
             "name some that it has, or set NVIDIA_VISIBLE_DEVICES=none if none is meant"
         )
-    elif cards.apart:
-        pairs = ", ".join(f"{one}-{other}" for one, other in cards.apart)
+    elif cards.no_peer_access:
+        pairs = ", ".join(f"{one}-{other}" for one, other in cards.no_peer_access)
         said = f"its GPUs can't reach each other's memory directly ({pairs}), so that NCCL goes through the host's"
         remedy = "look at `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
     return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)

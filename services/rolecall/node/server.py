@@ -25,10 +25,10 @@ from rolecall.node.daemon import Daemon, clear_work
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
 from rolecall.node.examination import Examiner
 from rolecall.node.fork_client import ForkClient
+from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
 from rolecall.node.network import Route, network_namespace, route_to
 from rolecall.node.short_name import short_name
-from rolecall.node.standing import Standing
 from rolecall.node.telemetry import NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
@@ -62,19 +62,19 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 
 async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
-    standing = Standing(settings.known_name, settings.role)
-    served = app(standing, settings.node_token, settings.metrics_token)
+    health = NodeHealth(settings.known_name, settings.role)
+    served = app(health, settings.node_token, settings.metrics_token)
     server = Server(
         uvicorn.Config(served, http=limited(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off")
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.serve(sockets=[listener]))
-        route = await _find_route(settings, standing)
+        route = await _find_route(settings, health)
         if route is not None:
             await _serve(
                 settings,
                 route,
-                standing,
+                health,
                 work=work,
                 metrics_port=listener.getsockname()[1],
                 registry=served.state.registry,
@@ -83,9 +83,9 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
         server.should_exit = server.force_exit = True
 
 
-async def _find_route(settings: NodeSettings, standing: Standing) -> Route | None:
+async def _find_route(settings: NodeSettings, health: NodeHealth) -> Route | None:
     """The way to the master; None when a signal ends the wait for it."""
-    finding = asyncio.ensure_future(route_to(settings.master_addr, settings.port, standing.wait_for))
+    finding = asyncio.ensure_future(route_to(settings.master_addr, settings.port, health.wait_for))
     _on_signals(finding.cancel)
     await asyncio.wait({finding})
     return None if finding.cancelled() else finding.result()
@@ -94,7 +94,7 @@ async def _find_route(settings: NodeSettings, standing: Standing) -> Route | Non
 async def _serve(
     settings: NodeSettings,
     route: Route,
-    standing: Standing,
+    health: NodeHealth,
     *,
     work: Path,
     metrics_port: int,
@@ -103,7 +103,7 @@ async def _serve(
 ) -> None:
     client = MasterClient(settings.master_url, read_node_token, settings.trust)
     gpus, cards = find_gpus(os.environ)
-    spec = describe_node(settings, standing.name, route, metrics_port, gpus)
+    spec = describe_node(settings, health.name, route, metrics_port, gpus)
     daemon = Daemon(
         settings,
         spec,
@@ -112,7 +112,7 @@ async def _serve(
         work=work,
         forks=ForkClient(fork_arguments),
         examiner=Examiner(settings, client, cards),
-        standing=standing,
+        health=health,
     )
     registry.register(NodeCollector(daemon))
     _on_signals(daemon.stop)

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rolecall.node.daemon import Daemon
-from rolecall.node.standing import Standing
+from rolecall.node.health import NodeHealth
 from rolecall.node.worker_process import WorkerProcess
 
 _LABELS = ("job", "attempt", "role", "rank")
@@ -93,7 +93,7 @@ def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
     return launch.job, str(launch.attempt), launch.worker.role.value, str(launch.worker.rank)
 
 
-def app(standing: Standing, *tokens: SecretStr | None) -> Starlette:
+def app(health: NodeHealth, *tokens: SecretStr | None) -> Starlette:
     """The application; `/metrics` takes each of `tokens` that is set, `/healthz` is open.
 
     It serves before the node has found its master: who probes it then sees a node that lives and says what it waits
@@ -110,10 +110,8 @@ def app(standing: Standing, *tokens: SecretStr | None) -> Starlette:
         return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_: Request) -> Response:
-        status = (
-            {"status": "waiting", "waiting_for": standing.waiting_for} if standing.waiting_for else {"status": "ok"}
-        )
-        return JSONResponse(status | {"node": standing.name, "role": standing.role})
+        status = {"status": "waiting", "waiting_for": health.waiting_for} if health.waiting_for else {"status": "ok"}
+        return JSONResponse(status | {"node": health.name, "role": health.role})
 
     served = Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])
     served.state.registry = registry

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rolecall.node.devices import oom_kills
-from rolecall.node.endings import judge
+from rolecall.node.endings import classify_exit
 from rolecall.node.folder import Folder
 from rolecall.node.fork_client import kill_group
 from rolecall.node.logs import ProgressReader, Stream
@@ -123,7 +123,7 @@ class WorkerProcess:
         self._pid = None
         now, before = oom_kills(), self._oom_kills
         oom = None if now is None or before is None else now > before
-        return judge(status, self._read_failure(), killed=self._killed, oom=oom, now=datetime.now(UTC))
+        return classify_exit(status, self._read_failure(), killed=self._killed, oom=oom, now=datetime.now(UTC))
 
     def lost(self, reason: str) -> tuple[WorkerState, Failure | None]:
         """What it means that there is no process, or no more word of it: then it must not go on unseen."""

@@ -47,7 +47,7 @@ def share_of(rows: int, rank: int, world: int) -> slice:
 def permuted(places: NDArray[np.int64], rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The rows, each in [0, rows), at these places of the epoch's permutation."""
     half = np.uint64(max(1, ((rows - 1).bit_length() + 1) // 2))
-    keys = mixed(np.arange(_ROUNDS, dtype=np.uint64), mixed_one(seed, epoch))
+    keys = splitmix64(np.arange(_ROUNDS, dtype=np.uint64), derive_seed(seed, epoch))
     found = _feistel(places.astype(np.uint64), half, keys)
     outside = np.flatnonzero(found >= rows)
     while outside.size:
@@ -56,7 +56,7 @@ def permuted(places: NDArray[np.int64], rows: int, seed: int, epoch: int) -> NDA
     return found.astype(np.int64)
 
 
-def mixed(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+def splitmix64(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     """64 well-mixed bits for each number: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(key)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -64,14 +64,14 @@ def mixed(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
     return bits ^ (bits >> np.uint64(31))
 
 
-def mixed_one(seed: int, purpose: int) -> int:
+def derive_seed(seed: int, purpose: int) -> int:
     """A key of 64 bits from a seed and what it is for, e.g. the epoch."""
-    return int(mixed(mixed(np.array([seed], np.uint64), 0), purpose)[0])
+    return int(splitmix64(splitmix64(np.array([seed], np.uint64), 0), purpose)[0])
 
 
 def _feistel(numbers: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = numbers >> half, numbers & mask
     for key in keys:
-        left, right = right, left ^ (mixed(right, int(key)) & mask)
+        left, right = right, left ^ (splitmix64(right, int(key)) & mask)
     return left << half | right

@@ -49,9 +49,9 @@ def joined(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, repo
     """Be part of the gang: the store, the RPC group and the process group that the workload asks for.
 
     Raises `RendezvousTimeout` if not all arrive within two minutes, `UnreachablePeer` if nodes can't reach each other.
-    A workload that runs everywhere is to examine the network, so its workers are not joined here: see `met`.
+    A workload that runs on every node is to examine the network, so its workers are not joined here: see `met`.
     """
-    if workload.everywhere:
+    if workload.per_node:
         yield
         return
     with met(launch, workload, workdir, report):
@@ -159,7 +159,7 @@ def _describe(worker: WorkerPlan) -> str:
 def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=_rpc_threads(launch, workload),
-        rpc_timeout=_EXAMINER_CALL_TIMEOUT_S if workload.everywhere else _CALL_TIMEOUT_S,
+        rpc_timeout=_EXAMINER_CALL_TIMEOUT_S if workload.per_node else _CALL_TIMEOUT_S,
         _transports=["uv"],
         _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
         init_method=_handed_over(store),

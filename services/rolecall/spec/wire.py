@@ -93,7 +93,7 @@ class Registered(Value):
     """Silence after which the master counts the node as lost; None from a master that does not tell."""
 
 
-class Surroundings(Value):
+class ClusterInfo(Value):
     """What a node must know of the cluster to judge itself."""
 
     time_s: float

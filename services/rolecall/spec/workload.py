@@ -24,8 +24,8 @@ P = TypeVar("P", bound=Params)
 """The parameters of one workload."""
 
 
-class EverywhereParams(Params):
-    """The base of the parameters of a workload that runs everywhere."""
+class PerNodeParams(Params):
+    """The base of the parameters of a workload that runs on every node."""
 
     nodes: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=10_000, fail_fast=True)] = ()
     """The nodes to run on; all that are alive and not draining if none is named."""
@@ -59,9 +59,9 @@ class Workload(Generic[P]):
     """The roles that form one NCCL or Gloo process group, in rank order."""
     expendable: frozenset[Role] = frozenset()
     """Roles whose loss does not end the attempt."""
-    everywhere: bool = False
+    per_node: bool = False
     """Whether it runs one worker on each node, which plays the node's role, beside whatever runs there: such a worker
-    takes neither slot nor GPU. `params` is then a kind of `EverywhereParams`, and `roles` can't be asked for. Its
+    takes neither slot nor GPU. `params` is then a kind of `PerNodeParams`, and `roles` can't be asked for. Its
     workers are not joined before they run: they look at the network first, and join by `rendezvous.met`."""
     rpc_threads: Callable[[P, dict[Role, int]], int] | None = field(default=None)
     """How many RPC threads each worker needs at least, where the workload parks calls; more are given anyway."""

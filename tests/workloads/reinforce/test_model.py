@@ -71,7 +71,7 @@ def test_judging_gives_what_deciding_gave() -> None:
     assert playing.normalizer is not None
     playing.normalizer.learn(observations)
     actions, log_probs = playing.decide(observations)
-    again, entropies, values = playing.judge(observations, actions)
+    again, entropies, values = playing.evaluate_actions(observations, actions)
     torch.testing.assert_close(again, log_probs)
     torch.testing.assert_close(values, playing.values(observations))
     assert entropies.shape == (6,)
@@ -81,7 +81,7 @@ def test_a_network_from_a_package() -> None:
     custom = {"name": "custom", "builder": "tests.workloads.reinforce.playgrounds:Shared", "arguments": {"width": 5}}
     playing = policy({"shape": [2, 3]}, CHOICE, policy=custom)
     actions, _ = playing.decide(torch.randn(7, 2, 3))
-    _, _, values = playing.judge(torch.randn(7, 2, 3), actions)
+    _, _, values = playing.evaluate_actions(torch.randn(7, 2, 3), actions)
     assert (actions.shape, values.shape, values.dtype) == ((7,), (7,), torch.float64)
 
 

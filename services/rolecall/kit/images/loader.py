@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from rolecall.kit.images.params import Images
 from rolecall.kit.images.sources import Labelled, open_source
-from rolecall.runtime.data_order import DataOrder, mixed, mixed_one
+from rolecall.runtime.data_order import DataOrder, derive_seed, splitmix64
 from rolecall.spec.errors import InputError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -65,7 +65,7 @@ def open_splits(images: Images, seed: int) -> dict[str, Split]:
 def _held_out(source: Labelled, share: float, seed: int) -> dict[str, Split]:
     """Both parts of the training images; a hash of an image's number and the seed decides."""
     numbers = np.arange(len(source.labels))
-    held = mixed(numbers.astype(np.uint64), mixed_one(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
+    held = splitmix64(numbers.astype(np.uint64), derive_seed(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
     if held.all() or not held.any():
         raise InputError(f"data.validation {share} of {len(held)} images leaves one part empty; change it")
     return {"train": Split(source, numbers[~held]), "validation": Split(source, numbers[held])}
@@ -127,7 +127,7 @@ class _Examples(Dataset[Batch]):
         number = int(self._split.numbers[place])
         image, label = self._split.source.image(number), self._split.source.labels[number]
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(mixed_one(mixed_one(self._seed, epoch), number))
+            torch.default_generator.manual_seed(derive_seed(derive_seed(self._seed, epoch), number))
             return self._transform(image), torch.tensor(label)
 
 

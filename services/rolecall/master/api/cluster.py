@@ -12,8 +12,8 @@ from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
 from rolecall.master.reconciler import TICK_S
 from rolecall.master.space import Volume
+from rolecall.master.storage_errors import in_words
 from rolecall.master.store import nodes
-from rolecall.master.trouble import in_words
 from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
@@ -114,7 +114,7 @@ async def readyz(master: Running) -> Readiness:
     except SQLAlchemyError as error:
         raise HTTPException(503, in_words(error)) from None
     for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
-        if trouble := pulse.trouble(_PATIENCE_S):
+        if trouble := pulse.failure(_PATIENCE_S):
             raise HTTPException(503, f"{what}: {trouble}")
     return Readiness(status="ready", volume=await master.reserve.look())
 

@@ -12,7 +12,7 @@ from rolecall.edge.census import Excess, Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, Standing, admission, refusal
-from rolecall.master.api.problem import problem_response
+from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 

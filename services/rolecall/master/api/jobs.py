@@ -19,8 +19,8 @@ from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
 from rolecall.master.core import Master
 from rolecall.master.documents import detailed, job_document
+from rolecall.master.field_errors import MOST_PROBLEMS, problem, shortened, unknown
 from rolecall.master.lifecycle import Step
-from rolecall.master.problems import MOST_PROBLEMS, problem, shortened, unknown
 from rolecall.master.quota import check_submission
 from rolecall.master.reconciler import redirect_stop, take_step
 from rolecall.master.store import attempts, idempotency, jobs, workers
@@ -61,7 +61,7 @@ async def submit(
     Over a limit of the token the answer is 429, which names the limit.
     """
     fields = await master.checks.run(request)
-    if master.catalogue.is_everywhere(request.workload):
+    if master.catalogue.is_per_node(request.workload):
         _check_visit(caller, await _visited(master, fields["params"]["nodes"]))
     else:
         _check_slots(caller, fields["roles"])
@@ -162,7 +162,7 @@ async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) ->
 
 
 async def _visited(master: Master, asked: list[str]) -> list[str]:
-    """The nodes on which a job that runs everywhere has a worker. Raises `InvalidJob` for names that no node has."""
+    """The nodes on which a job that runs on every node has a worker. Raises `InvalidJob` for names that no node has."""
     async with master.database.read() as connection:
         known = {node.name: node for node in await node_store.everything(connection)}
     strange = [(place, name) for place, name in enumerate(asked) if name not in known]

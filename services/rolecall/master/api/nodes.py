@@ -29,7 +29,7 @@ from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.role import Role
-from rolecall.spec.wire import Desired, Heartbeat, Registered, Surroundings
+from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered
 
 _log = logging.getLogger(__name__)
 router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(needs(Scope.NODE))])
@@ -95,7 +95,7 @@ async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
 
 
 @router.get("/{name}/surroundings", summary="Look around")
-async def surroundings(name: str, master: Running) -> Surroundings:
+async def cluster(name: str, master: Running) -> ClusterInfo:
     """What a node measures itself against: the master's clock and version, and who else is there."""
     await master.view.refresh()
     known = master.view.nodes
@@ -103,7 +103,7 @@ async def surroundings(name: str, master: Running) -> Surroundings:
         raise NotFound(f"node {name} has not registered; register it again")
     own = _place(known[name].spec)
     strangers = sum(master.presence.is_alive(node.name) and _place(node.spec) != own for node in known.values())
-    return Surroundings(time_s=time.time(), version=__version__, boot_id=_boot_id(), strangers=strangers)
+    return ClusterInfo(time_s=time.time(), version=__version__, boot_id=_boot_id(), strangers=strangers)
 
 
 @router.delete("/{name}", status_code=204, summary="Leave")

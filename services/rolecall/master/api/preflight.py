@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs
-from rolecall.master.problems import unknown
+from rolecall.master.field_errors import unknown
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobRecord
 from rolecall.spec.errors import NotFound

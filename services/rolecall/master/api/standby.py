@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rolecall.master.api.problem import RETRY_AFTER, problem_response
+from rolecall.master.api.error_handlers import RETRY_AFTER, problem_response
 
 _DETAIL = "standing by for another master, which leads; this one takes over when that one ends"
 

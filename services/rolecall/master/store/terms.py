@@ -9,8 +9,8 @@ from datetime import datetime
 from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.schema import leadership
-from rolecall.master.trouble import LeadershipLost
 
 _ROW = 1
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolecall.kit.cache import build_once
-from rolecall.runtime.data_order import mixed, mixed_one
+from rolecall.runtime.data_order import derive_seed, splitmix64
 from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.columns import Columns
 from rolecall.workloads.embedding_ddp.files import File, find
@@ -86,7 +86,7 @@ def open_source(params: Params) -> Source:
 
 def held_out_rows(numbers: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
     """[b] whether each row number belongs to the validation rows; a hash of it and the seed decides."""
-    return mixed(numbers.astype(np.uint64), mixed_one(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
+    return splitmix64(numbers.astype(np.uint64), derive_seed(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
 
 
 def open_cache(source: Source, folder: Path) -> Cache:

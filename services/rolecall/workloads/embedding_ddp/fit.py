@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rolecall.runtime.data_order import mixed
+from rolecall.runtime.data_order import splitmix64
 from rolecall.workloads.embedding_ddp.columns import Columns, scaled
 from rolecall.workloads.embedding_ddp.model import FIRST, IdColumn, NumberColumn
 from rolecall.workloads.embedding_ddp.params import Categorical, Data, Numeric
@@ -36,7 +36,7 @@ class Fit:
         """Learns from a piece of training rows."""
         for dictionary, values in zip(self._dictionaries, rows.categorical, strict=True):
             dictionary.add(values.texts)
-        keys = mixed(rows.numbers.astype(np.uint64), self._key)
+        keys = splitmix64(rows.numbers.astype(np.uint64), self._key)
         for learner, numbers in zip(self._numeric, rows.numeric, strict=True):
             known = ~np.isnan(numbers)
             learner.add(numbers[known], keys[known])

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rolecall.runtime.data_order import mixed_one
+from rolecall.runtime.data_order import derive_seed
 
 Records = NDArray[np.void]
 
 
 def shuffled(pieces: Iterator[Records], buffer_rows: int, seed: int, epoch: int) -> Iterator[Records]:
     """The records of `pieces` in pieces of other sizes; each waits in a buffer until chance throws it out."""
-    random = np.random.Generator(np.random.Philox(key=mixed_one(seed, epoch)))
+    random = np.random.Generator(np.random.Philox(key=derive_seed(seed, epoch)))
     buffer: Records | None = None
     for piece in pieces:
         held = piece[:0].copy() if buffer is None else buffer

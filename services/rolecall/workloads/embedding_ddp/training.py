@@ -101,10 +101,10 @@ class Training(TrainingLoop[Batch, Params]):
         self._dense.train()
         return scores.named(split)
 
-    def merit(self, scores: dict[str, float]) -> float:
+    def objective(self, scores: dict[str, float]) -> float:
         """The validation AUC, or the loss turned round."""
         stopping = self.params.early_stopping
-        return scores["validation_auc"] if stopping and stopping.metric == "auc" else super().merit(scores)
+        return scores["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(scores)
 
     def save_parts(self, step: int) -> list[CheckpointPart]:
         """This trainer's part; the first trainer answers for the servers' too, which write at the same time."""

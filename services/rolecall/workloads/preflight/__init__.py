@@ -19,5 +19,5 @@ WORKLOAD = Workload(
     package=__name__,
     params=Params,
     roles={role: RoleCount(default=0, least=0) for role in Role},
-    everywhere=True,
+    per_node=True,
 )

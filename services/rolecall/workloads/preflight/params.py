@@ -2,10 +2,10 @@
 
 from pydantic import Field
 
-from rolecall.spec.workload import EverywhereParams
+from rolecall.spec.workload import PerNodeParams
 
 
-class Params(EverywhereParams):
+class Params(PerNodeParams):
     """Which nodes, for how long, and what is too slow."""
 
     measure_s: float = Field(default=15.0, gt=0, le=3600)

@@ -96,7 +96,7 @@ class Reinforce:
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
         """Of one step."""
-        log_probs, entropies, values = policy.judge(batch.observations, batch.actions)
+        log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
         weights = normalized(batch.advantages) if self._normalize else batch.advantages
         return Losses(
             policy=-(log_probs * weights).mean(),
@@ -124,7 +124,7 @@ class Ppo:
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
         """Of one step on a minibatch."""
-        log_probs, entropies, values = policy.judge(batch.observations, batch.actions)
+        log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
         weights = normalized(batch.advantages) if self._params.normalize_advantages else batch.advantages
         change = log_probs - batch.log_probs
         ratio = change.exp()

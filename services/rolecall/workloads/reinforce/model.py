@@ -196,7 +196,7 @@ class Policy(nn.Module):
         actions = self.head.sample(outputs)
         return actions, self.head.log_probs(outputs, actions)
 
-    def judge(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate_actions(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The log-probabilities, entropies and values [n] each."""
         outputs, values = self.network(self._normalized(observations))
         return self.head.log_probs(outputs, actions), self.head.entropy(outputs), values

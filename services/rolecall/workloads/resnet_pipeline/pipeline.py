@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from rolecall.kit.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.runtime.data_order import DataOrder, mixed_one, share_of
+from rolecall.runtime.data_order import DataOrder, derive_seed, share_of
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.costs import block_costs
@@ -106,7 +106,9 @@ class PipelineStage:
     def train(self, epoch: int, step: int, rate_factor: float) -> float:
         """One optimizer step, on batch `step` of `epoch`; at a last stage the mean loss, elsewhere 0."""
         # What random layers draw depends on the position alone, so that there is no generator's state to save.
-        torch.manual_seed(mixed_one(mixed_one(mixed_one(self._params.seed, epoch), step), self._context.role_rank))
+        torch.manual_seed(
+            derive_seed(derive_seed(derive_seed(self._params.seed, epoch), step), self._context.role_rank)
+        )
         if self._is_first:
             self._images = self._fed(epoch, step)
         losses: list[torch.Tensor] = []

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 
 from rolecall.kit.precision import weight_dtype
-from rolecall.runtime.data_order import mixed_one
+from rolecall.runtime.data_order import derive_seed
 from rolecall.workloads.rnn_lm.params import Params
 
 _BLOCK_ROWS = 65_536
@@ -85,9 +85,9 @@ def combine(terms: list[Tensor]) -> Tensor:
 
 def first_rows(params: Params, table: str, rows: int, width: int) -> Iterator[Tensor]:
     """A table's first values in blocks of consecutive rows, float64; the same however many shards there are."""
-    key = mixed_one(params.seed, _DRAWS[table])
+    key = derive_seed(params.seed, _DRAWS[table])
     for block, start in enumerate(range(0, rows, _BLOCK_ROWS)):
-        generator = torch.Generator().manual_seed(mixed_one(key, block))
+        generator = torch.Generator().manual_seed(derive_seed(key, block))
         size = (min(_BLOCK_ROWS, rows - start), width)
         values = torch.rand(size, generator=generator, dtype=torch.float64)
         yield values.mul_(2).sub_(1).mul_(params.init_range)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from rolecall.kit.builders import build
-from rolecall.runtime.data_order import mixed_one
+from rolecall.runtime.data_order import derive_seed
 from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.model import MakeLayer
 from rolecall.workloads.transformer_pipeline.params import Params
@@ -21,7 +21,7 @@ def own_layers(params: Params) -> MakeLayer | None:
 
     def make(index: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mixed_one(params.seed, index) % 2**63)
+            torch.manual_seed(derive_seed(params.seed, index) % 2**63)
             return build(own, params.dim, params.context)
 
     _require_fit(make(0), params, own.builder)

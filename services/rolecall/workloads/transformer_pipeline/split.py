@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 
-from rolecall.runtime.data_order import mixed_one
+from rolecall.runtime.data_order import derive_seed
 from rolecall.workloads.transformer_pipeline.grid import Grid
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Layer, MakeLayer, Shape
 
@@ -60,7 +60,7 @@ def _fill(name: str, parameter: nn.Parameter, seed: int, layers: int) -> None:
         parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
         return
     adds = name.endswith(("attention.output.weight", "perceptron.2.weight"))
-    key = mixed_one(seed, zlib.crc32(name.encode()))
+    key = derive_seed(seed, zlib.crc32(name.encode()))
     generator = torch.Generator().manual_seed(key % 2**63)
     parameter.normal_(0.0, _STD / (2 * layers) ** 0.5 if adds else _STD, generator=generator)
 

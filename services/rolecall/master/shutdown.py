@@ -18,7 +18,7 @@ _LOOK_EVERY_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-async def see_off(master: Master, grace_s: float) -> None:
+async def drain_before_exit(master: Master, grace_s: float) -> None:
     """Place nothing new, and return when no worker needs this master any more, or after `grace_s` seconds."""
     master.presence.closing = True
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""What goes wrong with the master's storage, in words: for those who called, and for its log."""
+"""Errors of the master's storage, explained for the caller and for the log."""
 
 import errno
 import logging
@@ -28,7 +28,7 @@ class LeadershipLost(RolecallError):
 
 
 @dataclass(frozen=True, slots=True)
-class StorageTrouble:
+class StorageError:
     """Why something could not be read or stored, though nothing is wrong with what was asked."""
 
     detail: str
@@ -36,17 +36,17 @@ class StorageTrouble:
     """Whether space is wanting; else the database or the blob store does not answer."""
 
 
-def storage_trouble(error: BaseException) -> StorageTrouble | None:
+def storage_error(error: BaseException) -> StorageError | None:
     """What `error` says of the storage; None if it tells of something else."""
     if is_full(error):
-        return StorageTrouble(_FULL, full=True)
+        return StorageError(_FULL, full=True)
     if isinstance(error, StoreUnavailable | LeadershipLost):
-        return StorageTrouble(str(error), full=False)
+        return StorageError(str(error), full=False)
     if isinstance(error, PoolTimeout):
         waits = "all connections to the database have been in use for too long; it is slow, locked or overloaded"
-        return StorageTrouble(f"{waits}; try again", full=False)
+        return StorageError(f"{waits}; try again", full=False)
     if isinstance(error, DBAPIError) and _is_away(error):
-        return StorageTrouble(f"the database {_complaint(error)}; try again", full=False)
+        return StorageError(f"the database {_complaint(error)}; try again", full=False)
     return None
 
 
@@ -69,26 +69,26 @@ def _complaint(error: DBAPIError) -> str:
     return f"does not answer: {words}"
 
 
-class Complaints:
-    """Logs what fails again and again once: anew when the reason changes, and when it goes well again."""
+class ErrorLog:
+    """Logs a repeated failure once: again when its reason changes, and when it is over."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
     def failed(self, what: str, error: Exception) -> None:
         """`what` ended with `error`: a line if it is the storage's fault, a traceback if it may be ours."""
-        trouble, reason = storage_trouble(error), in_words(error)
+        trouble, reason = storage_error(error), in_words(error)
         if self._reasons.get(what) == reason:
             return
         self._reasons[what] = reason
-        _log.error("%s failed, and is tried again and again: %s", what, reason, exc_info=None if trouble else error)
+        _log.error("%s failed, retrying: %s", what, reason, exc_info=None if trouble else error)
 
-    def went_well(self, what: str) -> None:
-        """`what` has been done."""
+    def recovered(self, what: str) -> None:
+        """`what` succeeded."""
         if self._reasons.pop(what, None) is not None:
-            _log.info("%s goes well again", what)
+            _log.info("%s recovered", what)
 
-    async def apart(self, what: str, step: Awaitable[bool]) -> bool:
+    async def attempt(self, what: str, step: Awaitable[bool]) -> bool:
         """Whether the step was taken. One that fails must not hold others back: it is tried again next time."""
         try:
             taken = await step
@@ -97,7 +97,7 @@ class Complaints:
         except Exception as error:  # noqa: BLE001 - each step is a tick of its own
             self.failed(what, error)
         else:
-            self.went_well(what)
+            self.recovered(what)
             return taken
         return False
 
@@ -109,7 +109,7 @@ class Pulse:
         self._last = time.monotonic()
         self._error = ""
 
-    def went_well(self) -> None:
+    def succeeded(self) -> None:
         """A pass ended well."""
         self._last, self._error = time.monotonic(), ""
 
@@ -122,7 +122,7 @@ class Pulse:
         """Seconds since a pass went well, or since the start."""
         return time.monotonic() - self._last
 
-    def trouble(self, patience_s: float) -> str | None:
+    def failure(self, patience_s: float) -> str | None:
         """What keeps the loop from passing, if it has not passed for `patience_s` seconds."""
         silent_s = self.silent_s
         if silent_s <= patience_s:
@@ -132,7 +132,7 @@ class Pulse:
 
 def in_words(error: Exception) -> str:
     """What `error` says of the storage, or else of itself, in one line or few."""
-    trouble = storage_trouble(error)
+    trouble = storage_error(error)
     return trouble.detail if trouble else f"{type(error).__name__}: {_own_words(error)}"
 
 

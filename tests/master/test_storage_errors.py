@@ -13,12 +13,12 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rolecall.master.api.problem import add_problem_handlers
+from rolecall.master.api.error_handlers import add_problem_handlers
 from rolecall.master.app import create_app
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.server import Server, listen
+from rolecall.master.storage_errors import ErrorLog, storage_error
 from rolecall.master.store.database import Database, sqlite_url
-from rolecall.master.trouble import Complaints, storage_trouble
 
 from .harness import CATALOGUE, Client, make_settings, on_master
 
@@ -31,14 +31,14 @@ def database_error(words: str, values: Any = None) -> OperationalError:
 
 @pytest.mark.parametrize("error", [FULL, database_error("database or disk is full"), OSError(errno.EDQUOT, "quota")])
 def test_a_full_volume_is_known_by_its_words(error: Exception) -> None:
-    trouble = storage_trouble(error)
+    trouble = storage_error(error)
     assert trouble
     assert trouble.full
     assert "free some space" in trouble.detail
 
 
 def test_a_database_that_is_away_says_why() -> None:
-    trouble = storage_trouble(database_error("connection refused"))
+    trouble = storage_error(database_error("connection refused"))
     assert trouble
     assert not trouble.full
     assert "connection refused" in trouble.detail
@@ -67,25 +67,25 @@ def test_a_caller_of_a_database_in_trouble_is_told_when_to_try_again() -> None:
 
 @pytest.mark.parametrize("error", [KeyError("x"), OSError(errno.EACCES, "x"), IntegrityError("…", None, Exception())])
 def test_other_errors_are_none_of_the_storages(error: Exception) -> None:
-    assert storage_trouble(error) is None
+    assert storage_error(error) is None
 
 
 def test_what_fails_again_and_again_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    complaints = Complaints()
+    errors = ErrorLog()
     for moment in range(3):
-        complaints.failed("reconciling", database_error("database or disk is full", moment))
-    complaints.failed("bringing job 1 forward", KeyError("rank"))
-    complaints.failed("reconciling", database_error("connection refused"))
-    complaints.went_well("reconciling")
-    complaints.went_well("reconciling")
+        errors.failed("reconciling", database_error("database or disk is full", moment))
+    errors.failed("bringing job 1 forward", KeyError("rank"))
+    errors.failed("reconciling", database_error("connection refused"))
+    errors.recovered("reconciling")
+    errors.recovered("reconciling")
     first, defect, second, well = caplog.records
     assert "free some space" in first.getMessage()
     assert not first.exc_info
     assert "KeyError: 'rank'" in defect.getMessage()
     assert defect.exc_info, "what may be our fault comes with a traceback"
     assert "connection refused" in second.getMessage()
-    assert well.getMessage() == "reconciling goes well again"
+    assert well.getMessage() == "reconciling recovered"
 
 
 @pytest.mark.parametrize(("free", "said"), [(0, "is full"), (1 << 30, "disk I/O error")])
@@ -111,7 +111,7 @@ def test_a_disk_that_fails_is_full_only_if_it_is(
             asyncio.run(write())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    trouble = storage_trouble(caught.value)
+    trouble = storage_error(caught.value)
     assert trouble
     assert trouble.full is (free == 0)
     assert said in trouble.detail

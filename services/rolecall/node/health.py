@@ -6,7 +6,7 @@ from rolecall.spec.role import Role
 
 
 @dataclass(slots=True)
-class Standing:
+class NodeHealth:
     """Told to everybody, so that it bears nothing that is secret."""
 
     name: str

@@ -1,4 +1,4 @@
-"""Where a gang goes that runs everywhere: a worker on each node, beside whatever runs there. Pure."""
+"""Where a gang goes that runs on every node: a worker on each node, beside whatever runs there. Pure."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence

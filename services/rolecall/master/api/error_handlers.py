@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
-from rolecall.master.problems import MOST_PROBLEMS, Problem, explain, problem, shortened
+from rolecall.master.field_errors import MOST_PROBLEMS, Problem, explain, problem, shortened
 from rolecall.master.space import NoRoom
-from rolecall.master.trouble import LeadershipLost, StoreUnavailable, storage_trouble
+from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable, storage_error
 from rolecall.spec.errors import (
     CheckTimeout,
     Conflict,
@@ -138,7 +138,7 @@ async def _on_storage_error(request: Request, error: Exception) -> Response:
     if isinstance(error, DataError):
         # E.g. NUL in a path: a text that PostgreSQL can neither store nor look for.
         return problem_response(422, f"the database takes no such value: {_first_line(error.orig)}", request)
-    if (trouble := storage_trouble(error)) is None:
+    if (trouble := storage_error(error)) is None:
         raise error
     if trouble.full:
         return problem_response(507, trouble.detail, request)
