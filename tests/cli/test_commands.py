@@ -74,6 +74,19 @@ def test_a_silent_master_is_unreachable(cluster: Cluster) -> None:
     assert run(cluster, "jobs", ROLECALL_URL="http://127.0.0.1:9").returncode == 6
 
 
+def test_without_a_cluster_and_without_a_url_none_is_known(cluster: Cluster, tmp_path: Path) -> None:
+    nothing = {"ROLECALL_URL": "", "ROLECALL_TOKEN": "", "XDG_CONFIG_HOME": str(tmp_path)}
+    done = run(cluster, "jobs", **nothing)
+    assert done.returncode == 6
+    assert "no cluster of `rolecall local` runs here" in done.stderr
+
+
+def test_two_clusters_do_not_share_a_folder(cluster: Cluster) -> None:
+    done = run(cluster, "local", "--port", "0", "--data", str(cluster.data))
+    assert done.returncode == 1
+    assert "choose another --data" in done.stderr
+
+
 def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
     done = run(cluster, "jobs", ROLECALL_TOKEN="a-wrong-token-for-sure")
     assert done.returncode == 7

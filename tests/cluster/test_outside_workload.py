@@ -45,7 +45,9 @@ def test_it_finds_centres_that_are_the_means_of_their_points(
     np.testing.assert_allclose(centres, means, atol=1e-9)  # Lloyd's algorithm has come to rest
 
 
-def test_its_parameters_are_checked_like_any_others(start_cluster: Callable[..., Cluster], installed: Path) -> None:
+def test_its_parameters_are_checked_like_any_others(
+    start_cluster: Callable[..., Cluster], installed: Path, rows: Path
+) -> None:
     cluster = start_cluster("--parameter-servers", "0", environment={"PYTHONPATH": str(installed)})
     wrong = {"workload": "kmeans", "params": {"data": "/nowhere.csv", "colums": ["x"], "clusters": 0}}
     answer = cluster.client.post("/jobs", json=wrong)
@@ -53,4 +55,10 @@ def test_its_parameters_are_checked_like_any_others(start_cluster: Callable[...,
     fields = {problem["field"] for problem in answer.json()["errors"]}
     assert {"params.colums", "params.clusters", "params.columns"} <= fields
     job = cluster.submit({"workload": "kmeans", "params": {"data": "nowhere.csv", "columns": ["x"], "clusters": 2}})
-    assert "nowhere.csv does not exist" in cluster.wait_for(job, "failed")["reason"]
+    reason = cluster.wait_for(job, "failed")["reason"]
+    assert "nowhere.csv does not exist" in reason
+    assert "Traceback" not in reason, "the message says it all"
+    params = {"data": str(rows), "columns": ["age", "height"], "clusters": 2}
+    document = cluster.wait_for(cluster.submit({"workload": "kmeans", "params": params}), "failed")
+    assert "has no column height; it has" in document["reason"]
+    assert len(document["attempts"]) == 1

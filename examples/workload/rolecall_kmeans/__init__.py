@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
+from pyarrow import csv
 from pydantic import Field
 
-from rolecall.kit import Role, RoleCount, Workload
+from rolecall.kit import InputError, Role, RoleCount, Workload
 from rolecall.kit.files import find
-from rolecall.kit.params import Paths, TrainingParams
+from rolecall.kit.params import Count, Names, Paths, TrainingParams
 
 
 class Params(TrainingParams):
@@ -14,15 +15,19 @@ class Params(TrainingParams):
 
     data: Paths
     """CSV files with a header line: paths, globs or fsspec URLs."""
-    columns: Annotated[tuple[str, ...], Field(min_length=1)]
+    columns: Annotated[Names, Field(min_length=1)]
     """The numeric columns that make a point."""
-    clusters: Annotated[int, Field(ge=1)]
+    clusters: Count
     """How many centres to find."""
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Runs on each worker's node before the gang meets: raises `InputError` for a file that is not there."""
-    find(params.data)
+    """Runs on each worker's node before the gang meets; raises `InputError` for a missing file or column."""
+    for file in find(params.data):
+        with file.open() as stream:
+            there = csv.open_csv(stream).schema.names
+        if missing := [name for name in params.columns if name not in there]:
+            raise InputError(f"{file.url} has no column {', '.join(missing)}; it has {', '.join(there)}")
 
 
 WORKLOAD = Workload(

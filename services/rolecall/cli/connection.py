@@ -69,6 +69,11 @@ def find(url: str | None, token: str | None) -> Connection:
         return Connection(address, token, trust)
     if local and local.url == address:
         return local
+    if not (url or local):
+        raise CommandError(
+            Exit.UNREACHABLE,
+            "no cluster of `rolecall local` runs here: start one, or name another by ROLECALL_URL or --url",
+        )
     raise CommandError(
         Exit.UNAUTHORIZED,
         f"no token for {address}: set ROLECALL_TOKEN or pass --token (for a cluster on this machine: `rolecall local`)",

@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -15,12 +16,21 @@ from rolecall.spec.state import JobState
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
+
+class Ended(StrEnum):
+    """The states in which a job ends."""
+
+    SUCCEEDED = JobState.SUCCEEDED.value
+    FAILED = JobState.FAILED.value
+    CANCELLED = JobState.CANCELLED.value
+
+
 JobIds = Annotated[list[str], typer.Argument(metavar="ID…", help="The jobs' ids, as `rolecall jobs` shows them.")]
 Force = Annotated[bool, typer.Option("--force", help="Cancel a job that has not ended, and delete it then.")]
 OlderThan = Annotated[
     str, typer.Option("--older-than", metavar="AGE", help="How long ago they ended: 30d, 12h, 90m, 2w.")
 ]
-State = Annotated[JobState | None, typer.Option("--state", help="Only jobs that ended in this state.")]
+State = Annotated[Ended | None, typer.Option("--state", help="Only jobs that ended in this state.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
@@ -43,9 +53,9 @@ def prune(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Delete jobs that ended long ago. Shows first which, and how much space they take."""
-    ended_before = datetime.now(UTC) - parse_age(older_than)
+    ended_before, ended_as = datetime.now(UTC) - parse_age(older_than), JobState(state) if state else None
     with connect(url, token) as client:
-        found = client.prune(ended_before, state, dry_run=True)
+        found = client.prune(ended_before, ended_as, dry_run=True)
         if json:
             print_json(client.raw)
         else:
@@ -55,7 +65,7 @@ def prune(  # noqa: PLR0917 - the command line is the signature
         if not yes and not typer.confirm(f"Delete {_counted(found)}?", err=True):
             raise typer.Exit(Exit.USAGE)
         # The same moment: no job goes that was not shown.
-        done = client.prune(ended_before, state, dry_run=False)
+        done = client.prune(ended_before, ended_as, dry_run=False)
         if not json:
             out.print(f"deleted {_counted(done)}")
 

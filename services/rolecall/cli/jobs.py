@@ -38,7 +38,7 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
                 job.workload,
                 state(job),
                 age(job.created_at),
-                escape(job.waiting_for or progress(job.progress)),
+                escape(job.waiting_for or progress(job.progress, ended=job.state.ended)),
             )
             for job in found
         ],

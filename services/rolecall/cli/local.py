@@ -1,5 +1,6 @@
 """`rolecall local`: a whole cluster on this machine, made of the same programs as in containers."""
 
+import fcntl
 import logging
 import os
 import random
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -70,6 +71,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     connection = Connection(f"http://{_HOST}:{_free_port(port)}", _checked(token) or _kept_token(data))
+    lock = _lock(data)
     programs = cluster(
         connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
     )
@@ -80,6 +82,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
             return
         token_file = store(connection)
         stack.callback(forget, connection)
+        stack.callback(lock.close)
         err.print(f"token in {token_file}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
         print(dumps(ready) if json else f"ready {connection.url}", flush=True)
@@ -208,6 +211,17 @@ def _checked(token: str | None) -> str | None:
     if token is not None and len(token) < 16:
         raise CommandError(Exit.USAGE, "the token is too short: 16 characters at least")
     return token
+
+
+def _lock(data: Path) -> BinaryIO:
+    """Hold the data folder; raises if another `rolecall local` holds it. The kernel lets go of it with this process."""
+    data.mkdir(parents=True, exist_ok=True)
+    file = (data / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise CommandError(Exit.FAILED, f"another `rolecall local` uses {data}; choose another --data") from None
+    return file
 
 
 def _kept_token(data: Path) -> str:

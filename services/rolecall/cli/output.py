@@ -55,9 +55,11 @@ def state(document: JobDocument) -> str:
 
 
 def number(value: Any) -> str:
-    """A metric as people read it: four decimals for ratios, one for large numbers."""
+    """A metric as people read it: whole numbers as they are, four decimals for ratios, one for large numbers."""
     if not isinstance(value, float):
         return str(value)
+    if value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
     return f"{value:.4f}" if abs(value) < 10 else f"{value:.1f}"
 
 
@@ -89,14 +91,14 @@ def roles(document: JobDocument) -> str:
     return ", ".join(f"{count} {role}" for role, count in document.roles.items() if count)
 
 
-def progress(progress: Progress) -> str:
-    """The newest figures on one line; empty before the first."""
+def progress(progress: Progress, *, ended: bool = False) -> str:
+    """The newest figures on one line, without speed and remaining time if the job has ended; empty before the first."""
     figures = [
         f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
         f"epoch {progress.epoch}" if progress.epoch is not None else "",
         f"loss {number(progress.loss)}" if progress.loss is not None else "",
-        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s else "",
-        f"{duration(progress.seconds_left)} left" if progress.seconds_left else "",
+        f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and not ended else "",
+        f"{duration(progress.seconds_left)} left" if progress.seconds_left and not ended else "",
     ]
     return ", ".join(figure for figure in figures if figure)
 

@@ -37,9 +37,9 @@ def _print_facts(job: JobDocument) -> None:
         "owner": escape(job.owner),
         "state": state(job),
         "reason": escape(job.reason or ""),
-        "waiting for": escape(job.waiting_for or ""),
+        "waits": escape(job.waiting_for or ""),
         "submitted": f"{age(job.created_at)} ago",
-        "progress": progress(job.progress),
+        "progress": progress(job.progress, ended=job.state.ended),
         "start": f"{start.total:.2f} s (queue {start.queue:.2f}, spawn {start.spawn:.2f}, join {start.join:.2f}, "
         f"first step {start.first_step:.2f})"
         if start

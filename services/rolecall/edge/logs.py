@@ -25,3 +25,4 @@ def log_to_stderr(level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # It tells of every call.

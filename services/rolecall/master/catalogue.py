@@ -40,7 +40,8 @@ class Catalogue:
         """The workload of that name, or `NotFound` that lists those there are."""
         if name in self.workloads:
             return self.workloads[name]
-        raise NotFound(unknown("workload", "workload", name, self.workloads)["message"] + self._hint(name))
+        found = unknown("workload", "workload", name, self.workloads)
+        raise NotFound(f"{found['message']}{self._hint(name)} (legal: {found['legal']})")
 
     def expendable(self, name: str) -> frozenset[Role]:
         """The roles whose loss does not end an attempt; none where the workload is no longer installed."""

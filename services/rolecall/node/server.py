@@ -45,7 +45,6 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     `fork_arguments` go to the fork server (see `rolecall.worker.fork_server`).
     """
     log_to_stderr(settings.log_level)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
     with _own_home(settings), short_name(settings.home / "work") as work:
         clear_work(settings.home)

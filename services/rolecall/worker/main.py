@@ -28,7 +28,7 @@ from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
 from rolecall.settings import read_worker
-from rolecall.spec.errors import DamagedCheckpoint, PeerLost, RolecallError, Stopped, WorkloadError
+from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import Failure
@@ -134,7 +134,8 @@ def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
     lines = "".join(traceback.format_exception(error)).splitlines()
     return Failure(
         message=_headline(error) + sandbox.hint(error),
-        traceback="\n".join(lines[-_TRACEBACK_LINES:]),
+        # What is wrong with the input says its message; the log has the traceback.
+        traceback="" if isinstance(error, InputError) else "\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
         consequence=_is_consequence(error),
         condemns_checkpoint=isinstance(error, DamagedCheckpoint),

@@ -29,7 +29,6 @@ class _Stalled(Exception):
 
 def run(context: WorkerContext[Params]) -> None:
     """Examine the cluster from this node."""
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # The board asks many times, and often in vain.
     board = MasterBoard(context, shortened={"ways": cut_alone})
     board.post("facts", collect(context).model_dump_json())
     ways = explore(Explorer.of(context.launch), board)
