@@ -3,10 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 Schema = Mapping[str, Any]
 BYTES = 1 << 20
+SAME_EACH_TIME = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType] - its metaclass is untyped
+)
+"""For examples that are large and slow to draw, the same in every run."""
 MINIMAL: dict[str, dict[str, Any]] = {
     "embedding-ddp": {"data": {"train": "rows.csv", "label": "y", "categorical": ["c"]}},
     "preflight": {},

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolecall.master.catalogue import load, schema_of
@@ -13,7 +13,7 @@ from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
 
-from .documents import BYTES, MINIMAL, WORST, documents
+from .documents import BYTES, MINIMAL, SAME_EACH_TIME, WORST, documents
 
 MOST_CPU_S = 0.2
 CATALOGUE = load()
@@ -47,13 +47,7 @@ def test_no_document_takes_long(workload: str) -> None:
     schema = schema_of(CATALOGUE.workloads[workload].params)
     counts = st.dictionaries(st.sampled_from(list(Role)), st.sampled_from([-1, 0, 1, 2, 7, 256, 10**6]), max_size=3)
 
-    @settings(
-        max_examples=25,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType] - its metaclass is untyped
-    )
+    @settings(SAME_EACH_TIME, max_examples=25)
     @given(params=documents(schema), roles=counts)
     def examine(params: Any, roles: dict[Role, int]) -> None:
         if isinstance(params, dict) and len(json.dumps(params)) <= BYTES:
