@@ -47,7 +47,9 @@ def test_every_variable_is_documented() -> None:
 def test_the_worked_example_is_shown_as_it_is() -> None:
     document = (ROOT / "docs/adding-a-workload.md").read_text()
     shown = re.findall(r"```(?:python|toml)\n(.*?)```", document, re.DOTALL)
-    files = [path.read_text() for path in (ROOT / "examples/workload").rglob("*.*") if path.suffix in (".py", ".toml")]
+    folders = (ROOT / "examples/workload", ROOT / "examples/word2vec")
+    found = [path for folder in folders for path in folder.rglob("*.*")]
+    files = [path.read_text() for path in found if path.suffix in (".py", ".toml")]
     assert shown
     assert [block for block in shown if not any(block in text for text in files)] == []
     given = json.loads(re.findall(r"```json\n(.*?)```", document, re.DOTALL)[0])

@@ -1,4 +1,4 @@
-"""The worked example of `docs/adding-a-workload.md`, installed as a user would and run on a real cluster."""
+"""The worked examples of `docs/adding-a-workload.md`, installed as a user would and run on a real cluster."""
 
 import io
 import subprocess
@@ -12,17 +12,19 @@ import pytest
 from pyarrow import csv
 from safetensors.numpy import load
 from tests.conftest import Cluster
+from tokenizers import Tokenizer
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "workload"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder with the example in it, outside of Rolecall's own environment."""
+    """A folder with the examples in it, outside of Rolecall's own environment."""
     target = tmp_path / "installed"
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--target", str(target)]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(EXAMPLE)], check=True)
+    examples = [str(EXAMPLES / name) for name in ("workload", "word2vec")]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, *examples], check=True)
     return target
 
 
@@ -62,3 +64,19 @@ def test_its_parameters_are_checked_like_any_others(
     document = cluster.wait_for(cluster.submit({"workload": "kmeans", "params": params}), "failed")
     assert "has no column height; it has" in document["reason"]
     assert len(document["attempts"]) == 1
+
+
+def test_parameter_servers_learn_word_vectors(start_cluster: Callable[..., Cluster], installed: Path) -> None:
+    environment = {"PYTHONPATH": str(installed), "ROLECALL_DATA_ROOTS": str(EXAMPLES)}
+    cluster = start_cluster("--parameter-servers", "2", environment=environment)
+    text = {"train": str(EXAMPLES / "data/austen/persuasion.txt.gz"), "vocabulary": 2000, "lowercase": True}
+    params = {"text": text, "epochs": 3, "dim": 16, "negatives": 5}
+    roles = {"parameter-server": 2, "trainer": 2}
+    job = cluster.submit({"workload": "word2vec", "params": params, "roles": roles})
+    result = cluster.wait_for(job, "succeeded")["result"]
+    assert result["validation_loss"] < 0.75 * 6 * np.log(2), "words whose vectors say nothing cost log 2 each"
+    archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        vectors = load(files.read("vectors.safetensors"))["vectors"]
+        words = Tokenizer.from_str(files.read("tokenizer.json").decode())
+    assert vectors.shape == (words.get_vocab_size(), 16)

@@ -9,8 +9,8 @@ import torchvision
 from torch import nn
 from torchvision.transforms import v2
 
+from rolecall.kit.data_order import DataOrder
 from rolecall.kit.images.loader import TrainBatches, open_splits
-from rolecall.runtime.data_order import DataOrder
 from rolecall.workloads.resnet_pipeline.params import Params
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

@@ -9,12 +9,13 @@ import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from rolecall.kit.parameter_server import Part
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.rnn_lm.export import shape_of
 from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.vocabulary import first_rows
+from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, sharded_vocabulary
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -43,8 +44,9 @@ def first_model(params: Params, tokenizer: Tokenizer) -> LanguageModel:
     torch.manual_seed(params.seed + 1)
     model.to(weight_dtype(params.precision))
     with torch.no_grad():
-        model.embedding.weight.copy_(torch.cat(list(first_rows(params, "embedding", vocabulary, params.embedding_dim))))
-        model.decoder.weight.copy_(torch.cat(list(first_rows(params, "decoder", vocabulary, params.hidden_dim))))
+        whole = Part(0, 1, vocabulary)
+        model.embedding.load_state_dict(sharded_vocabulary(params, vocabulary, 1)[0].make(whole).state_dict())
+        model.decoder.weight.copy_(DecoderShard(params, whole).weight)
         model.decoder.bias.zero_()
     return model
 

@@ -20,8 +20,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.distributed.pipelining import SplitPoint, pipeline
 
+from rolecall.kit.data_order import DataOrder
 from rolecall.kit.text.corpus import open_corpus
-from rolecall.runtime.data_order import DataOrder
 from rolecall.workloads.transformer_pipeline import split
 from rolecall.workloads.transformer_pipeline.grid import Grid, arrange
 from rolecall.workloads.transformer_pipeline.layers import own_layers

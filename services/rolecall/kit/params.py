@@ -106,6 +106,41 @@ class AdamW(Adam):
     """The share by which weights shrink, times the learning rate."""
 
 
+class SparseSgd(workload.Params):
+    """Plain stochastic gradient descent on the rows that a batch touched."""
+
+    name: Literal["sgd"]
+    """Chooses this optimizer."""
+    lr: Lr = 0.1
+    """The learning rate."""
+
+
+class SparseAdagrad(workload.Params):
+    """Adagrad on the rows that a batch touched."""
+
+    name: Literal["adagrad"]
+    """Chooses this optimizer."""
+    lr: Lr = 0.05
+    """The learning rate."""
+    initial_accumulator: Weight = 0.0
+    """What the sum of squared gradients starts with."""
+    eps: Positive = 1e-10
+    """Added to the denominator."""
+
+
+class SparseAdam(workload.Params):
+    """Adam whose moments move only for the rows that a batch touched."""
+
+    name: Literal["sparse-adam"]
+    """Chooses this optimizer."""
+    lr: Lr = 0.001
+    """The learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """How slowly the two moments change."""
+    eps: Positive = 1e-8
+    """Added to the denominator."""
+
+
 class LrSchedule(workload.Params):
     """A course of the learning rates."""
 

@@ -96,9 +96,11 @@ def run_gang(
     `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in this one.
 
     Raises `AssertionError` with the traceback of the worker that failed first (expendable workers may fail), and
-    `TimeoutError`. No worker outlives the call.
+    `TimeoutError`; `FileExistsError` if a gang has run in `folder` before. No worker outlives the call.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "work").exists():
+        raise FileExistsError(f"a gang has run in {folder} before; give each a folder of its own")
     played = catalogue.load(workload) if isinstance(workload, str) else workload
     gang, secret = _plan(roles), token_hex()
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}

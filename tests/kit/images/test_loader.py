@@ -12,9 +12,9 @@ import torch
 from tests.pictures import write_folder, write_idx
 from torchvision.transforms import v2
 
+from rolecall.kit.data_order import DataOrder
 from rolecall.kit.images.loader import Batch, TrainBatches, augmentation, held_batches, open_splits
 from rolecall.kit.images.params import Images
-from rolecall.runtime.data_order import DataOrder
 from rolecall.spec.errors import InputError
 
 AUGMENT = ["shift", "flip"]

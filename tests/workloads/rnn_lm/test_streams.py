@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rolecall.runtime.data_order import share_of
+from rolecall.kit.data_order import share_of
 from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.streams import open_streams
 

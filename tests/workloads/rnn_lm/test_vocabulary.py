@@ -4,11 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from rolecall.kit.parameter_server import Part
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.placement import place
-from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, EmbeddingShard, Part, combine, first_rows
-
-ROWS = 70_001
+from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, combine, sharded_vocabulary
 
 
 def params() -> Params:
@@ -19,17 +17,6 @@ def params() -> Params:
 
 def decoders(count: int, rows: int = 11) -> list[DecoderShard]:
     return [DecoderShard(params(), Part(index, count, rows)) for index in range(count)]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_the_first_values_do_not_depend_on_the_shards(count: int) -> None:
-    """More rows than one block of them."""
-    whole = torch.cat(list(first_rows(params(), "embedding", ROWS, 3)))
-    for index in range(count):
-        shard = EmbeddingShard(params(), Part(index, count, ROWS))
-        assert torch.equal(shard.weight.detach(), whole[index::count])
-    assert float(whole.abs().max()) <= 0.5
-    assert float(whole.std()) == pytest.approx(0.5 / 3**0.5, rel=0.01)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 11])
@@ -61,10 +48,6 @@ def test_a_decoder_takes_hidden_states_of_lower_precision() -> None:
 @pytest.mark.parametrize(
     ("servers", "embedding", "decoder"), [(1, [0], [0]), (2, [0], [1]), (3, [0], [1, 2]), (6, [0, 1], [2, 3, 4, 5])]
 )
-def test_servers_share_the_tables(servers: int, embedding: list[int], decoder: list[int]) -> None:
-    holdings = place(servers, 100)
-    for table, expected in (("embedding", embedding), ("decoder", decoder)):
-        held = [holding for holding in holdings if holding.table == table]
-        assert [holding.server for holding in held] == expected
-        assert [holding.part for holding in held] == [Part(i, len(expected), 100) for i in range(len(expected))]
-        assert sum(holding.part.size for holding in held) == 100
+def test_servers_share_embedding_and_decoder(servers: int, embedding: list[int], decoder: list[int]) -> None:
+    held = {module.name: list(module.servers) for module in sharded_vocabulary(params(), 100, servers)}
+    assert held == {"embedding": embedding, "decoder": decoder}

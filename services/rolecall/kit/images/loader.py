@@ -16,9 +16,9 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
+from rolecall.kit.data_order import DataOrder, derive_seed, splitmix64
 from rolecall.kit.images.params import Images
 from rolecall.kit.images.sources import Labelled, open_source
-from rolecall.runtime.data_order import DataOrder, derive_seed, splitmix64
 from rolecall.spec.errors import InputError
 
 Batch = tuple[torch.Tensor, torch.Tensor]

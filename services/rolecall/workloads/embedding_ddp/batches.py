@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rolecall.runtime.data_order import DataOrder, share_of
+from rolecall.kit.data_order import DataOrder, share_of
 from rolecall.workloads.embedding_ddp.cache import Cache, Source, open_cache, open_source
 from rolecall.workloads.embedding_ddp.columns import PADDING, Columns
 from rolecall.workloads.embedding_ddp.model import Lookup

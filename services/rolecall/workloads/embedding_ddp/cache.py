@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolecall.kit.cache import build_once
-from rolecall.runtime.data_order import derive_seed, splitmix64
+from rolecall.kit.data_order import derive_seed, splitmix64
 from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.columns import Columns
 from rolecall.workloads.embedding_ddp.files import File, find

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rolecall.runtime.data_order import splitmix64
+from rolecall.kit.data_order import splitmix64
 from rolecall.workloads.embedding_ddp.columns import Columns, scaled
 from rolecall.workloads.embedding_ddp.model import FIRST, IdColumn, NumberColumn
 from rolecall.workloads.embedding_ddp.params import Categorical, Data, Numeric

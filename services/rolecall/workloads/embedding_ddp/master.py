@@ -3,24 +3,23 @@
 import torch
 from torch.distributed import rpc
 
+from rolecall.kit.parameter_server import make_shards
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
-from rolecall.workloads.embedding_ddp.embedding import EmbeddingShard
+from rolecall.workloads.embedding_ddp.embedding import sharded_table
 from rolecall.workloads.embedding_ddp.params import Params
 
 
 def run(context: WorkerContext[Params]) -> None:
     """Drive one attempt from the making of the table to the job's result."""
     trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
-    servers = [worker_name(Role.PARAMETER_SERVER, rank) for rank in range(context.count(Role.PARAMETER_SERVER))]
+    servers = context.count(Role.PARAMETER_SERVER)
     rows = rpc.rpc_sync(trainers[0], trainer.table_rows, timeout=0)
-    context.report.event(f"the table has {rows} rows over {len(servers)} parameter server(s)")
-    shards = [
-        rpc.remote(server, EmbeddingShard, args=(context.params, index, len(servers), rows, len(trainers)))
-        for index, server in enumerate(servers)
-    ]
+    context.report.event(f"the table has {rows} rows over {servers} parameter server(s)")
+    table = sharded_table(context.params, rows, servers)
+    shards = make_shards([table], len(trainers), synchronous=context.params.protocol == "sync")
     # No timeout: training takes as long as it takes, and a trainer that dies closes its connection.
     trainings = [rpc.rpc_async(name, trainer.train, args=(shards,), timeout=0) for name in trainers]
     result = torch.futures.wait_all(trainings)[0]

@@ -13,14 +13,15 @@ from rolecall.kit.params import (
     BatchSize,
     Count,
     Fraction,
-    Lr,
     LrSchedule,
     Name,
     Names,
     Paths,
-    Positive,
     RenamedProtocol,
     Sgd,
+    SparseAdagrad,
+    SparseAdam,
+    SparseSgd,
     Text,
     TrainingParams,
     Value,
@@ -173,41 +174,6 @@ def _refuse_doubles(field: str, names: list[str]) -> None:
     doubles = sorted(name for name, count in Counter(names).items() if count > 1)
     if doubles:
         raise ValueError(f"{field} lists {', '.join(doubles[:10])} more than once; list each once")
-
-
-class SparseSgd(workload.Params):
-    """Plain stochastic gradient descent on the rows that a batch touched."""
-
-    name: Literal["sgd"]
-    """Chooses this optimizer."""
-    lr: Lr = 0.1
-    """The learning rate."""
-
-
-class SparseAdagrad(workload.Params):
-    """Adagrad on the rows that a batch touched."""
-
-    name: Literal["adagrad"]
-    """Chooses this optimizer."""
-    lr: Lr = 0.05
-    """The learning rate."""
-    initial_accumulator: Weight = 0.0
-    """What the sum of squared gradients starts with."""
-    eps: Positive = 1e-10
-    """Added to the denominator."""
-
-
-class SparseAdam(workload.Params):
-    """Adam whose moments move only for the rows that a batch touched."""
-
-    name: Literal["sparse-adam"]
-    """Chooses this optimizer."""
-    lr: Lr = 0.001
-    """The learning rate."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """How slowly the two moments change."""
-    eps: Positive = 1e-8
-    """Added to the denominator."""
 
 
 class EarlyStopping(shared.EarlyStopping):

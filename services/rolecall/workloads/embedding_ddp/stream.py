@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from rolecall.runtime.data_order import derive_seed
+from rolecall.kit.data_order import derive_seed
 
 Records = NDArray[np.void]
 

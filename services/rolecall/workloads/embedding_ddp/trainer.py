@@ -5,6 +5,7 @@ DDP.
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.parameter_server import Shards
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.runtime.context import WorkerContext
@@ -12,7 +13,6 @@ from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.batches import open_dataset
-from rolecall.workloads.embedding_ddp.embedding import Shards
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.training import Training
 

@@ -35,8 +35,7 @@ class Learner:
         self.algorithm = algorithms.make(params.algorithm)
         self.policy = new_policy(params, spaces).to(device)
         self._scale = RewardScale(self.algorithm.gamma)
-        kind, arguments = dense_optimizer(params.chosen_optimizer)
-        self._optimizer = kind(self.policy.parameters(), **arguments)
+        self._optimizer = dense_optimizer(params.chosen_optimizer).build(self.policy.parameters())
 
     def learn(self, update: int, trajectories: dict[int, Trajectory], rate_factor: float) -> dict[str, float]:
         """One update from the trajectories of the observers, by number; the means of its losses."""

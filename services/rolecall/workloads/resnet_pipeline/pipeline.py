@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch.distributed import rpc
 from torchvision.transforms import v2
 
+from rolecall.kit.data_order import DataOrder, derive_seed, share_of
 from rolecall.kit.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.runtime.data_order import DataOrder, derive_seed, share_of
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.costs import block_costs

@@ -50,8 +50,7 @@ class Shard:
         self._autocast = autocast(params.precision, device)
         blocks = Blocks(whole_model(params, classes), names)
         self.blocks = on_device(blocks, params, device)
-        kind, arguments = dense_optimizer(params.optimizer)
-        self._optimizer = kind(self.blocks.parameters(), **arguments)
+        self._optimizer = dense_optimizer(params.optimizer).build(self.blocks.parameters())
         self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def compute(self, features: torch.Tensor) -> torch.Tensor:

@@ -85,9 +85,9 @@ class TutorialProtocol:
     def __init__(self, params: Params, shards: Sequence["rpc.RRef[TutorialShard]"]) -> None:
         self._shards = shards
         self._micro_batches = params.micro_batches
-        kind, arguments = dense_optimizer(params.optimizer)
+        chosen = dense_optimizer(params.optimizer)
         parameters = [parameter for shard in shards for parameter in shard.rpc_sync().parameter_refs()]
-        self._optimizer = DistributedOptimizer(kind, parameters, **arguments)
+        self._optimizer = DistributedOptimizer(chosen.kind, parameters, **chosen.arguments)
 
     def step(self) -> float:
         """One optimizer step on the batch that the first stage holds; its mean loss."""

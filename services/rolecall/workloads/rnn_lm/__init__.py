@@ -4,8 +4,8 @@ After the second half of the PyTorch tutorial "Getting Started with Distributed 
 decoder, whose size grows with the vocabulary, live on the parameter servers; the LSTM between them in the trainers.
 
 Input: `params` says what is read, `check` looks at it before the gang meets, `streams` hands it out. Model: `model`
-(also what users get), `export`. On the servers: `vocabulary` computes, `hosting` keeps and updates. In the trainers:
-`layers` calls the servers, `protocols` says how gradients become new weights, `training` goes through the text.
+(also what users get), `export`. On the servers: `vocabulary`. In the trainers: `remote` calls the
+decoder there, `recurrent` makes the layers between, `training` goes through the text.
 This file, `params` and `check` never import torch.
 """
 

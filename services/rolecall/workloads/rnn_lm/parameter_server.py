@@ -1,13 +1,5 @@
-"""A parameter server holds shards of the vocabulary and answers calls until the gang parts."""
+"""A parameter server holds shards of embedding and decoder, which the first trainer makes and all trainers call."""
 
-from rolecall.runtime.context import WorkerContext
-from rolecall.spec.errors import Stopped
+from rolecall.kit.parameter_server import serve as run
 
-
-def run(context: WorkerContext) -> None:
-    """Nothing to do in the main thread: the first trainer makes the shards here by RPC, all trainers call them.
-
-    Leaving the gang waits for all other workers, so this returns at once.
-    """
-    if context.stop_requested():
-        raise Stopped("asked to stop before the training began")
+__all__ = ["run"]

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from rolecall.kit.builders import build
-from rolecall.runtime.data_order import derive_seed
+from rolecall.kit.data_order import derive_seed
 from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.model import MakeLayer
 from rolecall.workloads.transformer_pipeline.params import Params

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rolecall.runtime.data_order import DataOrder
+from rolecall.kit.data_order import DataOrder
 from rolecall.spec.errors import InputError
 
 IGNORED = -100

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 
-from rolecall.runtime.data_order import derive_seed
+from rolecall.kit.data_order import derive_seed
 from rolecall.workloads.transformer_pipeline.grid import Grid
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Layer, MakeLayer, Shape
 

@@ -118,11 +118,10 @@ class Training(TrainingLoop[Batch, Params]):
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         """Weight decay is for matrices: norms and biases go without."""
-        kind, arguments = dense_optimizer(self.params.optimizer)
         matrices = [parameter for parameter in self._parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in self._parameters() if parameter.ndim == 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        return kind([group for group in groups if group["params"]], **arguments)
+        return dense_optimizer(self.params.optimizer).build([group for group in groups if group["params"]])
 
     def _agree(self, loss: Tensor) -> Tensor:
         """Clip the gradient by its norm over all stages, and give every rank the loss, in one message."""

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolecall.runtime.data_order import DataOrder, permuted
+from rolecall.kit.data_order import DataOrder, permuted
 
 SEEDS = st.integers(0, 2**63 - 1)
 

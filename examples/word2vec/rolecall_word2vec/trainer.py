@@ -1,0 +1,105 @@
+"""A trainer looks up the vectors of its pairs of words and sends back the gradients of the rows that it used."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from rolecall.kit import Role
+from rolecall.kit import parameter_server as ps
+from rolecall.kit.data_order import DataOrder, derive_seed, share_of
+from rolecall.kit.export import write_archive
+from rolecall.kit.loop import Held
+from rolecall.kit.optimizers import sparse_optimizer
+from rolecall.kit.precision import weight_dtype
+from rolecall.kit.same_input import require_same_in_group
+from rolecall.kit.text.corpus import Corpus, open_corpus
+from rolecall.kit.worker import WorkerContext
+
+from . import Params
+
+
+class Batch(NamedTuple):
+    """One trainer's share of a global batch of `rows` pairs of neighbours."""
+
+    words: Tensor  # [b]
+    others: Tensor  # [b, 1 + negatives]: the neighbour, then words drawn at random
+    rows: int
+
+
+def run(context: WorkerContext[Params]) -> None:
+    """Read the text, share two tables on the servers, train; the first trainer reports the result."""
+    params, corpus = context.params, open_corpus(context.params.text, context.cache)
+    require_same_in_group(corpus.fingerprint, Role.TRAINER, "texts")
+    tables = [  # a vector for each word as itself, and one for each as a neighbour
+        ps.sharded_embedding(
+            name,
+            corpus.vocabulary_size,
+            dim=params.dim,
+            draw=ps.Uniform(derive_seed(params.seed, table), bound=0.5 / params.dim),
+            optimizer=sparse_optimizer(params.optimizer),
+            servers=range(context.count(Role.PARAMETER_SERVER)),
+            dtype=weight_dtype(params.precision),
+        )
+        for table, name in enumerate(("words", "neighbours"))
+    ]
+    SkipGram(context, corpus, ps.share_shards(context, tables)).play()
+
+
+class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
+    """One trainer's part of a job. All weights are on the servers, whose optimizers step them."""
+
+    def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: ps.Shards) -> None:
+        super().__init__(context, shards, ps.ServerOptimizers(shards, context.role_rank))
+        self._corpus = corpus
+        self._words = ps.ShardedEmbedding(shards.of("words"))
+        self._neighbours = ps.ShardedEmbedding(shards.of("neighbours"))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in one pass over the text."""
+        return -(-len(self._corpus.tokens("train")) // self.params.batch_size)
+
+    def batches(self, epoch: int, done: int) -> Iterator[Batch]:
+        """This trainer's shares of the epoch's batches."""
+        return batches(self.params, self._corpus.tokens("train"), (self.rank, self.world), epoch, done)
+
+    def samples(self, batch: Batch) -> int:
+        """Pairs of all trainers."""
+        return batch.rows
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss [b] of each pair: neighbours are to score high, random words low."""
+        scores = torch.einsum("bd,bnd->bn", self._words(batch.words), self._neighbours(batch.others))
+        return -logsigmoid(scores[:, 0]) - logsigmoid(-scores[:, 1:]).sum(1)
+
+    def score(self, split: Held) -> dict[str, float] | None:
+        """The mean loss of a split."""
+        if not len(tokens := self._corpus.tokens(split)):
+            return None
+        return {f"{split}_loss": self.mean_loss(batches(self.params, tokens, (self.rank, self.world), 0, 0))}
+
+    def export(self) -> None:
+        """The words' vectors [vocabulary, dim], and the tokenizer that numbers the words."""
+        if self.rank == 0:
+            vectors = torch.cat(list(self.shards.blocks("words", "weight")))
+            files = {"vectors.safetensors": save({"vectors": vectors}), "tokenizer.json": self._corpus.tokenizer_json}
+            self.context.artifacts.put("model.zip", write_archive(self.context.workdir.scratch, "model.zip", files))
+
+
+def batches(params: Params, tokens: Tensor, share: tuple[int, int], epoch: int, done: int) -> Iterator[Batch]:
+    """An epoch's global batches, of each the share of trainer (rank, world); the same pairs in any world."""
+    order = DataOrder(len(tokens), params.batch_size, params.seed)
+    frequencies = torch.bincount(tokens).double().pow(0.75)
+    for step in range(done, order.steps_per_epoch):
+        rows = order.batch_rows(step)
+        random = torch.Generator().manual_seed(derive_seed(derive_seed(params.seed, epoch), step))
+        offset = torch.randint(1, params.window + 1, (rows,), generator=random)
+        offset *= torch.randint(2, (rows,), generator=random) * 2 - 1
+        drawn = torch.multinomial(frequencies, rows * params.negatives, replacement=True, generator=random)
+        places, mine = torch.from_numpy(order.share(epoch, step, *share)), share_of(rows, *share)
+        neighbours = tokens[(places + offset[mine]) % len(tokens)].long()
+        yield Batch(tokens[places].long(), torch.cat([neighbours[:, None], drawn.view(rows, -1)[mine]], 1), rows)

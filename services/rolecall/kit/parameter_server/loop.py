@@ -1,0 +1,103 @@
+"""The training loop of trainers whose weights lie on parameter servers, all or in part."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
+from torch import Tensor, nn
+
+from rolecall.kit.loop import Batch, P, TrainingLoop
+from rolecall.kit.parameter_server.protocols import UpdateProtocol
+from rolecall.kit.parameter_server.remote import Shards
+from rolecall.runtime.checkpoint import random_state, restore_random_state
+from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+
+_LOCAL = "local/"
+
+
+class ShardedTrainingLoop(TrainingLoop[Batch, P]):
+    """One trainer's part of a job, between shards on servers; `local` are the layers that all trainers hold alike.
+
+    A subclass says what the losses of a batch are; steps and checkpoints follow.
+    """
+
+    def __init__(
+        self, context: WorkerContext[P], shards: Shards, protocol: UpdateProtocol, local: nn.Module | None = None
+    ) -> None:
+        super().__init__(context)
+        self.shards = shards
+        self.rank, self.world = context.role_rank, context.count(context.role)
+        self._protocol = protocol
+        self._local = local or nn.Module()
+
+    @abstractmethod
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss [n] of each of this trainer's samples; there may be none. Looks vectors up in every shard."""
+
+    def trainer_state(self) -> dict[str, Tensor]:
+        """What this trainer alone has and a resumed attempt needs, besides random numbers; by default nothing."""
+        return {}
+
+    def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what `trainer_state` gave; `tensors` has more."""
+
+    def train_step(self, batch: Batch) -> Tensor:
+        """One optimizer step of the whole gang.
+
+        DDP takes the mean of the trainers' gradients and the servers do as DDP does. So each trainer's loss is the sum
+        over its samples times (trainers / samples of the global batch): then the mean is the global batch's, however
+        unequal the shares.
+        """
+        with dist_autograd.context() as context_id:
+            losses = self.losses(batch)
+            dist_autograd.backward(context_id, [losses.sum() * (self.world / self.samples(batch))])
+            self._protocol.apply(context_id, self.position.step, self.rate_factor)
+        return losses.detach().mean() if len(losses) else losses.detach().sum()
+
+    @torch.no_grad()
+    def mean_loss(self, batches: Iterable[Batch]) -> float:
+        """The mean of `losses` over all trainers' shares of these batches; all trainers call it together."""
+        total = torch.zeros(2, dtype=torch.float64)
+        for batch in batches:
+            losses = self.losses(batch).double()
+            total += torch.stack([losses.sum().cpu(), torch.tensor(float(len(losses)), dtype=torch.float64)])
+        dist.all_reduce(total)
+        return float(total[0] / total[1])
+
+    def save_parts(self, step: int) -> Sequence[CheckpointPart]:
+        """This trainer's part; the first trainer answers for the servers' too, which write at the same time."""
+        from_servers = self.shards.save(step) if self.rank == 0 else []
+        tensors = random_state(self.context.device) | self.trainer_state()
+        if self.rank == 0:  # Local layers and their optimizer are the same everywhere.
+            tensors |= {_LOCAL + name: value for name, value in self._local.state_dict().items()}
+            tensors |= self._protocol.state()
+        own = self.context.checkpoints.save_part(step, self._part_name(self.rank), tensors)
+        return [own, *torch.futures.wait_all(from_servers)]
+
+    def load(self, manifest: CheckpointManifest) -> None:
+        """Go back to `manifest`, all trainers and servers together."""
+        if self.rank == 0:
+            self.shards.load(manifest)
+        own = self.context.checkpoints.load_part(manifest, self._part_name(self.rank))
+        restore_random_state(own, self.context.device)
+        self.restore_trainer_state(own)
+        shared = self.context.checkpoints.load_part(manifest, self._part_name(0))
+        local = {name.removeprefix(_LOCAL): value for name, value in shared.items() if name.startswith(_LOCAL)}
+        self._local.load_state_dict(local)
+        self._protocol.restore(shared)
+        dist.barrier()  # Nobody looks anything up before the servers are back.
+
+    def _part_name(self, rank: int) -> str:
+        return worker_name(self.context.role, rank)
+
+
+def make_local(context: WorkerContext[Any], make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    """The layers that every trainer holds: with the same first weights everywhere, though they drop different units."""
+    torch.manual_seed(context.params.seed)
+    local = make().to(context.device, dtype)
+    torch.manual_seed(context.params.seed + 1 + context.role_rank)
+    return local

@@ -1,0 +1,39 @@
+"""The decoder on the parameter servers, as trainers see it."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own habit
+from torch import Tensor
+
+from rolecall.kit.parameter_server.remote import ShardReference
+from rolecall.workloads.rnn_lm.vocabulary import combine
+
+
+class RemoteDecoder:
+    """The loss of hidden states, by the decoder on the servers; `wire` is where tensors lie that go there."""
+
+    def __init__(
+        self, shards: Sequence[ShardReference], wire: torch.device, loss_at: Literal["server", "trainer"]
+    ) -> None:
+        self._shards = shards
+        self._wire = wire
+        self._losses = self._at_servers if loss_at == "server" else self._here
+
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy [n], in nats, of hidden states [n, h] that should give the tokens [n]."""
+        return self._losses(hidden.to(self._wire), targets.to(self._wire))
+
+    def _at_servers(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        answers = [shard.compute("loss_terms", hidden, targets) for shard in self._shards]
+        return combine([answer.wait() for answer in answers])
+
+    def _here(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        answers = [shard.compute("forward", hidden) for shard in self._shards]
+        sizes = torch.tensor([0, *(shard.part.size for shard in self._shards)])
+        first = sizes.cumsum(0).to(targets.device)  # where each shard's logits begin
+        count = len(self._shards)
+        logits = torch.cat([answer.wait() for answer in answers], 1)
+        places = first[targets % count] + targets // count
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), places, reduction="none")

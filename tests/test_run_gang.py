@@ -1,0 +1,21 @@
+"""What `rolecall.testing.run_gang` says to a test that misuses it, or whose workers fail."""
+
+from pathlib import Path
+
+import pytest
+
+from rolecall.kit import Role
+from rolecall.testing import run_gang
+
+ROLES = {Role.PARAMETER_SERVER: 1, Role.TRAINER: 1}
+
+
+def test_a_folder_serves_one_gang(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with pytest.raises(FileExistsError, match=r"a gang has run in .* before; give each a folder of its own"):
+        run_gang("rnn-lm", {}, ROLES, tmp_path)
+
+
+def test_the_failure_of_a_worker_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"nowhere\.txt does not exist on this node"):
+        run_gang("rnn-lm", {"text": {"train": str(tmp_path / "nowhere.txt")}}, ROLES, tmp_path)
