@@ -20,14 +20,15 @@ PIECE = 100_000
 BUILD = """
 import json, sys
 from pathlib import Path
-from rolecall.workloads.embedding_ddp.cache import open_cache, open_source
+from rolecall.kit.tables.cache import open_cache, open_source
 from rolecall.workloads.embedding_ddp.params import Params
 
 def peak():  # of this program alone: getrusage's would count what its parent was before the exec
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
-source = open_source(Params.model_validate_json(sys.argv[1]))
+given = Params.model_validate_json(sys.argv[1])
+source = open_source(given.data, given.seed)
 before = peak()
 cache = open_cache(source, Path(sys.argv[2]))
 records = cache.records("train")

@@ -9,12 +9,13 @@ from tempfile import TemporaryDirectory
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.kit.tables.tables import ROWS, csv
 
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.check import check_counts, check_node
 
-from .tables import ROWS, csv, params
+from .tables import params
 
 NOBODY = 65_534
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from tests.kit.tables.tables import csv
 
+from rolecall.kit.tables.encoding import stable_hash
 from rolecall.workloads.embedding_ddp.dense import make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
-from rolecall.workloads.embedding_ddp.model import pool, stable_hash
+from rolecall.workloads.embedding_ddp.model import pool
 
-from .tables import csv, opened, params
+from .tables import opened, params
 
 _USER = """
 import json, sys

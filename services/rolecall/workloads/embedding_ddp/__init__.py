@@ -3,9 +3,10 @@
 After the PyTorch tutorial "Combining Distributed DataParallel with Distributed RPC Framework". Rows are tables of
 categorical and numeric columns, the label is yes or no.
 
-Input: `params` says what is read, `check` looks at it before the gang meets, `rows` reads it, `columns` learns what its
-values mean, `cache` and `stream` hold it ready, `batches` hands it out. Model: `model` (also what users get), `export`.
-This file, `params`, `check` and `rows` never import torch.
+`params` says what a job may ask for, `check` looks at its input before the gang meets, `batches` makes tensors of the
+rows that `kit.tables` reads. Model: `embedding` (on the servers), `dense` (in the trainers), `model` (also what users
+get). `training` goes through the rows, `evaluation` scores, `export` writes the model. This file, `params` and `check`
+never import torch.
 """
 
 from rolecall.spec.role import Role

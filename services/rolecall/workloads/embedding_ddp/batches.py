@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from rolecall.kit.data_order import DataOrder, share_of
-from rolecall.workloads.embedding_ddp.cache import Cache, Source, open_cache, open_source
-from rolecall.workloads.embedding_ddp.columns import PADDING, Columns
+from rolecall.kit.tables.cache import Cache, Source, open_cache, open_source
+from rolecall.kit.tables.columns import PADDING, Columns
+from rolecall.kit.tables.rows import BadRows
+from rolecall.kit.tables.stream import batched, shuffled
 from rolecall.workloads.embedding_ddp.model import Lookup
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.embedding_ddp.rows import BadRows
-from rolecall.workloads.embedding_ddp.stream import batched, shuffled
 
 Split = Literal["train", "validation", "test"]
 
@@ -136,5 +136,5 @@ class Dataset:
 
 def open_dataset(params: Params, cache: Path, *, dtype: torch.dtype) -> Dataset:
     """Finds, parses and encodes the job's rows, unless this machine has them from before; numbers come as `dtype`."""
-    source = open_source(params)
+    source = open_source(params.data, params.seed)
     return Dataset(params, source, open_cache(source, cache), dtype)

@@ -2,10 +2,10 @@
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.params import require_shares
+from rolecall.kit.tables.files import find
+from rolecall.kit.tables.rows import require_columns
 from rolecall.spec.role import Role
-from rolecall.workloads.embedding_ddp.files import find
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.embedding_ddp.rows import require_columns
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rolecall.kit.export import write_archive
+from rolecall.kit.tables import encoding
 from rolecall.workloads.embedding_ddp import model
 from rolecall.workloads.embedding_ddp.batches import Dataset
 from rolecall.workloads.embedding_ddp.params import Params
@@ -38,10 +39,12 @@ def write_export(
     tensors = folder / "model.safetensors"
     write_weights(tensors, (dataset.num_ids, params.embedding_dim), blocks, weights)
     description = json.dumps(_description(dataset, params), indent=1, ensure_ascii=False)
-    files = {
+    files: dict[str, str | Path] = {
         "README.md": _readme(dataset, params),
         "model.json": description,
-        "model.py": Path(model.__file__),
+        # In the archive the two files lie side by side.
+        "model.py": Path(model.__file__).read_text().replace(encoding.__name__, "encoding"),
+        "encoding.py": Path(encoding.__file__),
         "model.safetensors": tensors,
     }
     path = write_archive(folder, "model.zip", files)

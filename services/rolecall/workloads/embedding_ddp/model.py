@@ -1,4 +1,4 @@
-"""The classifier, as it trains and as it is handed to users: this file goes into every exported model, unchanged.
+"""The classifier, as it trains and as it is handed to users: this file goes into every exported model.
 
     from model import load
     model = load(".")
@@ -8,51 +8,19 @@ It needs torch, numpy and safetensors, and nothing of the service that trained i
 its own, also the package that makes them.
 """
 
-import hashlib
 import importlib
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-MISSING, UNKNOWN, FIRST = 0, 1, 2
-"""A column's first ids: no value, a value that training did not see, and the first value that it did."""
-
-
-@dataclass(frozen=True)
-class IdColumn:
-    """A column that is looked up in the embedding table, in rows [offset, offset + size)."""
-
-    name: str
-    kind: str
-    """`dictionary`, `hash` or `buckets` (a bucketed numeric column)."""
-    offset: int
-    size: int
-    width: int
-    """How many values of one row count; above 1 the column is multi-valued."""
-    separator: str | None
-    values: list[str]
-    """A dictionary's values, in the order of their ids."""
-    bounds: list[float]
-    """The bounds between a numeric column's buckets, rising; a number equal to a bound lies above it."""
-
-
-@dataclass(frozen=True)
-class NumberColumn:
-    """A numeric column that is normalised: (x - mean) / deviation, x first taken to sign(x) · log(1 + |x|) if `log`."""
-
-    name: str
-    mean: float
-    deviation: float
-    log: bool
+from rolecall.kit.tables.encoding import Encoder, IdColumn, NumberColumn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,95 +71,18 @@ def perceptron(inputs: int, hidden: Sequence[int], dropout: float) -> nn.Sequent
     return nn.Sequential(*layers, nn.Linear(widths[-1], 1))
 
 
-def stable_hash(text: str) -> int:
-    """64 bits that are the same on every machine and in every version: BLAKE2b of the text's UTF-8, little-endian."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-class Encoder:
-    """Turns raw rows into ids and numbers, as training did."""
-
-    def __init__(self, description: dict[str, Any]) -> None:
-        self.columns = [IdColumn(**column) for column in description["ids"]]
-        self.numbers = [NumberColumn(**column) for column in description["numbers"]]
-        self._missing = frozenset(description["missing"])
-        self._pooling = description["pooling"]
-        self._dictionaries = [{text: i for i, text in enumerate(column.values, FIRST)} for column in self.columns]
-
-    @property
-    def width(self) -> int:
-        """Input vectors per row."""
-        return sum(column.width for column in self.columns) if self._pooling == "none" else len(self.columns)
-
-    def lookup(self, rows: Sequence[dict[str, Any]]) -> Lookup:
-        """The ids of raw rows."""
-        found = [(row * self.width + slot, i) for row, given in enumerate(rows) for slot, i in self._row_ids(given)]
-        pairs = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
-        mean = self._pooling == "mean"
-        return Lookup(slots=pairs[:, 0], ids=pairs[:, 1], rows=len(rows), width=self.width, mean=mean)
-
-    def normalized(self, rows: Sequence[dict[str, Any]]) -> Tensor:
-        """The normalised numbers [b, N] of raw rows, float32."""
-        values = [[self._normalized(column, row) for column in self.numbers] for row in rows]
-        return torch.tensor(values, dtype=torch.float32).reshape(len(rows), len(self.numbers))
-
-    def _row_ids(self, row: dict[str, Any]) -> Iterator[tuple[int, int]]:
-        start = 0
-        for column, dictionary in zip(self.columns, self._dictionaries, strict=True):
-            for position, i in enumerate(self._column_ids(column, dictionary, _get(row, column.name))):
-                yield start + (position if self._pooling == "none" else 0), column.offset + i
-            start += column.width if self._pooling == "none" else 1
-
-    def _column_ids(self, column: IdColumn, dictionary: dict[str, int], given: Any) -> list[int]:
-        if column.kind == "buckets":
-            number = self._number(given)
-            bucket = int(np.searchsorted(np.array(column.bounds), number, side="right"))
-            return [MISSING if math.isnan(number) else bucket + FIRST]
-        texts = self._texts(column, given)
-        if column.kind == "hash":
-            return [stable_hash(text) % (column.size - FIRST) + FIRST for text in texts] or [MISSING]
-        return [dictionary.get(text, UNKNOWN) for text in texts] or [MISSING]
-
-    def _texts(self, column: IdColumn, given: Any) -> list[str]:
-        if isinstance(given, str) and column.separator is not None:
-            given = given.split(column.separator)
-        many = given if isinstance(given, list | tuple) else [given]
-        texts = [_text(one).strip() for one in many if one is not None]
-        return [text for text in texts if text and text not in self._missing][: column.width]
-
-    def _normalized(self, column: NumberColumn, row: dict[str, Any]) -> float:
-        number = self._number(_get(row, column.name))
-        if column.log:
-            number = math.copysign(math.log1p(abs(number)), number)
-        return 0.0 if math.isnan(number) else (number - column.mean) / column.deviation
-
-    def _number(self, given: Any) -> float:
-        text = given.strip() if isinstance(given, str) else given
-        return math.nan if text is None or text == "" or text in self._missing else float(text)
-
-
-def _get(row: dict[str, Any], name: str) -> Any:
-    if name not in row:
-        raise ValueError(f"a row lacks the column {name!r}; give None where its value is missing")
-    return row[name]
-
-
-def _text(value: Any) -> str:
-    """A value as training's reader writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
 class ExportedModel(nn.Module):
     """The whole classifier in one process: encoder, embedding table and dense layers."""
 
     def __init__(self, description: dict[str, Any], table: Tensor) -> None:
         super().__init__()
         self.description = description
-        self.encoder = Encoder(description)
+        ids = [IdColumn(**column) for column in description["ids"]]
+        numbers = [NumberColumn(**column) for column in description["numbers"]]
+        self.encoder = Encoder(ids, numbers, description["missing"])
         self.table = nn.Parameter(table)
-        inputs = self.encoder.width * table.shape[1] + len(self.encoder.numbers)
+        self._widths = [column.width if description["pooling"] == "none" else 1 for column in ids]
+        inputs = sum(self._widths) * table.shape[1] + len(numbers)
         self.dense = DenseNet(_layers(description, inputs)).to(table.dtype)
 
     def forward(self, lookup: Lookup, numbers: Tensor) -> Tensor:
@@ -201,8 +92,19 @@ class ExportedModel(nn.Module):
     @torch.inference_mode()
     def predict(self, rows: Sequence[dict[str, Any]]) -> Tensor:
         """The probability [b] that each raw row (column name to value, or list of values) is positive."""
-        numbers = self.encoder.normalized(rows).to(self.table.device)
-        return torch.sigmoid(self(self.encoder.lookup(rows), numbers))
+        numbers = torch.tensor([self.encoder.numbers(row) for row in rows], dtype=torch.float32).reshape(len(rows), -1)
+        return torch.sigmoid(self(self._lookup(rows), numbers.to(self.table.device)))
+
+    def _lookup(self, rows: Sequence[dict[str, Any]]) -> Lookup:
+        width, ids, slots = sum(self._widths), list[int](), list[int]()
+        for number, row in enumerate(rows):
+            slot = number * width
+            for column_width, found in zip(self._widths, self.encoder.ids(row), strict=True):
+                ids += found
+                slots += range(slot, slot + len(found)) if column_width > 1 else [slot] * len(found)
+                slot += column_width
+        mean = self.description["pooling"] == "mean"
+        return Lookup(ids=torch.tensor(ids), slots=torch.tensor(slots), rows=len(rows), width=width, mean=mean)
 
 
 def _layers(description: dict[str, Any], inputs: int) -> nn.Module:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from rolecall.workloads.embedding_ddp import fit
-from rolecall.workloads.embedding_ddp.columns import Columns, bucket_ids, normalized, text_ids
-from rolecall.workloads.embedding_ddp.model import FIRST, MISSING, UNKNOWN, IdColumn, stable_hash
-from rolecall.workloads.embedding_ddp.rows import Rows, Values
+from rolecall.kit.tables import fit
+from rolecall.kit.tables.columns import Columns, bucket_ids, normalized, text_ids
+from rolecall.kit.tables.encoding import FIRST, MISSING, UNKNOWN, IdColumn, stable_hash
+from rolecall.kit.tables.rows import Rows, Values
 
-from .tables import params
+from .tables import table
 
 finite = st.floats(-1e6, 1e6)
 columns = arrays(np.float64, st.integers(1, 60), elements=finite | st.just(np.nan))
@@ -30,8 +30,8 @@ def pieces(values: Any, cuts: int) -> list[Any]:
 
 def learnt(numbers: NDArray[np.float64], cuts: int, column: dict[str, Any]) -> Columns:
     """What `Fit` knows of one numeric column after `cuts` pieces, shown from the last to the first."""
-    given = params("a.csv", data={"categorical": ["c"], "numeric": [{"column": "n"} | column]})
-    learner = fit.Fit(given.data, seed=3)
+    given = table("a.csv", categorical=["c"], numeric=[{"column": "n"} | column])
+    learner = fit.Fit(given, seed=3)
     parts = zip(pieces(np.arange(len(numbers)), cuts), pieces(numbers, cuts), strict=True)
     for rows, part in reversed(list(parts)):
         empty = np.empty(0, np.int64)
@@ -41,8 +41,8 @@ def learnt(numbers: NDArray[np.float64], cuts: int, column: dict[str, Any]) -> C
 
 
 def dictionary(values: list[str], **column: Any) -> IdColumn:
-    given = params("a.csv", data={"categorical": [{"column": "c"} | column], "numeric": []})
-    learner = fit.Fit(given.data, seed=0)
+    given = table("a.csv", categorical=[{"column": "c"} | column], numeric=[])
+    learner = fit.Fit(given, seed=0)
     for part in pieces(np.array(values, dtype=object), 3):
         rows = np.arange(len(part))
         known = Values(pa.array(part.tolist(), pa.string()), rows, np.zeros_like(rows))
@@ -104,8 +104,8 @@ def test_the_sample_for_quantiles_does_not_depend_on_the_pieces(monkeypatch: pyt
 def test_columns_share_one_space_of_ids() -> None:
     numeric = [{"column": "n", "transform": "buckets", "buckets": 2}]
     hashed = {"column": "h", "ids": "hash", "buckets": 7}
-    given = params("a.csv", data={"categorical": ["c", hashed], "numeric": numeric})
-    learner, rows = fit.Fit(given.data, seed=0), np.arange(2)
+    given = table("a.csv", categorical=["c", hashed], numeric=numeric)
+    learner, rows = fit.Fit(given, seed=0), np.arange(2)
     values = Values(pa.array(["a", "b"]), rows, np.zeros_like(rows))
     learner.add(Rows(rows, np.zeros(2, np.float32), [values, values], [np.array([1.0, 2.0])]))
     found = learner.columns()

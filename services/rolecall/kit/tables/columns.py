@@ -1,8 +1,4 @@
-"""What the training rows taught about each column, and how rows become records of numbers with it.
-
-All id columns share one space of ids, the rows of the embedding table. Each column owns [offset, offset + size): first
-the id for a missing value, then the id for an unknown one, then its values, hash buckets or quantile buckets.
-"""
+"""What the training rows taught about each column, and how many rows at once become records of numbers with it."""
 # pyarrow.compute makes its functions when it is imported.
 # pyright: reportAttributeAccessIssue=false
 
@@ -13,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rolecall.workloads.embedding_ddp.model import FIRST, MISSING, UNKNOWN, IdColumn, NumberColumn, stable_hash
-from rolecall.workloads.embedding_ddp.params import Data
-from rolecall.workloads.embedding_ddp.rows import Rows, Values
+from rolecall.kit.tables.encoding import FIRST, MISSING, UNKNOWN, IdColumn, NumberColumn, stable_hash
+from rolecall.kit.tables.params import Data
+from rolecall.kit.tables.rows import Rows, Values
 
 PADDING = -1
 """Stands where a row has fewer values than its column's width; never looked up."""

@@ -6,25 +6,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rolecall.kit.tables.files import find
+from rolecall.kit.tables.params import Data
+from rolecall.kit.tables.rows import BadRows, Rows, read
 from rolecall.spec.errors import InputError
-from rolecall.workloads.embedding_ddp.files import find
-from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.embedding_ddp.rows import BadRows, Rows, read
 
-from .tables import ROWS, csv, params
+from .tables import ROWS, csv, table
 
 
-def read_all(given: Params) -> tuple[list[Rows], BadRows]:
-    bad = BadRows(given.data.max_bad_rows)
-    return list(read(find(given.data.train, given.data), given.data, bad)), bad
+def read_all(given: Data) -> tuple[list[Rows], BadRows]:
+    bad = BadRows(given.max_bad_rows)
+    return list(read(find(given.train, given), given, bad)), bad
 
 
-def labels(given: Params) -> list[float]:
+def labels(given: Data) -> list[float]:
     return np.concatenate([piece.labels for piece in read_all(given)[0]]).tolist()
 
 
 def test_csv(tmp_path: Path) -> None:
-    (rows,), bad = read_all(params(csv(tmp_path / "a.csv", *ROWS)))
+    (rows,), bad = read_all(table(csv(tmp_path / "a.csv", *ROWS)))
     assert rows.labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert rows.categorical[0].texts.to_pylist() == ["a", "b", "a", "c", "b"]
     assert rows.categorical[0].rows.tolist() == [0, 1, 2, 4, 5]
@@ -36,21 +36,21 @@ def test_gz_tsv_and_globs_in_the_order_of_names(tmp_path: Path) -> None:
     for name, label in (("b", "0"), ("a", "1")):
         with gzip.open(tmp_path / f"{name}.tsv.gz", "wt") as file:
             file.write(f"y\tc\tn\n{label}\tx\t1\n")
-    assert labels(params(tmp_path / "*.tsv.gz")) == [1, 0]
+    assert labels(table(tmp_path / "*.tsv.gz")) == [1, 0]
 
 
 def test_several_files_and_urls(tmp_path: Path) -> None:
     paths = [str(csv(tmp_path / "a.csv", "1,a,1")), f"file://{csv(tmp_path / 'b.csv', '0,a,1')}"]
-    assert labels(params(paths)) == [1, 0]
+    assert labels(table(paths)) == [1, 0]
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string())])
 def test_parquet_of_other_types_and_lists(tmp_path: Path, kind: pa.DataType) -> None:
     lists = pa.array([["x", "y", "z"], []], kind)
-    table = pa.table({"y": [True, False], "c": [7, None], "n": pa.array([1, 2], pa.int8()), "m": lists})
-    pq.write_table(table, tmp_path / "a.parquet")
+    columns = pa.table({"y": [True, False], "c": [7, None], "n": pa.array([1, 2], pa.int8()), "m": lists})
+    pq.write_table(columns, tmp_path / "a.parquet")
     categorical = ["c", {"column": "m", "max_values": 2}]
-    (rows,), _ = read_all(params(tmp_path / "a.parquet", data={"categorical": categorical}))
+    (rows,), _ = read_all(table(tmp_path / "a.parquet", categorical=categorical))
     assert rows.labels.tolist() == [1, 0]
     assert rows.categorical[0].texts.to_pylist() == ["7"]
     assert rows.categorical[1].texts.to_pylist() == ["x", "y"]
@@ -60,24 +60,24 @@ def test_parquet_of_other_types_and_lists(tmp_path: Path, kind: pa.DataType) -> 
 def test_separated_values(tmp_path: Path) -> None:
     categorical = [{"column": "c", "separator": "|", "max_values": 3}]
     path = csv(tmp_path / "a.csv", "1, a | b ,1", "0,,1", "1,|c|?|d,1")
-    (rows,), _ = read_all(params(path, data={"categorical": categorical}))
+    (rows,), _ = read_all(table(path, categorical=categorical))
     assert rows.categorical[0].texts.to_pylist() == ["a", "b", "c", "d"]
     assert rows.categorical[0].rows.tolist() == [0, 0, 2, 2]
 
 
 def test_no_header_and_another_delimiter(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "0;b;2", header="1;a;1")
-    assert labels(params(path, data={"csv": {"delimiter": ";", "column_names": ["y", "c", "n"]}})) == [1, 0]
+    assert labels(table(path, csv={"delimiter": ";", "column_names": ["y", "c", "n"]})) == [1, 0]
 
 
 def test_named_positive_values(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "yes,a,1", "no,a,1", "maybe,a,1")
-    assert labels(params(path, data={"label": {"column": "y", "positive": ["yes", "maybe"]}})) == [1, 0, 1]
+    assert labels(table(path, label={"column": "y", "positive": ["yes", "maybe"]})) == [1, 0, 1]
 
 
 def test_bad_rows_are_counted_with_file_and_line(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "1,a,1", "1,a", "0,b,many", "2,b,1", "0,b,inf", ",b,1", "0,b,3,4", "0,b,4")
-    pieces, bad = read_all(params(path, data={"max_bad_rows": 6}))
+    pieces, bad = read_all(table(path, max_bad_rows=6))
     assert sum(len(piece.labels) for piece in pieces) == 2
     assert bad.count == 6
     assert f"{path} row 3: 2 columns instead of 3" in bad.first
@@ -89,13 +89,13 @@ def test_too_many_bad_rows_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"1 row can't be parsed and data.max_bad_rows is 0; .*a.csv row 3: n is 'many'"
     ):
-        read_all(params(path))
+        read_all(table(path))
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", *ROWS, header="y,c,nn")
     with pytest.raises(InputError, match=r"has no column 'n'; did you mean 'nn'. its columns are: y, c, nn"):
-        read_all(params(path))
+        read_all(table(path))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
 def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
-        read_all(params(tmp_path / name))
+        read_all(table(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -126,4 +126,4 @@ def test_damaged_files(tmp_path: Path, name: str, content: bytes, message: str) 
 )
 def test_files_that_are_not_there(tmp_path: Path, path: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_all(params(path if "://" in path else tmp_path / path))
+        read_all(table(path if "://" in path else tmp_path / path))

@@ -19,9 +19,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from rolecall.kit.tables.files import File
+from rolecall.kit.tables.params import Categorical, Csv, Data, Label, Numeric
 from rolecall.spec.errors import InputError
-from rolecall.workloads.embedding_ddp.files import File
-from rolecall.workloads.embedding_ddp.params import Categorical, Csv, Data, Label, Numeric
 
 _BLOCK_BYTES = 1 << 20  # Arrow reads up to 32 blocks ahead of the parser
 _PIECE_ROWS = 32_768

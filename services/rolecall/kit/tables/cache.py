@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from rolecall.kit.cache import build_once
 from rolecall.kit.data_order import derive_seed, splitmix64
+from rolecall.kit.tables.columns import Columns
+from rolecall.kit.tables.encoding import IdColumn, NumberColumn
+from rolecall.kit.tables.files import File, find
+from rolecall.kit.tables.fit import Fit
+from rolecall.kit.tables.params import Data
+from rolecall.kit.tables.rows import BadRows, Rows, read
 from rolecall.spec.errors import InputError
-from rolecall.workloads.embedding_ddp.columns import Columns
-from rolecall.workloads.embedding_ddp.files import File, find
-from rolecall.workloads.embedding_ddp.fit import Fit
-from rolecall.workloads.embedding_ddp.model import IdColumn, NumberColumn
-from rolecall.workloads.embedding_ddp.params import Data, Params
-from rolecall.workloads.embedding_ddp.rows import BadRows, Rows, read
 
 _log = logging.getLogger(__name__)
 _LAYOUT = 1
@@ -53,13 +53,11 @@ class Cache:
 class Source:
     """A job's input files and how they are split."""
 
-    params: Params
+    data: Data
+    """What the files mean."""
+    seed: int
+    """Decides which rows are held out."""
     files: dict[str, list[File]]
-
-    @property
-    def data(self) -> Data:
-        """The parameters that say what the files mean."""
-        return self.params.data
 
     def pieces(self, split: str, bad: BadRows) -> Iterator[Rows]:
         """The good rows of a split, piece by piece, in the files' order."""
@@ -68,20 +66,20 @@ class Source:
             yield from read(self.files.get(split, []), self.data, bad)
             return
         for rows in read(self.files["train"], self.data, bad):
-            held_out = held_out_rows(rows.numbers, share, self.params.seed)
+            held_out = held_out_rows(rows.numbers, share, self.seed)
             yield rows.take(np.flatnonzero(held_out == (split == "validation")))
 
     @property
     def key(self) -> str:
         """The name of the cache: a hash of all that decides its content."""
         identities = {split: [file.identity for file in files] for split, files in self.files.items()}
-        content = [_LAYOUT, self.data.model_dump(mode="json"), self.params.seed, identities]
+        content = [_LAYOUT, self.data.model_dump(mode="json"), self.seed, identities]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def open_source(params: Params) -> Source:
+def open_source(data: Data, seed: int) -> Source:
     """Finds the input files; raises `InputError` for one that is not there."""
-    return Source(params, {split: find(paths, params.data) for split, paths in params.data.sources.items()})
+    return Source(data, seed, {split: find(paths, data) for split, paths in data.sources.items()})
 
 
 def held_out_rows(numbers: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
@@ -91,7 +89,7 @@ def held_out_rows(numbers: NDArray[np.int64], share: float, seed: int) -> NDArra
 
 def open_cache(source: Source, folder: Path) -> Cache:
     """This node's cache of `source` below `folder`, built if it isn't there; others who want it wait."""
-    return _load(build_once(folder / "embedding-ddp", source.key, lambda draft: _build(source, draft)))
+    return _load(build_once(folder / "tables", source.key, lambda draft: _build(source, draft)))
 
 
 def _build(source: Source, folder: Path) -> None:
@@ -110,7 +108,7 @@ def _build(source: Source, folder: Path) -> None:
 
 
 def _fit(source: Source, bad: BadRows) -> tuple[Columns, int]:
-    fit, count, positive = Fit(source.data, source.params.seed), 0, 0.0
+    fit, count, positive = Fit(source.data, source.seed), 0, 0.0
     for rows in source.pieces("train", bad):
         fit.add(rows)
         count += len(rows.labels)

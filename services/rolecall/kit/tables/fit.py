@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rolecall.kit.data_order import splitmix64
-from rolecall.workloads.embedding_ddp.columns import Columns, scaled
-from rolecall.workloads.embedding_ddp.model import FIRST, IdColumn, NumberColumn
-from rolecall.workloads.embedding_ddp.params import Categorical, Data, Numeric
-from rolecall.workloads.embedding_ddp.rows import Rows
+from rolecall.kit.tables.columns import Columns, scaled
+from rolecall.kit.tables.encoding import FIRST, IdColumn, NumberColumn
+from rolecall.kit.tables.params import Categorical, Data, Numeric
+from rolecall.kit.tables.rows import Rows
 
 _SAMPLE = 100_000
 

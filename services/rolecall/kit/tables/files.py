@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from rolecall.kit import files
+from rolecall.kit.tables.params import Data
 from rolecall.spec.errors import InputError
-from rolecall.workloads.embedding_ddp.params import Data
 
 _SUFFIXES = {"csv": "csv", "tsv": "tsv", "tab": "tsv", "parquet": "parquet", "pq": "parquet"}
 

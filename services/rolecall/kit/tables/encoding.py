@@ -1,0 +1,108 @@
+"""How rows become ids and numbers, one by one and without the service: exported models take this file along, unchanged.
+
+All id columns share one space of ids, the rows of an embedding table. Each column owns [offset, offset + size): first
+the id for a missing value, then the id for an unknown one, then its values, hash buckets or quantile buckets.
+"""
+
+import hashlib
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MISSING, UNKNOWN, FIRST = 0, 1, 2
+"""A column's first ids: no value, a value that training did not see, and the first value that it did."""
+
+
+@dataclass(frozen=True)
+class IdColumn:
+    """A column that is looked up in the embedding table, in rows [offset, offset + size)."""
+
+    name: str
+    kind: str
+    """`dictionary`, `hash` or `buckets` (a bucketed numeric column)."""
+    offset: int
+    size: int
+    width: int
+    """How many values of one row count; above 1 the column is multi-valued."""
+    separator: str | None
+    values: list[str]
+    """A dictionary's values, in the order of their ids."""
+    bounds: list[float]
+    """The bounds between a numeric column's buckets, rising; a number equal to a bound lies above it."""
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A numeric column that is normalised: (x - mean) / deviation, x first taken to sign(x) · log(1 + |x|) if `log`."""
+
+    name: str
+    mean: float
+    deviation: float
+    log: bool
+
+
+def stable_hash(text: str) -> int:
+    """64 bits that are the same on every machine and in every version: BLAKE2b of the text's UTF-8, little-endian."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Encoder:
+    """Turns raw rows into ids and numbers, as training did."""
+
+    def __init__(self, ids: Sequence[IdColumn], numbers: Sequence[NumberColumn], missing: Sequence[str]) -> None:
+        self._ids = ids
+        self._numbers = numbers
+        self._missing = frozenset(missing)
+        self._dictionaries = [{text: i for i, text in enumerate(column.values, FIRST)} for column in ids]
+
+    def ids(self, row: dict[str, Any]) -> list[list[int]]:
+        """The ids of each id column's values in a raw row; one at least, `width` at most."""
+        return [
+            [column.offset + i for i in self._column_ids(column, dictionary, _get(row, column.name))]
+            for column, dictionary in zip(self._ids, self._dictionaries, strict=True)
+        ]
+
+    def numbers(self, row: dict[str, Any]) -> list[float]:
+        """The normalised numbers of a raw row."""
+        return [self._normalized(column, _get(row, column.name)) for column in self._numbers]
+
+    def _column_ids(self, column: IdColumn, dictionary: dict[str, int], given: Any) -> list[int]:
+        if column.kind == "buckets":
+            number = self._number(given)
+            return [MISSING if math.isnan(number) else bisect_right(column.bounds, number) + FIRST]
+        texts = self._texts(column, given)
+        if column.kind == "hash":
+            return [stable_hash(text) % (column.size - FIRST) + FIRST for text in texts] or [MISSING]
+        return [dictionary.get(text, UNKNOWN) for text in texts] or [MISSING]
+
+    def _texts(self, column: IdColumn, given: Any) -> list[str]:
+        if isinstance(given, str) and column.separator is not None:
+            given = given.split(column.separator)
+        many = given if isinstance(given, list | tuple) else [given]
+        texts = [_text(one).strip() for one in many if one is not None]
+        return [text for text in texts if text and text not in self._missing][: column.width]
+
+    def _normalized(self, column: NumberColumn, given: Any) -> float:
+        number = self._number(given)
+        if column.log:
+            number = math.copysign(math.log1p(abs(number)), number)
+        return 0.0 if math.isnan(number) else (number - column.mean) / column.deviation
+
+    def _number(self, given: Any) -> float:
+        text = given.strip() if isinstance(given, str) else given
+        return math.nan if text is None or text == "" or text in self._missing else float(text)
+
+
+def _get(row: dict[str, Any], name: str) -> Any:
+    if name not in row:
+        raise ValueError(f"a row lacks the column {name!r}; give None where its value is missing")
+    return row[name]
+
+
+def _text(value: Any) -> str:
+    """A value as training's reader writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
