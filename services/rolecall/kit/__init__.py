@@ -2,8 +2,9 @@
 
 This file has what describes a workload, and never imports torch. `worker` has what a role's `run` stands on, `loop`
 the training loop, `params` parameters that workloads share, `optimizers` the optimizers that they name. Input:
-`files`, `images`, `tables`, `text`, `data_order`, and `cache` for what a node makes from it once. `builders` runs code that a job
-brings along, `parameter_server` keeps weights on servers, `export` writes what a job leaves to its user.
+`files`, `images`, `tables`, `text`, `data_order`, and `cache` for what a node makes from it once. `builders` runs code
+that a job brings along, `parameter_server` keeps weights on servers, `pipelining` plans stages, `export` writes what a
+job leaves to its user.
 
 Public names of this package change with a minor release at most, and the changelog says how.
 """

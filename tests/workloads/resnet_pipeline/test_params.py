@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torchvision.models import get_model
 
+from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.check import check_counts, rpc_threads
-from rolecall.workloads.resnet_pipeline.params import Params, block_names
+from rolecall.workloads.resnet_pipeline.params import Params, block_names, places
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "resnet-pipeline.json"
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -125,3 +126,16 @@ def test_stages_that_fit(changes: dict[str, Any], stages: int) -> None:
 
 def test_every_micro_batch_has_a_thread_and_two_are_left() -> None:
     assert rpc_threads(params(micro_batches=64), {Role.STAGE: 2}) == 66
+
+
+def test_cuts_are_found_by_name() -> None:
+    assert places(["b", "d"], ["a", "b", "c", "d"]) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "said"),
+    [(["a"], "no block a to cut before; legal: b, c"), (["c", "b"], "follow the model's order"), (["b", "b"], "once")],
+)
+def test_cuts_that_the_model_cant_have_are_refused(cuts: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        places(cuts, ["a", "b", "c"])

@@ -3,10 +3,10 @@
 After the PyTorch tutorial "Distributed Pipeline Parallelism Using RPC". The master drives; the first stage of each
 replica reads the images; activations and gradients go from stage to stage; the loss is computed on the last.
 
-`model` is what users get too, `costs` and `partition` choose the cuts, `shard` is one stage's part of the model,
-`schedule` the order of its work, `wire` how tensors reach a neighbour, `pipeline` the stage that joins them,
-`tutorial_protocol` the tutorial's own way; `training` is the master's loop. This file, `params`, `check`, `partition`
-and `schedule` never import torch.
+`model` is what users get too, `costs` measures what decides the cuts, `shard` is one stage's part of the model, `wire`
+how tensors reach a neighbour, `pipeline` the stage that joins them,
+`tutorial_protocol` the tutorial's own way; `training` is the master's loop. This file, `params`
+and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -1,5 +1,6 @@
 """What a user may say about a `resnet-pipeline` job. Torch-free; docstrings are the API's descriptions."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -21,7 +22,6 @@ from rolecall.kit.params import (
     TrainingParams,
 )
 from rolecall.spec.errors import InputError
-from rolecall.workloads.resnet_pipeline.partition import places
 
 _LAYERS = {
     "resnet18": (2, 2, 2, 2),
@@ -127,3 +127,15 @@ class Params(TrainingParams):
                 "early_stopping needs validation images; set data.validation to a share above 0, or to a source"
             )
         return self
+
+
+def places(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The places of the blocks that begin the later stages; raises `InputError` for cuts that the model can't have."""
+    if unknown := [cut for cut in cuts if cut not in names[1:]]:
+        raise InputError(
+            f"cuts: the model has no block {', '.join(unknown)} to cut before; legal: {', '.join(names[1:])}"
+        )
+    found = [names.index(cut) for cut in cuts]
+    if found != sorted(set(found)):
+        raise InputError(f"cuts must follow the model's order, each once: {', '.join(names[1:])}")
+    return found

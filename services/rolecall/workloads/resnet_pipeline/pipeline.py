@@ -14,6 +14,7 @@ from torchvision.transforms import v2
 
 from rolecall.kit.data_order import DataOrder, derive_seed, share_of
 from rolecall.kit.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
+from rolecall.kit.pipelining import one_forward_one_backward
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -22,7 +23,6 @@ from rolecall.workloads.resnet_pipeline.costs import block_costs
 from rolecall.workloads.resnet_pipeline.evaluation import Scorer, Scores
 from rolecall.workloads.resnet_pipeline.model import blocks_of, bring_to_size, normalized
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.schedule import one_forward_one_backward
 from rolecall.workloads.resnet_pipeline.shard import Shard, whole_model
 from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialShard
 from rolecall.workloads.resnet_pipeline.wire import Outbox, inbox
@@ -112,8 +112,8 @@ class PipelineStage:
         if self._is_first:
             self._images = self._fed(epoch, step)
         losses: list[torch.Tensor] = []
-        for kind, micro_batch in one_forward_one_backward(self._place, self._stages, self._params.micro_batches):
-            if kind == "backward":
+        for _, kind, micro_batch in one_forward_one_backward(self._stages, self._params.micro_batches)[self._place]:
+            if kind == "B":
                 self._backward(micro_batch)
             elif self._is_last:
                 losses.append(self._forward_loss(micro_batch))

@@ -8,6 +8,7 @@ import torch
 from torch.distributed import rpc
 
 from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.pipelining import best_cuts
 from rolecall.kit.same_input import require_same
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import InputError
@@ -16,8 +17,7 @@ from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline import stage
 from rolecall.workloads.resnet_pipeline.evaluation import together
 from rolecall.workloads.resnet_pipeline.export import write_export
-from rolecall.workloads.resnet_pipeline.params import Params, block_names
-from rolecall.workloads.resnet_pipeline.partition import best_cuts, places
+from rolecall.workloads.resnet_pipeline.params import Params, block_names, places
 from rolecall.workloads.resnet_pipeline.pipeline import Inventory, PipelineStage
 from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialProtocol
 

@@ -5,8 +5,8 @@ stages in the order of a schedule; the whole pipeline may stand several times, e
 
 Rules: `params` says what is asked, `schedules` which combinations are legal, `check` compares them with the counts.
 Model: `model` (also what users get), `split` cuts it. Running: `grid` (ranks and replicas), `pipeline` (stages and
-schedule), `meter` (where the time goes) against `bubble` (where it should), `sequences` (the text in batches),
-`training`, `sample`, `export`. This file, `params`, `schedules`, `bubble` and `check` never import torch.
+schedule), `meter` (where the time goes) against `kit.pipelining` (where it should), `sequences` (the text in batches),
+`training`, `sample`, `export`. This file, `params`, `schedules` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

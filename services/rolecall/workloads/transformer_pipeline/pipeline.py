@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
-from rolecall.workloads.transformer_pipeline.bubble import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.workloads.transformer_pipeline.grid import Grid
 from rolecall.workloads.transformer_pipeline.layers import own_layers
 from rolecall.workloads.transformer_pipeline.meter import GpuClock, HostClock, Meter

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from rolecall.kit.loop import Held, TrainingLoop
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
+from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.corpus import Corpus
 from rolecall.runtime.checkpoint import flatten_optimizer, random_state, restore_optimizer, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.transformer_pipeline.bubble import bubble
 from rolecall.workloads.transformer_pipeline.export import export
 from rolecall.workloads.transformer_pipeline.grid import arrange
 from rolecall.workloads.transformer_pipeline.meter import stage_times

@@ -1,6 +1,10 @@
-"""How long a schedule would leave its ranks idle if stages were equal and messages took no time. Torch-free."""
+"""Pipeline parallelism in theory: where to cut a model, in which order ranks work, and how long they idle. Torch-free.
+
+The idle time is that of equal stages and messages that take no time.
+"""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
@@ -25,8 +29,10 @@ def fill_and_drain(ranks: int, micro_batches: int) -> list[list[Task]]:
 
 
 def one_forward_one_backward(ranks: int, micro_batches: int) -> list[list[Task]]:
-    """1F1B's order: a rank runs ahead by as many forward passes as there are ranks from it to the end, then alternates.
+    """1F1B's order, with a flush at the end of the step (Narayanan et al., 2021).
 
+    A rank runs ahead by as many forward passes as there are ranks from it to the end, then alternates, so that it holds
+    the activations of at most `ranks - rank` micro-batches. Both kinds of passes take the micro-batches in order.
     Torch's own account of it (2.14) has the last rank begin with the second micro-batch.
     """
     order: list[list[Task]] = []
@@ -88,3 +94,34 @@ def _needs(task: Task, last: int) -> list[Task]:
 def _key(task: Task) -> Task:
     """Under which name others look for a task: a whole backward pass gives the gradient of the inputs, too."""
     return task._replace(kind="I") if task.kind == "B" else task
+
+
+def best_cuts(costs: Sequence[Sequence[float]]) -> list[int]:
+    """The first block of every stage but the first; `costs[s][b]` is what block `b` costs on stage `s`.
+
+    Every stage gets one block or more. Among equally good partitions it prefers early cuts. An optimal partition of a
+    chain, by dynamic programming over (stage, first blocks).
+    """
+    stages, blocks = len(costs), len(costs[0])
+    before = [list(accumulate(of_stage, initial=0.0)) for of_stage in costs]
+    # slowest[e] is the least possible cost of the slowest stage when the stages so far share the first e blocks.
+    slowest = before[0]
+    chosen: list[list[int]] = []
+    for stage in range(1, stages):
+        choices = [_best_cut(slowest, before[stage], stage, end) for end in range(blocks + 1)]
+        slowest = [cost for cost, _ in choices]
+        chosen.append([cut for _, cut in choices])
+    return _walk_back(chosen, blocks)
+
+
+def _best_cut(slowest: Sequence[float], before: Sequence[float], stage: int, end: int) -> tuple[float, int]:
+    """The best place for `stage` to begin if it ends with block `end - 1`: the slowest stage's cost, and the place."""
+    options = [(max(slowest[cut], before[end] - before[cut]), cut) for cut in range(stage, end)]
+    return min(options, default=(float("inf"), stage))
+
+
+def _walk_back(chosen: list[list[int]], blocks: int) -> list[int]:
+    cuts: list[int] = []
+    for choices in reversed(chosen):
+        cuts.append(choices[cuts[-1] if cuts else blocks])
+    return cuts[::-1]

@@ -1,0 +1,113 @@
+"""Schedules against the papers' formulas; cuts against all partitions."""
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolecall.kit.pipelining import (
+    Task,
+    best_cuts,
+    bubble,
+    fill_and_drain,
+    makespan,
+    one_forward_one_backward,
+)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+@pytest.mark.parametrize("micro_batches", [8, 32])
+def test_gpipe_and_1f1b_lose_what_their_papers_say(ranks: int, micro_batches: int) -> None:
+    formula = (ranks - 1) / (micro_batches + ranks - 1)
+    assert bubble(fill_and_drain(ranks, micro_batches)) == pytest.approx(formula)
+    assert bubble(one_forward_one_backward(ranks, micro_batches)) == pytest.approx(formula)
+
+
+def test_splitting_the_backward_pass_lets_the_next_rank_begin_sooner() -> None:
+    whole = [[Task(0, "F", 0), Task(0, "B", 0)], [Task(1, "F", 0), Task(1, "B", 0)]]
+    split = [
+        [Task(0, "F", 0), Task(0, "I", 0), Task(0, "W", 0)],
+        [Task(1, "F", 0), Task(1, "I", 0), Task(1, "W", 0)],
+    ]
+    assert (makespan(whole), makespan(split)) == (6, 5)
+
+
+def test_an_order_in_which_ranks_wait_for_ever_is_an_error() -> None:
+    with pytest.raises(ValueError, match="wait for one another"):
+        makespan([[Task(0, "B", 0), Task(0, "F", 0)], [Task(1, "F", 0), Task(1, "B", 0)]])
+
+
+def test_as_in_the_paper() -> None:
+    """Figure 4 of Narayanan et al. (2021), its first four micro-batches, on the first and the last of two stages."""
+    order = one_forward_one_backward(2, 4)
+    first = "".join(f"{kind}{number}" for _, kind, number in order[0])
+    last = "".join(f"{kind}{number}" for _, kind, number in order[1])
+    assert first == "F0F1B0F2B1F3B2B3"
+    assert last == "F0B0F1B1F2B2F3B3"
+
+
+@given(st.integers(1, 8), st.integers(1, 12))
+def test_every_stage_ends_and_holds_no_more_than_the_stages_behind_it(stages: int, micro_batches: int) -> None:
+    queues = one_forward_one_backward(stages, micro_batches)
+    done: set[tuple[str, int, int]] = set()
+
+    def ready(place: int, kind: str, number: int) -> bool:
+        if kind == "F":
+            return place == 0 or ("F", place - 1, number) in done
+        return ("F", place, number) in done and (place == stages - 1 or ("B", place + 1, number) in done)
+
+    while any(queues):
+        runnable = [place for place in range(stages) if queues[place] and ready(*queues[place][0])]
+        assert runnable, "every stage waits for another"
+        for place in runnable:
+            _, kind, number = queues[place].pop(0)
+            done.add((kind, place, number))
+            held = sum((("F", place, one) in done) - (("B", place, one) in done) for one in range(micro_batches))
+            assert held <= stages - place
+    assert len(done) == 2 * stages * micro_batches
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_both_kinds_take_the_micro_batches_in_order(place: int) -> None:
+    actions = one_forward_one_backward(3, 5)[place]
+    for kind in ("F", "B"):
+        assert [number for _, one, number in actions if one == kind] == list(range(5))
+
+
+costs = st.integers(2, 4).flatmap(
+    lambda stages: st.integers(stages, 8).flatmap(
+        lambda blocks: st.lists(
+            st.lists(st.integers(0, 20).map(float), min_size=blocks, max_size=blocks), min_size=stages, max_size=stages
+        )
+    )
+)
+
+
+def slowest(costs: list[list[float]], cuts: list[int]) -> float:
+    bounds = pairwise([0, *cuts, len(costs[0])])
+    return max(sum(of_stage[begin:end]) for of_stage, (begin, end) in zip(costs, bounds, strict=True))
+
+
+@given(costs)
+def test_no_partition_is_better(costs: list[list[float]]) -> None:
+    cuts = best_cuts(costs)
+    assert len(cuts) == len(costs) - 1
+    assert cuts == sorted(set(cuts))
+    assert 0 < cuts[0] <= cuts[-1] < len(costs[0])
+    every = combinations(range(1, len(costs[0])), len(cuts))
+    assert slowest(costs, cuts) == min(slowest(costs, list(others)) for others in every)
+
+
+@pytest.mark.parametrize(
+    ("costs", "cuts"),
+    [
+        ([[1, 1, 1, 1]] * 2, [2]),
+        ([[9, 1, 1, 1]] * 2, [1]),
+        ([[1, 1, 1, 9]] * 3, [1, 3]),
+        ([[1, 1, 1, 1], [3, 3, 3, 3]], [3]),
+    ],
+    ids=["alike", "a dear first block", "a dear last block", "a slow second stage"],
+)
+def test_cuts(costs: list[list[float]], cuts: list[int]) -> None:
+    assert best_cuts(costs) == cuts
