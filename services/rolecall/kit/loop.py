@@ -1,14 +1,15 @@
-"""The bookkeeping of a training that goes in epochs: steps, progress, checkpoints, early stopping, leaving when asked.
+"""The bookkeeping of a job: its position, checkpoints and result; and of a training that goes in epochs besides steps,
+progress, early stopping, and leaving when asked.
 
-All ranks of the default process group run it in step; where there is no process group, one driver runs it alone. What
-is trained, and how, a workload says in a subclass.
+All ranks of the default process group run a loop in step; where there is no process group, one driver runs it alone.
+What is trained, and how, a workload says in a subclass.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,90 @@ from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.state import StopMode
+from rolecall.spec.workload import Params
 
 Batch = TypeVar("Batch")
+AnyParams = TypeVar("AnyParams", bound=Params)
 P = TypeVar("P", bound=TrainingParams)
 Held = Literal["validation", "test"]
 """The splits that are not trained on."""
+
+
+class _Frozen(Protocol):
+    """A dataclass; its fields go into checkpoints as JSON."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+AnyPosition = TypeVar("AnyPosition", bound=_Frozen)
+
+
+class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
+    """One rank's part of a job; `position` says where the job stands, besides the tensors in its checkpoints."""
+
+    def __init__(self, context: WorkerContext[AnyParams], position: AnyPosition) -> None:
+        self.context = context
+        self.params = context.params
+        self.position = position
+        self._last_save = time.monotonic()
+
+    @property
+    @abstractmethod
+    def step(self) -> int:
+        """Steps done since the job began; a checkpoint is named after it."""
+
+    @abstractmethod
+    def run(self) -> dict[str, float] | None:
+        """Train to the end; the job's result, or None if the gang was asked to leave."""
+
+    @abstractmethod
+    def save_parts(self, step: int) -> Sequence[CheckpointPart]:
+        """Write this rank's part of the checkpoint after `step`, and have those written that this rank answers for."""
+
+    @abstractmethod
+    def load(self, manifest: CheckpointManifest) -> None:
+        """Go back to `manifest`, all ranks together."""
+
+    def play(self) -> None:
+        """Train to the end; the first worker of its role reports the job's result.
+
+        Raises `Stopped` if the gang was asked to leave.
+        """
+        result = self.run()
+        if result is None:
+            raise Stopped("left between two steps, as asked")
+        if self.context.role_rank == 0:
+            self.context.report.result(result)
+
+    def resume(self) -> None:
+        """Go back to the checkpoint with which the attempt begins, if there is one."""
+        manifest = self.context.checkpoints.resume_from
+        if manifest is None:
+            return
+        self.load(manifest)
+        self.position = type(self.position)(**manifest.position)
+        if _is_first():
+            self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
+
+    def save(self, *, keep: bool = False) -> dict[str, Any] | None:
+        """Write a checkpoint with all ranks; its manifest on every rank, None if it was skipped."""
+        if dist.is_initialized():
+            dist.barrier()  # No rank may still change what another is about to write.
+        parts = _gathered(self.save_parts(self.step))
+        manifest: dict[str, Any] | None = None
+        if _is_first():
+            committed = self.context.checkpoints.commit(self.step, parts, asdict(self.position), keep=keep)
+            manifest = committed.model_dump(mode="json") if committed else None
+        self._last_save = time.monotonic()
+        return _told(manifest)
+
+    def at_checkpoint_step(self, every_steps: int | None) -> bool:
+        """Whether a job that saves every so many steps saves now."""
+        return every_steps is not None and self.step % every_steps == 0
+
+    def checkpoint_overdue(self, every_s: float | None) -> bool:
+        """Whether the last checkpoint is so old. Only the first rank's clock counts, or one would follow on another."""
+        return _is_first() and every_s is not None and time.monotonic() - self._last_save >= every_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +126,17 @@ class Position:
     """Samples trained on since the job began."""
 
 
-class TrainingLoop(ABC, Generic[Batch, P]):
+class TrainingLoop(JobLoop[Position, P], Generic[Batch, P]):
     """One rank's part of a job, from the first step (or the checkpoint) to the job's result."""
 
     def __init__(self, context: WorkerContext[P]) -> None:
-        self.context = context
-        self.params = context.params
-        self.position = Position()
-        self._last_save = time.monotonic()
+        super().__init__(context, Position())
         self._owes_checkpoint = False
+
+    @property
+    def step(self) -> int:
+        """Global batches done since the job began."""
+        return self.position.step
 
     @property
     @abstractmethod
@@ -78,19 +160,11 @@ class TrainingLoop(ABC, Generic[Batch, P]):
         """Metrics of a split by name, e.g. `validation_loss`; equal on all ranks. None if the split has no data."""
 
     @abstractmethod
-    def save_parts(self, step: int) -> Sequence[CheckpointPart]:
-        """Write this rank's part of the checkpoint after `step`, and have those written that this rank answers for."""
-
-    @abstractmethod
-    def load(self, manifest: CheckpointManifest) -> None:
-        """Go back to `manifest`, all ranks together."""
-
-    @abstractmethod
     def export(self) -> None:
         """Leave the trained model to the user; called on all ranks."""
 
     def objective(self, scores: dict[str, float]) -> float:
-        """What early stopping wants to grow: by default the validation loss, turned round."""
+        """What early stopping wants to grow: by default the validation loss, negated."""
         return -scores["validation_loss"]
 
     @property
@@ -104,21 +178,10 @@ class TrainingLoop(ABC, Generic[Batch, P]):
         """What the learning rates are multiplied by in the step under way."""
         return self.params.lr_schedule.factor(self.position.step, self.steps)
 
-    def play(self) -> None:
-        """Train to the end; the first worker of its role reports the job's result.
-
-        Raises `Stopped` if the gang was asked to leave.
-        """
-        result = self.run()
-        if result is None:
-            raise Stopped("left between two steps, as asked")
-        if self.context.role_rank == 0:
-            self.context.report.result(result)
-
     def run(self) -> dict[str, float] | None:
         """Train to the end; the job's result, or None if the gang was asked to leave."""
         began = time.monotonic()
-        self._resume()
+        self.resume()
         first_sample = self.position.samples
         self._agreement = Agreement(self.position.step)
         if not self._all_epochs():
@@ -150,11 +213,11 @@ class TrainingLoop(ABC, Generic[Batch, P]):
         for batch in self.batches(self.position.epoch, self.position.step - self.position.epoch_start):
             self._step(batch)
             decision = self._agreement.after(self.position.step, self._wish)
-            wanted = decision.checkpoint or self._at_checkpoint_step()
+            wanted = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)
             # A step has one checkpoint: at an epoch's end it is written with the epoch's judgement in it.
             self._owes_checkpoint = wanted and self._ends_epoch() and not decision.stop
             if wanted and not self._owes_checkpoint:
-                self._save()
+                self.save()
             if decision.stop:
                 return False
             if self._out_of_steps():
@@ -177,18 +240,8 @@ class TrainingLoop(ABC, Generic[Batch, P]):
 
     def _wish(self) -> Decision:
         mode = self.context.stop_requested()
-        return Decision(
-            stop=mode is not None, checkpoint=mode in (StopMode.PAUSE, StopMode.DRAIN) or self._checkpoint_due()
-        )
-
-    def _at_checkpoint_step(self) -> bool:
-        every = self.params.checkpoint_every_steps
-        return every is not None and self.position.step % every == 0
-
-    def _checkpoint_due(self) -> bool:
-        """Only the first rank's clock counts, or one checkpoint would follow on another."""
-        every = self.params.checkpoint_every_s
-        return _is_first() and every is not None and time.monotonic() - self._last_save >= every
+        overdue = self.checkpoint_overdue(self.params.checkpoint_every_s)
+        return Decision(stop=mode is not None, checkpoint=mode in (StopMode.PAUSE, StopMode.DRAIN) or overdue)
 
     def _judge_epoch(self) -> None:
         """Score the validation data, note whether it is the best epoch so far, and begin the next."""
@@ -198,11 +251,11 @@ class TrainingLoop(ABC, Generic[Batch, P]):
             self.context.report.evaluated(self.position.step, self.position.epoch, scores)
         before = self.position
         if scores is not None and self._is_best(scores):
-            manifest = self._save(keep=True)
+            manifest = self.save(keep=True)
             # Weights that were not stored can't be restored: an earlier epoch stays the best one.
             self.position = replace(self.position, best_checkpoint=manifest) if manifest else before
         elif self._owes_checkpoint:
-            self._save()
+            self.save()
         self._owes_checkpoint = False
 
     def _is_best(self, scores: dict[str, float]) -> bool:
@@ -221,29 +274,12 @@ class TrainingLoop(ABC, Generic[Batch, P]):
         test = self.score("test")
         return test if test is not None else self.score("validation") or {}
 
-    def _save(self, *, keep: bool = False) -> dict[str, Any] | None:
-        """Write a checkpoint with all ranks; its manifest on every rank, None if it was skipped."""
-        if dist.is_initialized():
-            dist.barrier()  # No rank may still change what another is about to write.
-        step = self.position.step
-        parts = _gathered(self.save_parts(step))
-        manifest: dict[str, Any] | None = None
-        if _is_first():
-            committed = self.context.checkpoints.commit(step, parts, asdict(self.position), keep=keep)
-            manifest = committed.model_dump(mode="json") if committed else None
-        self._last_save = time.monotonic()
-        return _told(manifest)
-
-    def _resume(self) -> None:
+    def resume(self) -> None:
+        """Go back to the checkpoint; one that is the best itself could not name itself when it was written."""
+        super().resume()
         manifest = self.context.checkpoints.resume_from
-        if manifest is None:
-            return
-        self.load(manifest)
-        self.position = Position(**manifest.position)
-        if manifest.keep:  # It is the best one itself, and could not name itself when it was written.
+        if manifest is not None and manifest.keep:
             self.position = replace(self.position, best_checkpoint=manifest.model_dump(mode="json"))
-        if _is_first():
-            self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
 
     def _restore_best(self) -> None:
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:

@@ -3,13 +3,15 @@
 import math
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from rolecall.kit.loop import JobLoop
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import PeerLost, Stopped
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
 from rolecall.workloads.reinforce import environments
@@ -43,24 +45,26 @@ class Position:
     """The scores of the best evaluation so far, whose weights are kept."""
 
 
-class Training:
+class Training(JobLoop[Position, Params]):
     """The agent's part of a job, from the first update (or the checkpoint) to the job's result."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
+        super().__init__(context, Position())
         params = context.params
-        self._context = context
-        self._params = params
         spaces = environments.describe(params.environment)
         self._learner = Learner(params, spaces, context.device)
         self._observers = Observers(
             context.count(Role.OBSERVER), params.least_observers, context.report.event, self._look
         )
         self._inference = self._make_inference(spaces) if params.policy_at == "agent" else None
-        self._position = Position()
         self._best: Weights = {}
         self._restart = True
         self._saved_update = 0
-        self._last_save = time.monotonic()
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+        return self.position.update
 
     def run(self) -> dict[str, float]:
         """Train to the end; the job's result.
@@ -69,15 +73,15 @@ class Training:
         left.
         """
         began = time.monotonic()
-        self._resume()
-        first_step = self._position.env_steps
+        self.resume()
+        first_step = self.position.env_steps
         with ExitStack() as stack:
             if self._inference is not None:
                 stack.enter_context(self._inference.serving())
             self._train()
             self._observers.dismiss(stopped=False)
         wall_s = time.monotonic() - began
-        rate = (self._position.env_steps - first_step) / wall_s
+        rate = (self.position.env_steps - first_step) / wall_s
         self._export()
         return self._result() | {"samples_per_s": rate, "wall_s": wall_s}
 
@@ -85,12 +89,12 @@ class Training:
         try:
             self._all_updates()
         except Stopped:
-            if self._context.stop_requested() in (StopMode.PAUSE, StopMode.DRAIN):
-                self._save()
+            if self.context.stop_requested() in (StopMode.PAUSE, StopMode.DRAIN):
+                self._save_once()
             self._observers.dismiss(stopped=True)
             raise
         except PeerLost:
-            self._save()
+            self._save_once()
             raise
 
     def _all_updates(self) -> None:
@@ -101,32 +105,32 @@ class Training:
                 return
             self._update()
             if self._checkpoint_due():
-                self._save()
+                self._save_once()
 
     def _finished(self) -> bool:
-        best, target = self._position.best, self._params.target_return
+        best, target = self.position.best, self.params.target_return
         return self._out_of_steps() or (target is not None and best is not None and best["evaluation_return"] >= target)
 
     def _out_of_steps(self) -> bool:
-        updates = self._params.max_updates
-        return self._position.env_steps >= self._params.env_steps or (
-            updates is not None and self._position.update >= updates
+        updates = self.params.max_updates
+        return self.position.env_steps >= self.params.env_steps or (
+            updates is not None and self.position.update >= updates
         )
 
     def _update(self) -> None:
         """Have a trajectory played by every observer that is idle, and learn from those that are there."""
-        update = self._position.update + 1
+        update = self.position.update + 1
         self._order(update)
         trajectories = {rank: self._trajectory(rank, one) for rank, one in self._gather().items()}
-        rate = self._params.lr_schedule.factor(self._position.env_steps, self._params.env_steps)
+        rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
         losses = self._learner.learn(update, trajectories, rate)
         outcomes = {rank: trajectory.outcomes for rank, trajectory in trajectories.items()}
         steps = sum(int(one.valid.sum()) for one in outcomes.values())
-        self._position = replace(
-            self._position,
+        self.position = replace(
+            self.position,
             update=update,
-            env_steps=self._position.env_steps + steps,
-            episodes=self._position.episodes + sum(len(one.episode_returns) for one in outcomes.values()),
+            env_steps=self.position.env_steps + steps,
+            episodes=self.position.episodes + sum(len(one.episode_returns) for one in outcomes.values()),
         )
         self._report(steps, losses, outcomes)
 
@@ -143,7 +147,7 @@ class Training:
         self._restart = False
 
     def _gather(self) -> dict[int, Played]:
-        return self._observers.gather(self._params.wait_for)
+        return self._observers.gather(self.params.wait_for)
 
     def _trajectory(self, rank: int, played: Played) -> Trajectory:
         decisions = played.decisions
@@ -153,8 +157,8 @@ class Training:
         return Trajectory(decisions, played.outcomes)
 
     def _report(self, steps: int, losses: dict[str, float], outcomes: dict[int, Outcomes]) -> None:
-        position = self._position
-        self._context.report(
+        position = self.position
+        self.context.report(
             position.update,
             loss=losses["loss"],
             samples=steps,
@@ -169,93 +173,88 @@ class Training:
 
     def _expected_updates(self) -> int:
         """The job's updates if those to come have as many steps as those so far, and it does not end early."""
-        position = self._position
-        expected = math.ceil(position.update * self._params.env_steps / max(1, position.env_steps))
-        return max(position.update, min(expected, self._params.max_updates or expected))
+        position = self.position
+        expected = math.ceil(position.update * self.params.env_steps / max(1, position.env_steps))
+        return max(position.update, min(expected, self.params.max_updates or expected))
 
     def _evaluation_due(self) -> bool:
-        update = self._position.update
-        due = update % self._params.evaluation.every_updates == 0 or self._out_of_steps()
-        return due and update > self._position.evaluated
+        update = self.position.update
+        due = update % self.params.evaluation.every_updates == 0 or self._out_of_steps()
+        return due and update > self.position.evaluated
 
     def _evaluate(self) -> None:
         """Play the evaluation's episodes with the newest weights, and keep these if they are the best so far."""
-        chosen = self._params.evaluation
+        chosen = self.params.evaluation
         seeds = list(range(chosen.seed, chosen.seed + chosen.episodes))
         weights = self._learner.weights()
         scores = evaluation_scores(self._observers.evaluate(seeds, weights))
-        self._context.report.evaluated(self._position.update, None, scores)
-        self._position = replace(self._position, evaluated=self._position.update)
-        best = self._position.best
+        self.context.report.evaluated(self.position.update, None, scores)
+        self.position = replace(self.position, evaluated=self.position.update)
+        best = self.position.best
         if best is None or scores["evaluation_return"] > best["evaluation_return"]:
-            self._position = replace(self._position, best=scores)
+            self.position = replace(self.position, best=scores)
             self._best = weights
 
     def _look(self) -> None:
         """While waiting: raises `Stopped` when asked to leave, and what may have ended the inference."""
-        if self._context.stop_requested() is not None:
+        if self.context.stop_requested() is not None:
             raise Stopped("left between two updates, as asked")
         if self._inference is not None:
             self._inference.check()
 
     def _make_inference(self, spaces: dict[str, Any]) -> Inference:
-        policy = new_policy(self._params, spaces).to(self._context.device)
-        chosen = self._params.inference
-        if self._params.protocol == "tutorial":
-            return Inference(policy, self._context.device, lambda: 1, 0.0)
+        policy = new_policy(self.params, spaces).to(self.context.device)
+        chosen = self.params.inference
+        if self.params.protocol == "tutorial":
+            return Inference(policy, self.context.device, lambda: 1, 0.0)
         return Inference(
-            policy, self._context.device, lambda: chosen.batch or self._observers.at_work, chosen.deadline_ms / 1000
+            policy, self.context.device, lambda: chosen.batch or self._observers.at_work, chosen.deadline_ms / 1000
         )
 
     def _checkpoint_due(self) -> bool:
-        steps, seconds = self._params.checkpoint_every_updates, self._params.checkpoint_every_s
-        return (steps is not None and self._position.update % steps == 0) or (
-            seconds is not None and time.monotonic() - self._last_save >= seconds
+        params = self.params
+        return self.at_checkpoint_step(params.checkpoint_every_updates) or self.checkpoint_overdue(
+            params.checkpoint_every_s
         )
 
-    def _save(self) -> None:
-        """Write a checkpoint. The environments are not in it, so that they begin anew after it, resumed or not."""
-        if self._saved_update == self._position.update:
-            return
-        tensors = self._learner.tensors() | {_BEST + name: value for name, value in self._best.items()}
-        part = self._context.checkpoints.save_part(self._position.update, _PART, tensors)
-        self._context.checkpoints.commit(self._position.update, [part], asdict(self._position))
-        self._saved_update = self._position.update
-        self._last_save = time.monotonic()
-        self._restart = True
+    def _save_once(self) -> None:
+        if self._saved_update != self.step:
+            self.save()
 
-    def _resume(self) -> None:
-        manifest = self._context.checkpoints.resume_from
-        if manifest is None:
-            return
-        tensors = self._context.checkpoints.load_part(manifest, _PART)
+    def save_parts(self, step: int) -> list[CheckpointPart]:
+        """The agent's part. The environments are not in it, so they begin anew after it, resumed or not."""
+        self._saved_update, self._restart = step, True
+        tensors = self._learner.tensors() | {_BEST + name: value for name, value in self._best.items()}
+        return [self.context.checkpoints.save_part(step, _PART, tensors)]
+
+    def load(self, manifest: CheckpointManifest) -> None:
+        """Go back to the agent's part."""
+        tensors = self.context.checkpoints.load_part(manifest, _PART)
         self._learner.restore(tensors)
         self._best = below(tensors, _BEST)
-        self._position = Position(**manifest.position)
-        self._saved_update = self._position.update
-        self._context.report.event(f"resumed from the checkpoint at step {manifest.step}")
+        self._saved_update = manifest.step
 
     def _export(self) -> None:
         """Leave the policy that was judged best, and a movie of it."""
         self._learner.policy.load_state_dict(self._best)
         policy = self._learner.policy.cpu()
-        scratch, artifacts = self._context.workdir.scratch, self._context.artifacts
-        path = write_export(scratch, policy, self._params)
+        scratch, artifacts = self.context.workdir.scratch, self.context.artifacts
+        path = write_export(scratch, policy, self.params)
         artifacts.put(path.name, path)
-        if self._params.evaluation.movie:
+        if self.params.evaluation.movie:
             self._film(policy)
 
     def _film(self, policy: Policy) -> None:
-        path = self._context.workdir.scratch / "episode.gif"
+        path = self.context.workdir.scratch / "episode.gif"
         try:
-            film(policy, self._params, path)
+            film(policy, self.params, path)
         except NoPicture as error:
-            self._context.report.event(f"there is no movie: {error}")
+            self.context.report.event(f"there is no movie: {error}")
             return
-        self._context.artifacts.put(path.name, path)
+        self.context.artifacts.put(path.name, path)
 
     def _result(self) -> dict[str, float]:
-        position = self._position
+        position = self.position
         counts = {
             "env_steps": float(position.env_steps),
             "episodes": float(position.episodes),
