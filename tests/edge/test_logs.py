@@ -1,0 +1,51 @@
+"""Records say what they are about, for people and for programs."""
+
+import json
+import logging
+import re
+
+import pytest
+
+from rolecall.edge.logs import about, log_to_stderr
+
+_LOG = logging.getLogger("test")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> object:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_line_ends_with_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr()
+    _LOG.info("placed %d workers", 3, extra=about("job_placed", job="a1", attempt=2))
+    _LOG.info("nothing to search by")
+    placed, plain = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"\S+ \S+ INFO test placed 3 workers \[event=job_placed job=a1 attempt=2\]", placed)
+    assert plain.endswith("INFO test nothing to search by")
+
+
+def test_json_has_a_record_a_line_with_its_traceback_and_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr(form="json")
+    try:
+        raise ValueError("s3://user:secret@host/x\nsecond line")
+    except ValueError:
+        _LOG.exception("failed\nat https://user:secret@host/", extra=about("worker_failed", job="a1", rank=0, node="n"))
+    (line,) = capsys.readouterr().err.splitlines()
+    record = json.loads(line)
+    assert (record["event"], record["job"], record["rank"], record["node"]) == ("worker_failed", "a1", 0, "n")
+    assert (record["level"], record["logger"]) == ("ERROR", "test")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", record["time"])
+    assert "second line" in record["traceback"]
+    assert "secret" not in line
+
+
+def test_a_field_can_not_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr()
+    _LOG.info("placed", extra=about("job_placed", job="a\x1b[1m\nb"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "\x1b" not in line
