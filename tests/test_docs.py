@@ -14,10 +14,6 @@ from rolecall.spec.job import JobRequest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-# Master and node read these alike, and each says it from its own side.
-_SHARED = {
-    "ROLECALL_PORT": "Where the master listens",
-}
 EXAMPLES = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 
 
@@ -41,7 +37,7 @@ def test_every_variable_is_documented() -> None:
     assert documented.keys() == {str(field.validation_alias) for field in fields}
     for field in fields:
         meaning = (field.description or "").rstrip(".")
-        assert documented[str(field.validation_alias)] in (meaning, _SHARED.get(str(field.validation_alias)))
+        assert documented[str(field.validation_alias)] == meaning
 
 
 def test_the_worked_example_is_shown_as_it_is() -> None:

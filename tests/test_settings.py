@@ -56,7 +56,7 @@ def test_a_secret_file_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyP
 def test_a_secret_file_that_holds_no_text_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
     monkeypatch.setenv("ROLECALL_TOKEN_FILE", str(tmp_path / "token"))
-    with pytest.raises(SettingsError, match=r"ROLECALL_TOKEN_FILE=.*/token holds no text"):
+    with pytest.raises(SettingsError, match=r"ROLECALL_TOKEN_FILE=.*/token is not a text file"):
         settings.read_master()
 
 
