@@ -37,13 +37,13 @@ def test_secrets_come_from_variables_or_files(monkeypatch: pytest.MonkeyPatch, t
 def test_equal_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN"):
         monkeypatch.setenv(name, "the-same-for-both")
-    with pytest.raises(SettingsError, match=r"^ROLECALL_TOKEN and ROLECALL_NODE_TOKEN are equal; each") as refusal:
+    with pytest.raises(SettingsError, match=r"^ROLECALL_TOKEN and ROLECALL_NODE_TOKEN have the same value; set") as refusal:
         settings.read_master()
     assert "the-same" not in str(refusal.value)
     monkeypatch.setenv("ROLECALL_METRICS_TOKEN", "the-same-for-both")
     monkeypatch.setenv("MASTER_ADDR", "m")
     monkeypatch.setenv("ROLE", "trainer")
-    with pytest.raises(SettingsError, match="ROLECALL_NODE_TOKEN and ROLECALL_METRICS_TOKEN are equal"):
+    with pytest.raises(SettingsError, match="ROLECALL_NODE_TOKEN and ROLECALL_METRICS_TOKEN have the same value"):
         settings.read_node()
 
 
