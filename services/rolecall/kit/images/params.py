@@ -39,8 +39,8 @@ class Images(workload.Params):
     """Height and width of the model's input, in pixels."""
     augment: Annotated[tuple[Literal["zoom", "shift", "flip"], ...], Field(max_length=3)] = ()
     """Augmentations of the training images: `zoom` crops a random part and resizes it (Szegedy et al., 2015), `shift`
-    translates by up to an eighth of the size, `flip` mirrors half of the images. None by default, because for example
-    digits can't be mirrored."""
+    translates by up to an eighth of the size, `flip` mirrors an image with probability 0.5. The default is none: for
+    example, mirrored digits are not valid."""
     mean: Channels = (0.485, 0.456, 0.406)
     """Values subtracted from the red, green and blue channels, which are in 0 to 1; by default ImageNet's."""
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
