@@ -220,7 +220,7 @@ def readable_secret_files() -> tuple[Path, ...]:
 
 
 def for_nodes(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the secrets that the control program alone needs, for a node that runs beside it."""
+    """`environment` without the secrets that only the control program needs, for a node in the same container."""
     hidden = {variable for name in _MASTERS_OWN for variable in (name, f"{name}_FILE")}
     return {name: value for name, value in environment.items() if name not in hidden}
 

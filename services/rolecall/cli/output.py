@@ -49,7 +49,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def state(document: JobDocument) -> str:
-    """The job's state in its colour."""
+    """The job's state with its color."""
     style = STYLES.get(document.state, "default")
     return f"[{style}]{document.state}[/]"
 
@@ -87,7 +87,7 @@ def age(moment: datetime) -> str:
 
 
 def roles(document: JobDocument) -> str:
-    """The gang, e.g. `1 master, 2 trainer`."""
+    """The gang, such as `1 master, 2 trainer`."""
     return ", ".join(f"{count} {role}" for role, count in document.roles.items() if count)
 
 
