@@ -14,10 +14,6 @@ from rolecall.spec.job import JobRequest
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-# Master and node read these alike, and each says it from its own side.
-_SHARED = {
-    "ROLECALL_PORT": "Where the master listens",
-}
 EXAMPLES = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
 
 
@@ -41,7 +37,7 @@ def test_every_variable_is_documented() -> None:
     assert documented.keys() == {str(field.validation_alias) for field in fields}
     for field in fields:
         meaning = (field.description or "").rstrip(".")
-        assert documented[str(field.validation_alias)] in (meaning, _SHARED.get(str(field.validation_alias)))
+        assert documented[str(field.validation_alias)] == meaning
 
 
 def test_the_worked_example_is_shown_as_it_is() -> None:
@@ -60,3 +56,24 @@ def test_the_documents_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text())
         assert [target for target in targets if not (page.parent / target).exists()] == [], page.name
+
+
+def test_the_documents_links_lead_to_headings() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    anchors = {
+        page: {_anchor(title) for title in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)} for page in pages
+    }
+    for page in pages:
+        links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())
+        assert links or page.name not in {"operations.md", "kubernetes.md"}
+        missing = [(target, anchor) for target, anchor in links if anchor not in anchors.get(_linked(page, target), ())]
+        assert missing == [], page.name
+
+
+def _anchor(title: str) -> str:
+    """As GitHub makes it of a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _linked(page: Path, target: str) -> Path:
+    return (page.parent / target).resolve() if target else page

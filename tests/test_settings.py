@@ -37,13 +37,15 @@ def test_secrets_come_from_variables_or_files(monkeypatch: pytest.MonkeyPatch, t
 def test_equal_tokens_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN"):
         monkeypatch.setenv(name, "the-same-for-both")
-    with pytest.raises(SettingsError, match=r"^ROLECALL_TOKEN and ROLECALL_NODE_TOKEN are equal; each") as refusal:
+    with pytest.raises(
+        SettingsError, match=r"^ROLECALL_TOKEN and ROLECALL_NODE_TOKEN have the same value; set"
+    ) as refusal:
         settings.read_master()
     assert "the-same" not in str(refusal.value)
     monkeypatch.setenv("ROLECALL_METRICS_TOKEN", "the-same-for-both")
     monkeypatch.setenv("MASTER_ADDR", "m")
     monkeypatch.setenv("ROLE", "trainer")
-    with pytest.raises(SettingsError, match="ROLECALL_NODE_TOKEN and ROLECALL_METRICS_TOKEN are equal"):
+    with pytest.raises(SettingsError, match="ROLECALL_NODE_TOKEN and ROLECALL_METRICS_TOKEN have the same value"):
         settings.read_node()
 
 
@@ -56,7 +58,7 @@ def test_a_secret_file_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyP
 def test_a_secret_file_that_holds_no_text_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "token").write_bytes(b"\xff\xfe\x00")
     monkeypatch.setenv("ROLECALL_TOKEN_FILE", str(tmp_path / "token"))
-    with pytest.raises(SettingsError, match=r"ROLECALL_TOKEN_FILE=.*/token holds no text"):
+    with pytest.raises(SettingsError, match=r"ROLECALL_TOKEN_FILE=.*/token is not a text file"):
         settings.read_master()
 
 

@@ -54,56 +54,56 @@ class _Environment(BaseSettings):
     )
 
     data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
-    """The folder for everything that outlives a process: database, blobs, logs, caches."""
+    """Folder for all persistent data: database, blobs, logs, caches."""
 
 
 class WorkerSettings(_Environment):
-    """What workers read: which code and which data a job may name."""
+    """Settings of workers: which code and which data a job may name."""
 
     plugins: Annotated[
         tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_PLUGINS")
     ] = ()
-    """Folders, separated by colons, whose Python modules jobs may name: builders of models, environments, wrappers."""
+    """Colon-separated folders with Python modules that jobs may name: builders of models, environments, wrappers."""
     builders: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_BUILDERS")
     ] = ()
-    """Installed packages, separated by commas, whose functions and classes jobs may name, likewise."""
+    """Comma-separated installed packages whose functions and classes jobs may name."""
     data_roots: Annotated[
         tuple[Path, ...], NoDecode, BeforeValidator(_paths), Field(validation_alias="ROLECALL_DATA_ROOTS")
     ] = _DATA_ROOTS
-    """Folders, separated by colons, whose files jobs may read: `/data` and the shipped examples by default."""
+    """Colon-separated folders whose files jobs may read; by default `/data` and the shipped examples."""
     data_schemes: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_DATA_SCHEMES")
     ] = ()
-    """URL schemes, separated by commas, that jobs may read data from, such as `s3,gs`; none by default."""
+    """Comma-separated URL schemes that jobs may read data from, such as `s3,gs`; none by default."""
     sandbox: Annotated[Literal["auto", "required", "off"], Field(validation_alias="ROLECALL_SANDBOX")] = "auto"
-    """Whether Landlock confines workers: `auto` (where the kernel can), `required` (or the node is unfit) or `off`."""
+    """Landlock sandbox for workers: `auto` (if the kernel has it), `required` (else the node is unfit) or `off`."""
     cache_bytes: Annotated[ByteSize, Field(validation_alias="ROLECALL_CACHE_BYTES")] = ByteSize(10 << 30)
-    """Size above which a node deletes the least recently used prepared inputs, such as `10GiB`; 0 for no limit."""
+    """Size above which a node evicts the least recently used prepared inputs, such as `10GiB`; 0 for no limit."""
 
 
 class _Settings(_Environment):
     node_token: Annotated[SecretStr, Field(validation_alias="ROLECALL_NODE_TOKEN", min_length=16)]
-    """What nodes show to the master: in the master, the built-in token `node`."""
+    """The token with which nodes authenticate to the master; in the master, the built-in token `node`."""
     metrics_token: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_METRICS_TOKEN", min_length=16)] = None
-    """The token for `GET /metrics` of master and nodes, and for nothing else: Prometheus' own."""
+    """The token for Prometheus, which gives access only to `GET /metrics` of master and nodes."""
     host: Annotated[str, Field(validation_alias="ROLECALL_HOST")] = "0.0.0.0"  # noqa: S104 - a container's port is its interface
-    """The address that the program's own HTTP server binds."""
+    """Address that the program's HTTP server binds."""
     log_level: Annotated[str, Field(validation_alias="ROLECALL_LOG_LEVEL", pattern="^(debug|info|warning|error)$")] = (
         "info"
     )
-    """How much is logged: debug, info, warning or error."""
+    """Log level: debug, info, warning or error."""
     log_bytes: Annotated[int, Field(validation_alias="ROLECALL_LOG_BYTES", ge=1 << 20)] = 64 << 20
-    """Bytes kept of each worker's log: its first and its last half; what lies between is cut."""
+    """Bytes kept of each worker's log: one half from its beginning, one from its end; the rest is dropped."""
     stop_grace_s: Annotated[float, Field(validation_alias="ROLECALL_STOP_GRACE_S", ge=0)] = 30.0
-    """How long workers who are asked to stop may take before they are killed; a master waits for them as long."""
+    """Seconds that workers have to stop before they are killed; the master waits for them equally long."""
 
     @model_validator(mode="after")
     def _refuse_equal_tokens(self) -> "_Settings":
         given = {name: secret.get_secret_value() for name, secret in self.tokens.items()}
         for (one, value), (other, same) in combinations(given.items(), 2):
             if hmac.compare_digest(value.encode(), same.encode()):
-                raise ValueError(f"{one} and {other} are equal; each needs a secret of its own")
+                raise ValueError(f"{one} and {other} have the same value; set a different secret for each")
         return self
 
     @property
@@ -114,42 +114,42 @@ class _Settings(_Environment):
 
 
 class MasterSettings(_Settings):
-    """What the control program reads."""
+    """Settings of the control program."""
 
     token: Annotated[SecretStr, Field(validation_alias="ROLECALL_TOKEN", min_length=16)]
-    """The built-in token `admin` of the master, which opens everything that users can do."""
+    """The master's built-in token `admin`, which allows everything that users can do."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=0, le=65535)] = 8080
-    """Where the master listens."""
+    """Port of the master's HTTP server."""
     database_url: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_DATABASE_URL")] = None
-    """`postgresql://user:password@host/name`; without it, SQLite in the data folder."""
+    """Database URL, `postgresql://user:password@host/name`; by default SQLite in the data folder."""
     blob_url: Annotated[str | None, Field(validation_alias="ROLECALL_BLOB_URL")] = None
-    """An fsspec URL that every node reaches; without it, blobs go to the master's data folder."""
+    """fsspec URL of a blob store that every node can reach; by default the master's data folder."""
     blob_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_BLOB_TIMEOUT_S", gt=0)] = 30.0
-    """How long one call to the blob store may take before it counts as hung."""
+    """Seconds after which a call to the blob store counts as hung."""
     tls_cert: Annotated[Path | None, Field(validation_alias="ROLECALL_TLS_CERT")] = None
-    """The master's certificate and its chain, a PEM file: with it the master serves HTTPS, and nothing else."""
+    """PEM file with the master's certificate chain; if set, the master serves HTTPS only."""
     tls_key: Annotated[Path | None, Field(validation_alias="ROLECALL_TLS_KEY")] = None
-    """The certificate's private key, a PEM file without a password."""
+    """PEM file with the certificate's private key, without a password."""
     heartbeat_s: Annotated[float, Field(validation_alias="ROLECALL_HEARTBEAT_S", gt=0, le=30)] = 2.0
-    """How long a heartbeat is held back when nothing changes."""
+    """Seconds that the master holds a heartbeat open when nothing changes."""
     node_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_NODE_TIMEOUT_S", gt=0)] = 10.0
-    """Silence after which a node counts as lost."""
+    """Seconds without a heartbeat after which a node counts as lost."""
     standby: Annotated[bool, Field(validation_alias="ROLECALL_STANDBY")] = False
-    """Whether to wait while another master leads and to take over when it ends; needs PostgreSQL."""
+    """Whether to wait as a standby while another master leads, and take over when it ends; needs PostgreSQL."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
-    """How long others may go ahead of a job that waits for slots."""
+    """Seconds during which other jobs may start before a job that waits for slots."""
     keep_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_DAYS", ge=0)] = 0.0
-    """Days after which an ended job is deleted with everything it left; 0 keeps jobs until somebody deletes them."""
+    """Days after which an ended job is deleted with all its data; 0 keeps jobs until a user deletes them."""
     keep_checkpoints: Annotated[int, Field(validation_alias="ROLECALL_KEEP_CHECKPOINTS", ge=1)] = 2
-    """How many of a job's newest checkpoints stay, beside one that the workload marks to be kept."""
+    """Number of newest checkpoints kept per job, in addition to one that the workload marks as kept."""
     keep_checkpoint_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_CHECKPOINT_DAYS", ge=0)] = 7.0
-    """Days after which the checkpoints of a job that succeeded are deleted; 0 keeps them as long as the job."""
+    """Days after which the checkpoints of a succeeded job are deleted; 0 keeps them as long as the job."""
     keep_audit_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_AUDIT_DAYS", ge=0)] = 365.0
-    """Days after which an entry of the audit log is deleted; 0 keeps all."""
+    """Days after which an audit log entry is deleted; 0 keeps all entries."""
     max_job_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_MAX_JOB_BYTES")] = None
-    """How much one job may have in the blob store at a time, such as `100GiB`; no limit by default."""
+    """Maximum size of a job's data in the blob store, such as `100GiB`; no limit by default."""
     reserve_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None
-    """Free space on the data volume below which logs and uploads are refused; by default 5 %, at most 2 GiB."""
+    """Free space on the data volume below which the master refuses logs and uploads; by default 5 %, at most 2 GiB."""
 
     @property
     def tokens(self) -> dict[str, SecretStr]:
@@ -158,30 +158,30 @@ class MasterSettings(_Settings):
 
 
 class NodeSettings(_Settings):
-    """What a node's daemon reads."""
+    """Settings of a node's daemon."""
 
     role: Annotated[Role, Field(validation_alias="ROLE")]
-    """The role of the workers that it takes."""
+    """Role of the node's workers."""
     master_addr: Annotated[str, Field(validation_alias="MASTER_ADDR")]
-    """The master's name or address."""
+    """Host name or address of the master."""
     port: Annotated[int, Field(validation_alias="ROLECALL_PORT", ge=1, le=65535)] = 8080
-    """The master's control port."""
+    """Port of the master's HTTP server."""
     tls_ca: Annotated[str | None, Field(validation_alias="ROLECALL_TLS_CA")] = None
-    """A PEM file of the CA that signed the master's certificate, or `system`: with it the node calls by HTTPS."""
+    """PEM file of the CA that signed the master's certificate, or `system`; if set, the node uses HTTPS."""
     tls_name: Annotated[str | None, Field(validation_alias="ROLECALL_TLS_NAME")] = None
-    """The name that the master's certificate bears; `MASTER_ADDR` by default."""
+    """Host name in the master's certificate; by default `MASTER_ADDR`."""
     name: Annotated[str | None, Field(validation_alias="ROLECALL_NODE_NAME")] = None
-    """The node's name; the host name by default."""
+    """Name of the node; by default the host name."""
     slots: Annotated[int | None, Field(validation_alias="ROLECALL_SLOTS", ge=1)] = None
-    """Workers it takes at once; by default as many as the machine has room for."""
+    """Maximum number of workers at a time; by default as many as the machine has capacity for."""
     cpu_slots: Annotated[int | None, Field(validation_alias="ROLECALL_CPU_SLOTS", ge=1)] = None
-    """In how many equal shares the machine's cores are given out; one per core by default."""
+    """Number of equal shares into which the machine's cores are divided; by default one per core."""
     metrics_port: Annotated[int, Field(validation_alias="ROLECALL_METRICS_PORT", ge=0, le=65535)] = 9100
-    """Where the node serves `/metrics` and `/healthz`; 0 takes a free port."""
+    """Port on which the node serves `/metrics` and `/healthz`; 0 selects a free port."""
     worker_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_WORKER_TIMEOUT_S", gt=0)] = 30.0
-    """Silence after which a worker that is not stopped by a signal counts as hung."""
+    """Seconds of silence after which a worker counts as hung, unless a signal has stopped it."""
     fence_s: Annotated[float, Field(validation_alias="ROLECALL_FENCE_S", gt=0)] = 60.0
-    """Seconds without a network path to the master after which a node ends its own workers."""
+    """Seconds without a network path to the master after which a node ends its workers."""
 
     @property
     def known_name(self) -> str:
@@ -220,7 +220,7 @@ def readable_secret_files() -> tuple[Path, ...]:
 
 
 def for_nodes(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without the secrets that the control program alone needs, for a node that runs beside it."""
+    """`environment` without the secrets that only the control program needs, for a node in the same container."""
     hidden = {variable for name in _MASTERS_OWN for variable in (name, f"{name}_FILE")}
     return {name: value for name, value in environment.items() if name not in hidden}
 
@@ -268,7 +268,7 @@ def _secrets_from_files() -> dict[str, str]:
             try:
                 found[name] = Path(path).read_text(encoding="utf-8").strip()
             except UnicodeDecodeError:
-                raise SettingsError(f"{name}_FILE={path} holds no text; put nothing but the secret there") from None
+                raise SettingsError(f"{name}_FILE={path} is not a text file; it must contain only the secret") from None
             except OSError as error:
                 raise SettingsError(f"{name}_FILE={path}: {error.strerror}; mount the file or set {name}") from None
     return found

@@ -78,7 +78,7 @@ def test_without_a_cluster_and_without_a_url_none_is_known(cluster: Cluster, tmp
     nothing = {"ROLECALL_URL": "", "ROLECALL_TOKEN": "", "XDG_CONFIG_HOME": str(tmp_path)}
     done = run(cluster, "jobs", **nothing)
     assert done.returncode == 6
-    assert "no cluster of `rolecall local` runs here" in done.stderr
+    assert "no cluster of `rolecall local` is running on this machine" in done.stderr
 
 
 def test_two_clusters_do_not_share_a_folder(cluster: Cluster) -> None:

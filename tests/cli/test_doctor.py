@@ -202,7 +202,7 @@ def test_a_proxy_without_a_master_behind_it_is_one_that_does_not_run() -> None:
     with Scripted({"GET /healthz": [(502, {})]}).serving() as url:
         _, findings = doctor(URL | {"ROLECALL_URL": url})
     assert errors(findings) == {("this shell", "master")}
-    assert "start it" in findings[-1]["remedy"]
+    assert "start the master" in findings[-1]["remedy"]
 
 
 def test_what_happened_last_is_printed_before_the_end_is() -> None:
@@ -241,7 +241,7 @@ def test_an_examination_that_someone_else_cancelled_is_not_one_that_took_too_lon
         code, findings = doctor(URL | {"ROLECALL_URL": url})
     assert code == 1
     assert errors(findings) == {("trainer-0", "preflight")}
-    assert findings[-1]["message"] == "someone else cancelled the examination of the network, job j1"
+    assert findings[-1]["message"] == "another user cancelled the network test, job j1"
 
 
 def test_an_examination_that_takes_too_long_is_cancelled_and_told_with_what_it_waits_for(
@@ -258,7 +258,7 @@ def test_an_examination_that_takes_too_long_is_cancelled_and_told_with_what_it_w
         done = CliRunner().invoke(app, ["doctor", "--json", "--url", url], env={"ROLECALL_TOKEN": TOKEN})
     findings = json.loads(done.stdout)
     assert done.exit_code == 1
-    assert findings[-1]["message"] == "the examination of the network did not end within 0 s: waiting for a node"
+    assert findings[-1]["message"] == "the network test did not end within 0 s: waiting for a node"
     assert "POST /jobs/j1/cancel" in script.asked
 
 

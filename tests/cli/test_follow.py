@@ -100,7 +100,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(cluster: Cluster, rows: Path, 
         process.send_signal(signal.SIGINT)
         stdout, stderr = ended(process, 130)
     assert not stdout
-    assert f"job {job} goes on; follow it again: rolecall show {job} --follow" in stderr
+    assert f"job {job} continues; to follow it again: rolecall show {job} --follow" in stderr
     cluster.until(job, past_step(step + 100))
     with running(cluster, "show", job, "--follow") as process:
         line_with(process.stderr, "submitted")
@@ -114,7 +114,7 @@ def test_the_watching_outlives_a_killed_master(cluster: Cluster, rows: Path, tmp
         os.kill(cluster.pid("master"), signal.SIGKILL)
         stdout, stderr = ended(process, 0)
     assert "the master does not answer" in stderr
-    assert "the master is back" in stderr
+    assert "the master answers again" in stderr
     assert stdout.startswith("embedding-ddp succeeded: ")
     assert len(cluster.job(job)["attempts"]) == 1
 
@@ -153,7 +153,7 @@ def test_followed_logs_go_on_after_a_restart_of_the_master(cluster: Cluster, row
         first = line_with(process.stdout, "row 6002: 2 columns instead of 5")
         cluster.until(job, past_step(10))
         os.kill(cluster.pid("master"), signal.SIGKILL)
-        line_with(process.stderr, "the master is back")
+        line_with(process.stderr, "the master answers again")
         run(cluster, "cancel", job)
         rest, _ = ended(process, 0)
     whole = run(cluster, "logs", job).splitlines()

@@ -59,7 +59,7 @@ def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     code, printed, said = run(
         "tokens", "create", "alice", "--scope", "submit", "--max-queued", "1", "--expires-in", "1d"
     )
-    assert (code, "not shown again" in said) == (0, True)
+    assert (code, "shown only once" in said) == (0, True)
     secret = printed.strip()
     assert secret.startswith("rc_")
     data = {"train": "none.csv", "label": "y", "categorical": ["a"]}

@@ -1,26 +1,26 @@
-"""`rolecall cancel`, `pause`, `resume` and `retry`: one request each, and the state that follows from it."""
+"""`rolecall cancel`, `pause`, `resume` and `retry`: one request each, and the resulting state."""
 
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, state
 
 
 def cancel(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Cancel a job in whatever state it is; its workers are asked to leave, then killed."""
+    """Cancel a job in any state. Its workers are asked to stop, and are killed if they don't."""
     _act(job, "cancel", json, url, token)
 
 
 def pause(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Stop a job behind a checkpoint and free its slots; `rolecall resume` goes on from there."""
+    """Stop a job after a checkpoint and free its slots. `rolecall resume` continues from that checkpoint."""
     _act(job, "pause", json, url, token)
 
 
 def resume(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Queue a paused job again; it goes on from its newest checkpoint."""
+    """Queue a paused job again. It resumes from its newest checkpoint."""
     _act(job, "resume", json, url, token)
 
 
 def retry(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Queue a failed or cancelled job again; it goes on from its newest checkpoint."""
+    """Queue a failed or cancelled job again. It resumes from its newest checkpoint."""
     _act(job, "retry", json, url, token)
 
 

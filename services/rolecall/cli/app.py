@@ -1,4 +1,4 @@
-"""Puts the commands together."""
+"""Assembles the command line from its commands."""
 
 import sys
 
@@ -23,8 +23,8 @@ from rolecall.cli.tokens import tokens
 from rolecall.cli.workloads import workloads
 
 _EPILOG = (
-    "Exit codes: 0 done or job succeeded, 1 job failed or doctor found an error, 2 wrong usage, 3 job cancelled, "
-    "4 not found, 5 refused, 6 master unreachable, 7 token missing or wrong, 130 interrupted (a followed job goes on)."
+    "Exit codes: 0 success, 1 job failed or doctor found an error, 2 invalid usage, 3 job cancelled, 4 not found, "
+    "5 refused, 6 master unreachable, 7 token missing or invalid, 130 interrupted (a followed job continues)."
 )
 
 app = typer.Typer(
@@ -49,7 +49,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    """Run the command line; a `CommandError` becomes one sentence on stderr and its exit code."""
+    """Run the command line; a `CommandError` becomes a message on stderr and its exit code."""
     try:
         app()
     except CommandError as error:

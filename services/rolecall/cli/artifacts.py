@@ -1,4 +1,4 @@
-"""`rolecall artifacts`: what a job leaves behind."""
+"""`rolecall artifacts`: list and download the files of a job."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,14 +8,14 @@ import typer
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Download this one.")]
-To = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; by default NAME, here.")]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Download this artifact.")]
+To = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file; by default NAME.")]
 
 
 def artifacts(  # noqa: PLR0917 - the command line is the signature
     job: JobId, name: Name = None, output: To = None, json: Json = False, url: Url = None, token: Token = None
 ) -> None:
-    """List a job's artifacts, or download one."""
+    """List a job's artifacts, or download one of them."""
     if output and not name:
         raise typer.BadParameter("name the artifact to download", param_hint="-o")
     with connect(url, token) as client:

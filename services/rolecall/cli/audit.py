@@ -1,4 +1,4 @@
-"""`rolecall audit`: who called what."""
+"""`rolecall audit`: show the audit log."""
 
 from typing import Annotated
 
@@ -9,8 +9,8 @@ from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import print_json, print_table
 from rolecall.spec.access import AuditEntry
 
-Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="How many entries at most.")]
-After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries with ids above this, oldest first.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="Maximum number of entries.")]
+After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries with greater ids, oldest first.")]
 
 
 def audit(limit: Limit = 50, after: After = None, json: Json = False, url: Url = None, token: Token = None) -> None:

@@ -1,4 +1,4 @@
-"""Where the master is and what opens it: options, then environment, then the cluster that `rolecall local` stored."""
+"""Find the master's address and token: from options, the environment, or the cluster that `rolecall local` stored."""
 
 import json
 import os
@@ -18,7 +18,7 @@ class Connection:
     url: str
     token: str
     trust: Trust | None = None
-    """Whom to take for the master, where the environment says so."""
+    """How to verify the master's certificate, if the environment configures it."""
 
 
 def stored_at() -> Path:
@@ -28,7 +28,7 @@ def stored_at() -> Path:
 
 
 def store(connection: Connection) -> Path:
-    """Write `connection` where only its owner can read it, and say where."""
+    """Write `connection` to a file that only its owner can read; returns the path."""
     path = stored_at()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_secret(path, json.dumps({"url": connection.url, "token": connection.token}))
@@ -36,7 +36,7 @@ def store(connection: Connection) -> Path:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Replace `path` by a file with mode 0600."""
+    """Replace `path` with a file with mode 0600."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with open(fresh, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
         file.write(text)
@@ -50,18 +50,18 @@ def forget(connection: Connection) -> None:
 
 
 def stored() -> Connection | None:
-    """The cluster that `rolecall local` stored, or none."""
+    """The cluster that `rolecall local` stored, or None."""
     try:
         found = json.loads(stored_at().read_text())
         return Connection(found["url"], found["token"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
-        raise CommandError(Exit.USAGE, f"{stored_at()} is not readable ({error}); remove it, or name --url") from None
+        raise CommandError(Exit.USAGE, f"{stored_at()} can't be read ({error}); remove it, or pass --url") from None
 
 
 def find(url: str | None, token: str | None) -> Connection:
-    """Complete what was given with what is stored."""
+    """Complete the given options from the environment and the stored cluster."""
     token, trust = token or _token_from_file(), _trust()
     local = None if url and token else stored()
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
@@ -72,22 +72,22 @@ def find(url: str | None, token: str | None) -> Connection:
     if not (url or local):
         raise CommandError(
             Exit.UNREACHABLE,
-            "no cluster of `rolecall local` runs here: start one, or name another by ROLECALL_URL or --url",
+            "no cluster of `rolecall local` is running on this machine; start one, or set ROLECALL_URL or --url",
         )
     raise CommandError(
         Exit.UNAUTHORIZED,
-        f"no token for {address}: set ROLECALL_TOKEN or pass --token (for a cluster on this machine: `rolecall local`)",
+        f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",
     )
 
 
 def _trust() -> Trust | None:
-    """As nodes take it."""
+    """The TLS settings, with the same variables as a node's."""
     ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
     return Trust(ca=ca, name=name or None) if ca else None
 
 
 def _token_from_file() -> str | None:
-    """As the programs take it, so that the command needs no options in the master's own container."""
+    """The token from the programs' variable, so that the command needs no options in the master's container."""
     path = os.environ.get("ROLECALL_TOKEN_FILE")
     try:
         return Path(path).read_text().strip() if path else None

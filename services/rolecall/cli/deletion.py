@@ -1,4 +1,4 @@
-"""`rolecall delete` and `rolecall prune`: jobs go with their logs, checkpoints and artifacts."""
+"""`rolecall delete` and `rolecall prune`: delete jobs with their logs, checkpoints and artifacts."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -25,18 +25,18 @@ class Ended(StrEnum):
     CANCELLED = JobState.CANCELLED.value
 
 
-JobIds = Annotated[list[str], typer.Argument(metavar="ID…", help="The jobs' ids, as `rolecall jobs` shows them.")]
-Force = Annotated[bool, typer.Option("--force", help="Cancel a job that has not ended, and delete it then.")]
+JobIds = Annotated[list[str], typer.Argument(metavar="ID…", help="Ids of the jobs, from `rolecall jobs`.")]
+Force = Annotated[bool, typer.Option("--force", help="Cancel jobs that have not ended, then delete them.")]
 OlderThan = Annotated[
-    str, typer.Option("--older-than", metavar="AGE", help="How long ago they ended: 30d, 12h, 90m, 2w.")
+    str, typer.Option("--older-than", metavar="AGE", help="Minimum time since the end of the job: 30d, 12h, 90m, 2w.")
 ]
 State = Annotated[Ended | None, typer.Option("--state", help="Only jobs that ended in this state.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 
 def delete(jobs: JobIds, force: Force = False, url: Url = None, token: Token = None) -> None:
-    """Delete jobs with everything they left: logs, checkpoints and artifacts."""
+    """Delete jobs with their logs, checkpoints and artifacts."""
     with connect(url, token) as client:
         for job in jobs:
             client.delete(job, force=force)
@@ -52,7 +52,7 @@ def prune(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Delete jobs that ended long ago. Shows first which, and how much space they take."""
+    """Delete jobs that ended long ago. First shows the jobs and their size."""
     ended_before, ended_as = datetime.now(UTC) - parse_age(older_than), JobState(state) if state else None
     with connect(url, token) as client:
         found = client.prune(ended_before, ended_as, dry_run=True)
@@ -64,7 +64,7 @@ def prune(  # noqa: PLR0917 - the command line is the signature
             return
         if not yes and not typer.confirm(f"Delete {_counted(found)}?", err=True):
             raise typer.Exit(Exit.USAGE)
-        # The same moment: no job goes that was not shown.
+        # The same time limit: delete only jobs that were shown.
         done = client.prune(ended_before, ended_as, dry_run=False)
         if not json:
             out.print(f"deleted {_counted(done)}")
@@ -80,13 +80,13 @@ def parse_age(text: str) -> timedelta:
 
 
 def _refuse(text: str) -> timedelta:
-    raise CommandError(Exit.USAGE, f"--older-than {text}: write a number and a unit: 30d, 12h, 90m, 45s, 2w")
+    raise CommandError(Exit.USAGE, f"--older-than {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w")
 
 
 def _show(found: PruneSummary) -> None:
     rows = [(job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs]
     print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows)
-    out.print(f"{_counted(found)} in all")
+    out.print(f"{_counted(found)} in total")
 
 
 def _counted(found: PruneSummary) -> str:

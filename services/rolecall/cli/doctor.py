@@ -1,4 +1,4 @@
-"""`rolecall doctor`: what keeps a cluster from working, from this shell to the way between any two nodes."""
+"""`rolecall doctor`: examine a cluster, from this shell to the connections between all pairs of nodes."""
 
 import socket
 import time
@@ -25,33 +25,37 @@ from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.state import JobState
 
 WAIT_S = 120.0
-"""Seconds after which the examination of the network is given up."""
+"""Seconds after which the network test is cancelled."""
 _POLL_S = 0.2
 _MOST_NAMES = 2
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 _FINDINGS: TypeAdapter[list[NodeFinding]] = TypeAdapter(list[NodeFinding])
 _HERE, _MASTER = "this shell", "the master"
 _OBSTACLES = {
-    Exit.UNREACHABLE: ("master", "start it, or let this machine reach its port; --url and ROLECALL_URL name another"),
-    Exit.UNAUTHORIZED: ("token", "set ROLECALL_TOKEN, or pass --token: the one that the master was started with"),
+    Exit.UNREACHABLE: (
+        "master",
+        "start the master, allow this machine to reach its port, or set --url or ROLECALL_URL",
+    ),
+    Exit.UNAUTHORIZED: ("token", "set ROLECALL_TOKEN or pass --token, with a token of this cluster"),
 }
-_IN_TROUBLE = "look at the master's database (ROLECALL_DATABASE_URL), and into the master's log"
+_STORAGE_REMEDY = "check the master's database (ROLECALL_DATABASE_URL) and the master's log"
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Examine these; by default all.")]
-All = Annotated[bool, typer.Option("--all", "-a", help="Show every node and pair, also where all is well.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NODE", help="Nodes to examine; by default all.")]
+All = Annotated[bool, typer.Option("--all", "-a", help="Also show each node and pair without problems.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print all findings as JSON.")]
 
 
 def doctor(names: Names = None, every: All = False, json: AsJson = False, url: Url = None, token: Token = None) -> None:
-    """Examine the cluster, and say what to do about each finding.
+    """Examine the cluster, and show a remedy for each problem.
 
-    Looks at the way to the master, at what every node finds in itself, and runs a job of the workload `preflight`: it
-    tries and measures the ways between the nodes, beside other jobs. The exit code is 1 if there is an error, else 0.
+    Checks the connection to the master, collects the findings of every node, and runs a job of the workload
+    `preflight`, which tests and measures the connections between the nodes. Other jobs continue. The exit code is 1 if
+    there is an error, and 0 otherwise.
     """
     findings: list[NodeFinding] = []
     try:
         for finding in _examine(url, token, names or []):
-            findings.append(finding)  # One by one: what was found before an error counts.
+            findings.append(finding)  # One at a time, so that findings before an error are kept.
     except CommandError as error:
         findings.append(_obstacle(error))
     except KeyboardInterrupt:
@@ -65,23 +69,23 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
 
 
 def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterator[NodeFinding]:
-    """All that is found, in the order in which things lean on each other; a `CommandError` ends it."""
+    """All findings, each check after those that it depends on; a `CommandError` ends it."""
     connection = find(url, token)
     yield _name(connection)
     with Client(connection) as client:
         client.healthz()
-        yield _ok(_HERE, "master", f"it answers at {client.url}")
+        yield _ok(_HERE, "master", f"the master answers at {client.url}")
         try:
             yield from _examine_cluster(client, names)
         except CommandError as error:
             if error.code is not Exit.UNREACHABLE or not _answers(client):
                 raise
-            yield _finding(_MASTER, "master", Level.ERROR, _line(error), _IN_TROUBLE)
+            yield _finding(_MASTER, "master", Level.ERROR, _line(error), _STORAGE_REMEDY)
 
 
 def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
     ready = client.readyz()
-    yield _ok(_MASTER, "token", "it accepts the token, and its database answers")
+    yield _ok(_MASTER, "token", "the master accepts the token, and its database answers")
     if ready.volume is not None:
         yield _disk(ready.volume)
     yield _version(client.version())
@@ -94,7 +98,7 @@ def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFindi
 
 
 def _answers(client: Client) -> bool:
-    """Whether the master is there, though it could not do what it was asked for: then neither port nor URL is wrong."""
+    """Whether the master answers although a request failed: then neither the port nor the URL is wrong."""
     try:
         client.healthz()
     except CommandError:
@@ -107,31 +111,31 @@ def _name(connection: Connection) -> NodeFinding:
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        remedy = "name the master by its address, or look for a misspelling in --url or ROLECALL_URL"
+        remedy = "use the master's IP address, or correct --url or ROLECALL_URL"
         return _finding(_HERE, "name", Level.ERROR, f"{host!r} in {connection.url}: {error.strerror}", remedy)
-    return _ok(_HERE, "name", f"{host} is {address}")
+    return _ok(_HERE, "name", f"{host} resolves to {address}")
 
 
 def _version(theirs: str) -> NodeFinding:
     if theirs == __version__:
         return _ok(_MASTER, "version", f"the master and this command are Rolecall {theirs}")
-    told = f"the master is Rolecall {theirs}, this command {__version__}"
-    return _finding(_HERE, "version", Level.WARNING, told, f"install Rolecall {theirs} here")
+    versions = f"the master is Rolecall {theirs}, this command is Rolecall {__version__}"
+    return _finding(_HERE, "version", Level.WARNING, versions, f"install Rolecall {theirs} on this machine")
 
 
 def _disk(volume: Volume) -> NodeFinding:
-    """How much room the master's data folder has above what it keeps free."""
-    told = f"its data folder has {size(volume.free)} of {size(volume.total)} free, {size(volume.reserve)} are reserved"
+    """Whether the master's data folder has enough free space above its reserve."""
+    space = f"the data folder has {size(volume.free)} of {size(volume.total)} free, {size(volume.reserve)} are reserved"
     remedy = "delete old jobs (rolecall prune, ROLECALL_KEEP_DAYS), or give ROLECALL_DATA a larger volume"
     if volume.free < volume.reserve:
-        return _finding(_MASTER, "disk", Level.ERROR, f"{told}: it refuses logs and uploads", remedy)
+        return _finding(_MASTER, "disk", Level.ERROR, f"{space}: the master refuses logs and uploads", remedy)
     if volume.free < 2 * volume.reserve:
-        return _finding(_MASTER, "disk", Level.WARNING, told, remedy)
-    return _ok(_MASTER, "disk", told)
+        return _finding(_MASTER, "disk", Level.WARNING, space, remedy)
+    return _ok(_MASTER, "disk", space)
 
 
 def _weaknesses(client: Client) -> Iterator[NodeFinding]:
-    """What the master finds weak in its settings: for admins only, and not known to an older master."""
+    """The master's findings about weak settings; for admins only, and not available from an older master."""
     try:
         found = client.findings()
     except CommandError as error:
@@ -143,15 +147,15 @@ def _weaknesses(client: Client) -> Iterator[NodeFinding]:
 
 
 def _look_at(nodes: Sequence[NodeDocument], names: Sequence[str]) -> Iterator[NodeFinding]:
-    """What is plain from the list of nodes."""
+    """Findings from the list of nodes."""
     known = {node.spec.name: node for node in nodes}
     if not known:
-        remedy = "start some: `rolecall local`, or containers with MASTER_ADDR and the nodes' token of this master"
+        remedy = "start nodes: run `rolecall local`, or containers with MASTER_ADDR and this master's node token"
         yield _finding(_MASTER, "nodes", Level.ERROR, "no node has registered", remedy)
     for name in names:
         if name not in known:
-            told = f"there is no node of that name; there are: {', '.join(sorted(known)) or 'none'}"
-            yield _finding(name, "nodes", Level.ERROR, told, "look for a misspelling; `rolecall nodes` lists them")
+            unknown = f"no node has this name; known nodes: {', '.join(sorted(known)) or 'none'}"
+            yield _finding(name, "nodes", Level.ERROR, unknown, "correct the name; `rolecall nodes` lists all nodes")
     for name, node in known.items():
         if not names or name in names:
             yield _life(node)
@@ -159,22 +163,22 @@ def _look_at(nodes: Sequence[NodeDocument], names: Sequence[str]) -> Iterator[No
 
 
 def _life(node: NodeDocument) -> NodeFinding:
-    name, age = node.spec.name, f"heard {node.heartbeat_age_s:.1f} s ago"
+    name, age = node.spec.name, f"last heartbeat {node.heartbeat_age_s:.1f} s ago"
     if not node.alive:
-        remedy = "look whether its container or machine runs, and into its log; it comes back by itself"
+        remedy = "check its container or machine, and its log; the node reconnects automatically"
         return _finding(name, "alive", Level.ERROR, f"the node is lost, {age}", remedy)
     if node.draining:
-        remedy = "none if that is meant; a node that was told to stop comes back when it is started again"
-        return _finding(name, "alive", Level.WARNING, f"it is draining and takes no new worker, {age}", remedy)
+        remedy = "none if intended; otherwise start the node again"
+        return _finding(name, "alive", Level.WARNING, f"the node is draining and accepts no new workers, {age}", remedy)
     return _ok(name, "alive", age)
 
 
 def _examine_network(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding]:
-    """Run the job; Ctrl-C, or an end of our patience, cancels it."""
+    """Run the job; Ctrl-C or a timeout cancels it."""
     request = {"workload": "preflight", "name": "rolecall doctor", "params": {"nodes": nodes}, "max_restarts": 0}
     job = client.submit(dumps(request).encode())
     try:
-        err.print(f"[dim]examining the network between {len(nodes)} nodes: job {job.id}[/]")
+        err.print(f"[dim]testing the network between {len(nodes)} nodes: job {job.id}[/]")
         document = _await(client, job.id)
     except KeyboardInterrupt:
         client.act(job.id, "cancel")
@@ -183,17 +187,17 @@ def _examine_network(client: Client, nodes: Sequence[str]) -> Iterator[NodeFindi
     if document.state is JobState.SUCCEEDED and document.result:
         yield from _FINDINGS.validate_python(document.result.get("findings", ()))
     else:
-        remedy = f"see what it printed: rolecall logs {job.id}"
+        remedy = f"see its log: rolecall logs {job.id}"
         yield NodeFinding(
             nodes=tuple(nodes), check="preflight", level=Level.ERROR, message=_end(document), remedy=remedy
         )
 
 
 def _await(client: Client, job: str) -> JobDocument:
-    """The job when it has ended; or as it was when we lost patience, and cancelled it."""
+    """The job when it has ended, or its state at the timeout, when it was cancelled."""
     deadline, seen = time.monotonic() + WAIT_S, 0
     while True:
-        # First the document, then the events: those that came before its end are then all there.
+        # The document first: after the job has ended, its list of events is complete.
         document = client.job(job)
         for event in client.events(job, seen):
             err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
@@ -209,19 +213,19 @@ def _await(client: Client, job: str) -> JobDocument:
 def _end(document: JobDocument) -> str:
     if not document.state.ended:
         waits = f": {document.waiting_for}" if document.waiting_for else ""
-        return f"the examination of the network did not end within {WAIT_S:.0f} s{waits}"
+        return f"the network test did not end within {WAIT_S:.0f} s{waits}"
     if document.state is JobState.CANCELLED:
-        return f"someone else cancelled the examination of the network, job {document.id}"
-    return f"the examination of the network {document.state}: {(document.reason or '').partition(chr(10))[0]}"
+        return f"another user cancelled the network test, job {document.id}"
+    return f"the network test {document.state}: {(document.reason or '').partition(chr(10))[0]}"
 
 
 def _obstacle(error: CommandError) -> NodeFinding:
-    check, remedy = _OBSTACLES.get(error.code, ("master", "look into the master's log"))
+    check, remedy = _OBSTACLES.get(error.code, ("master", "check the master's log"))
     return _finding(_HERE, check, Level.ERROR, _line(error), remedy)
 
 
 def _line(error: CommandError) -> str:
-    """Without the advice that it ends with: a finding has its own."""
+    """The message without its advice, because a finding has its own remedy."""
     return str(error).partition(";")[0].replace("\n", " ")
 
 
@@ -233,7 +237,7 @@ def _print(findings: Sequence[NodeFinding], *, every: bool) -> None:
 
 
 def _rows_in_short(findings: Sequence[NodeFinding]) -> Iterator[tuple[str, ...]]:
-    """What is not well, each by itself; what is well of several nodes or pairs, in a row for each check."""
+    """One row for each problem, and one row per check for several nodes or pairs without problems."""
     well = Counter(kind for finding in findings if (kind := _kind(finding)))
     for finding in findings:
         kind = _kind(finding)
@@ -241,11 +245,11 @@ def _rows_in_short(findings: Sequence[NodeFinding]) -> Iterator[tuple[str, ...]]
             yield _row(finding)
         elif count := well.pop(kind, 0):
             check, members = kind
-            yield f"{count} {members}", check, _level(Level.OK), "all well; --all shows each", ""
+            yield f"{count} {members}", check, _level(Level.OK), "no problems; --all shows each", ""
 
 
 def _kind(finding: NodeFinding) -> tuple[str, str] | None:
-    """The check and of what it is, if it went well and there may be more alike."""
+    """The check and its kind of subject, for an `ok` finding that can be grouped with others."""
     if finding.level is not Level.OK or finding.nodes[0] in {_HERE, _MASTER}:
         return None
     return finding.check, {1: "nodes", 2: "pairs"}.get(len(finding.nodes), "groups")

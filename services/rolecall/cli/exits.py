@@ -1,33 +1,33 @@
-"""The exit codes that scripts may rely on."""
+"""The exit codes, which are stable for scripts."""
 
 from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a command's exit code means; the numbers never change."""
+    """The meaning of a command's exit code; the numbers never change."""
 
     OK = 0
-    """Done; of a followed job: it succeeded."""
+    """Success; with a followed job: the job succeeded."""
     FAILED = 1
     """The followed job failed, `rolecall doctor` found an error, or `rolecall local` could not start."""
     USAGE = 2
-    """The command line is wrong."""
+    """The command line is invalid."""
     CANCELLED = 3
     """The followed job was cancelled."""
     NOT_FOUND = 4
-    """There is no such job, workload or artifact."""
+    """The job, workload or artifact does not exist."""
     REFUSED = 5
-    """The master refused the request: the job is not legal, or its state or a limit of the token does not allow it."""
+    """The master refused the request: the job is invalid, or its state or a limit of the token does not allow it."""
     UNREACHABLE = 6
-    """The master does not answer."""
+    """The master does not answer, or no cluster is configured."""
     UNAUTHORIZED = 7
-    """The master does not accept the token, there is none, or it lacks the scope that the call needs."""
+    """The token is missing or invalid, or lacks the required scope."""
     INTERRUPTED = 130
-    """Ctrl-C; a followed job goes on without us."""
+    """Interrupted by Ctrl-C; a followed job continues."""
 
 
 class CommandError(Exception):
-    """Ends the command with `code`, after `text` has been printed; the text says what to do."""
+    """Ends the command with `code` after printing `text`, which says what to do."""
 
     def __init__(self, code: Exit, text: str) -> None:
         super().__init__(text)

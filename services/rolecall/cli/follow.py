@@ -1,4 +1,6 @@
-"""Watches one job until it ends: a bar on a terminal, plain lines elsewhere; it survives a restart of the master."""
+"""Follow a job until it ends, with a progress bar on a terminal and plain lines elsewhere; retries while the master
+is unavailable.
+"""
 
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -25,11 +27,11 @@ Show = Callable[[JobDocument], None]
 
 
 def follow(client: Client, job: str, *, as_json: bool) -> Exit:
-    """Show the job's life until it ends; Ctrl-C leaves it running."""
+    """Show the job's progress until it ends; Ctrl-C leaves it running."""
     try:
         document, raw = _watch(client, job)
     except KeyboardInterrupt:
-        err.print(f"job {job} goes on; follow it again: rolecall show {job} --follow")
+        err.print(f"job {job} continues; to follow it again: rolecall show {job} --follow")
         return Exit.INTERRUPTED
     if as_json:
         print_json(raw)
@@ -41,11 +43,11 @@ def follow(client: Client, job: str, *, as_json: bool) -> Exit:
 
 
 def _watch(client: Client, job: str) -> tuple[JobDocument, Any]:
-    """The job's last document, and as the master gave it."""
+    """The job's last document, parsed and as raw JSON."""
     with _view() as show:
         seen, waited = 0, None
         while True:
-            # In this order: of a job that has ended all events are there.
+            # The document first: after the job has ended, its list of events is complete.
             document, raw = patiently(lambda: client.job(job)), client.raw
             for event in patiently(lambda after=seen: client.events(job, after)):
                 err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
@@ -60,7 +62,7 @@ def _watch(client: Client, job: str) -> tuple[JobDocument, Any]:
 
 
 def patiently(ask: Callable[[], _T]) -> _T:
-    """What `ask` returns; while the master is away, ask again for a bounded time."""
+    """The result of `ask`, which is retried for a bounded time while the master is unavailable."""
     patience = _Patience()
     while True:
         try:
@@ -73,7 +75,7 @@ def patiently(ask: Callable[[], _T]) -> _T:
 
 
 def log_lines(client: Client, job: str, query: dict[str, Any]) -> Iterator[str]:
-    """The lines of a job's log until it ends. While the master is away, this waits and then goes on behind the last."""
+    """The lines of a job's log until it ends; waits for an unavailable master and continues after the last line."""
     patience, last_id = _Patience(), ""
     while True:
         try:
@@ -90,26 +92,26 @@ def log_lines(client: Client, job: str, query: dict[str, Any]) -> Iterator[str]:
 
 
 class _Patience:
-    """Waits for a master that is away, a bounded time from its last answer on."""
+    """Waits for an unavailable master, for a bounded time since its last answer."""
 
     def __init__(self) -> None:
         self._away_since: float | None = None
 
     def wait(self, error: CommandError) -> None:
-        """Wait before the next try; raises `error` when no try can help, or none has for too long."""
+        """Wait before a retry; raises `error` if a retry can't help, or the time is up."""
         if error.code is not Exit.UNREACHABLE:
             raise error
         if self._away_since is None:
             self._away_since = time.monotonic()
-            err.print(f"[yellow]the master does not answer; trying for {PATIENCE_S:.0f} s[/]")
+            err.print(f"[yellow]the master does not answer; retrying for {PATIENCE_S:.0f} s[/]")
         if time.monotonic() - self._away_since > PATIENCE_S:
             raise error
         time.sleep(POLL_S)
 
     def answered(self) -> None:
-        """Note that the master answers."""
+        """Record that the master answers."""
         if self._away_since is not None:
-            err.print("the master is back")
+            err.print("the master answers again")
         self._away_since = None
 
 

@@ -10,8 +10,8 @@ from rolecall.cli.output import age, print_json, print_table, progress, state
 from rolecall.spec.state import JobState
 
 State = Annotated[JobState | None, typer.Option("--state", help="Only jobs in this state.")]
-Owner = Annotated[str | None, typer.Option("--owner", help="Only jobs of the token of this name.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="How many at most, the newest first.")]
+Owner = Annotated[str | None, typer.Option("--owner", help="Only jobs of the token with this name.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=200, help="Maximum number of jobs.")]
 
 
 def jobs(  # noqa: PLR0917 - the command line is the signature
@@ -22,7 +22,7 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
     with connect(url, token) as client:
         found = client.jobs(only, limit, owner)
         if json:

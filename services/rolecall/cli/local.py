@@ -1,4 +1,4 @@
-"""`rolecall local`: a whole cluster on this machine, made of the same programs as in containers."""
+"""`rolecall local`: run a complete cluster on this machine, with the same programs as in containers."""
 
 import fcntl
 import logging
@@ -31,17 +31,18 @@ _GRACE_S = 5.0
 _LOG_LINES = 20
 _PORTS = 8192
 
-Count = Annotated[int, typer.Option(min=0, max=64, help="How many nodes of this role, with a slot each.")]
-Servers = Annotated[int, typer.Option(min=0, max=64, help="How many nodes of this role.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Where the master listens; 0 takes a free port.")]
+Count = Annotated[int, typer.Option(min=0, max=64, help="Number of nodes of this role, with one slot each.")]
+Servers = Annotated[int, typer.Option(min=0, max=64, help="Number of nodes of this role.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the master; 0 selects a free port.")]
 Data = Annotated[
-    Path, typer.Option(metavar="DIR", help="Where jobs, checkpoints and logs live; they outlive the cluster.")
+    Path,
+    typer.Option(metavar="DIR", help="Folder for jobs, checkpoints and logs, which remain after the cluster ends."),
 ]
 Token = Annotated[
-    str | None, typer.Option("--token", envvar="ROLECALL_TOKEN", help="The users' token; made if not given.")
+    str | None, typer.Option("--token", envvar="ROLECALL_TOKEN", help="The users' token; by default a generated one.")
 ]
 
-Json = Annotated[bool, typer.Option("--json", help="Say where the cluster is as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the cluster's connection as JSON.")]
 
 
 def local(  # noqa: PLR0917 - the command line is the signature
@@ -57,7 +58,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     """Run a cluster on this machine until Ctrl-C.
 
     Prints `ready URL` when every node has registered; with --json, one line with `url`, `token_file` and `logs`. The
-    other commands find the cluster by themselves.
+    other commands find the cluster automatically.
     """
     counts = {
         Role.MASTER: 1,
@@ -75,7 +76,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     programs = cluster(
         connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
     )
-    err.print(f"starting a master and {len(programs) - 1} nodes, which takes some seconds")
+    err.print(f"starting a master and {len(programs) - 1} nodes; this takes a few seconds")
     with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _await_ready(supervisor, connection, programs)
         if supervisor.told:
@@ -93,7 +94,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
 def cluster(
     connection: Connection, data: Path, counts: Mapping[Role, int], environment: Mapping[str, str]
 ) -> list[Program]:
-    """The programs of a cluster: the control program first, then a node for each place."""
+    """The programs of a cluster: the control program first, then the nodes of each role."""
     logs = data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     slots = sum(count for role, count in counts.items() if role.computes)
@@ -114,23 +115,23 @@ def cluster(
 
 
 def _data_roots(started_in: Path) -> str:
-    """Those of the environment, or the default ones, and the folder that the command was started in."""
+    """The configured or default roots, and the folder in which the command was started."""
     if ":" in str(started_in):
         raise CommandError(
             Exit.USAGE,
-            f"{started_in} has a colon, which separates folders in ROLECALL_DATA_ROOTS; start in another folder",
+            f"{started_in} contains a colon, the separator of ROLECALL_DATA_ROOTS; start in another folder",
         )
     return ":".join(map(str, dict.fromkeys([*read_worker().data_roots, started_in])))
 
 
-# Ours to set; a secret's `_FILE` would win over the value.
+# Set by this command; a secret's `_FILE` would take precedence over the value.
 _OVERRIDDEN = {
     "ROLE",
     "ROLECALL_TOKEN",
     "ROLECALL_TOKEN_FILE",
     "ROLECALL_NODE_TOKEN_FILE",
     "ROLECALL_SLOTS",
-    # Its programs meet on the loopback interface.
+    # The programs communicate on the loopback interface.
     "ROLECALL_TLS_CERT",
     "ROLECALL_TLS_KEY",
     "ROLECALL_TLS_CA",
@@ -149,7 +150,7 @@ def _command(program: str) -> tuple[str, ...]:
 
 
 def _await_ready(supervisor: Supervisor, connection: Connection, programs: list[Program]) -> None:
-    """Return once every node has registered, or a signal told us to end; raise if a program ends before."""
+    """Return once every node has registered or a signal has arrived; raises if a program ends before that."""
     deadline = time.monotonic() + _START_S
     missing: list[str] = [program.name for program in programs[1:]]
     with Client(connection) as client:
@@ -174,13 +175,13 @@ def _alive(client: Client) -> set[str]:
 def _died(ended: Ended) -> str:
     log = ended.program.log
     lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
-    return "\n".join([f"{ended.program.name} ended with {describe(ended.code)}; the end of {log}:", *lines])
+    return "\n".join([f"{ended.program.name} ended with {describe(ended.code)}; last lines of {log}:", *lines])
 
 
 def _free_port(port: int) -> int:
-    """The port if it can be used, or for 0 one that can.
+    """The port if it is free, or a free port for 0.
 
-    Not one that the kernel would choose: it could give that to another program before the master listens there.
+    Not a port in the kernel's ephemeral range: the kernel could give it to another program before the master listens.
     """
     if port == 0:
         choices = range(max(1024, _first_ephemeral_port() - _PORTS), _first_ephemeral_port())
@@ -191,7 +192,7 @@ def _free_port(port: int) -> int:
     except OSError as error:
         raise CommandError(
             Exit.FAILED,
-            f"port {port} of {_HOST} can't be used ({error.strerror}); choose another: --port 0 takes a free one",
+            f"port {port} of {_HOST} can't be used ({error.strerror}); choose another port, or --port 0 for a free one",
         ) from None
 
 
@@ -209,12 +210,12 @@ def _first_ephemeral_port() -> int:
 
 def _checked(token: str | None) -> str | None:
     if token is not None and len(token) < 16:
-        raise CommandError(Exit.USAGE, "the token is too short: 16 characters at least")
+        raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
     return token
 
 
 def _lock(data: Path) -> BinaryIO:
-    """Hold the data folder; raises if another `rolecall local` holds it. The kernel lets go of it with this process."""
+    """Lock the data folder; raises if another `rolecall local` has locked it. The lock ends with this process."""
     data.mkdir(parents=True, exist_ok=True)
     file = (data / "lock").open("ab")
     try:
@@ -225,7 +226,7 @@ def _lock(data: Path) -> BinaryIO:
 
 
 def _kept_token(data: Path) -> str:
-    """The token of this data folder, made at its first start."""
+    """The token of this data folder, created at its first start."""
     path = data / "token"
     if not path.exists():
         data.mkdir(parents=True, exist_ok=True)

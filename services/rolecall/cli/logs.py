@@ -1,4 +1,4 @@
-"""`rolecall logs`: what a job's workers print."""
+"""`rolecall logs`: print the output of a job's workers."""
 
 import sys
 from codecs import getincrementaldecoder
@@ -14,10 +14,12 @@ from rolecall.cli.output import print_json
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
 OfRole = Annotated[Role | None, typer.Option("--role", help="Only workers of this role.")]
-OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the worker of this rank.")]
-OfAttempt = Annotated[int | None, typer.Option("--attempt", min=1, help="Of this attempt; by default the newest.")]
+OfRank = Annotated[int | None, typer.Option("--rank", min=0, help="Only the worker with this rank.")]
+OfAttempt = Annotated[
+    int | None, typer.Option("--attempt", min=1, help="Number of the attempt; by default the newest.")
+]
 
 
 def logs(  # noqa: PLR0917 - the command line is the signature
@@ -30,7 +32,7 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print the logs of a job's workers; with --json, a list of lines, or with --follow one JSON text per line."""
+    """Print the logs of a job's workers; with --json a list of lines, and with --json --follow one string per line."""
     chosen = {"role": role, "rank": rank, "attempt": attempt}
     query = {name: value for name, value in chosen.items() if value is not None}
     terminal = sys.stdout.isatty()

@@ -9,7 +9,7 @@ from rolecall.spec.node import NodeDocument
 
 
 def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
-    """List the cluster's nodes with their roles and slots, and below them what is wrong with some and its remedy."""
+    """List the cluster's nodes with their roles and slots, followed by their problems and remedies."""
     with connect(url, token) as client:
         found = client.nodes()
         if json:

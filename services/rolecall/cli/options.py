@@ -1,4 +1,4 @@
-"""The options that every command shares."""
+"""The options that all commands share."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         envvar="ROLECALL_URL",
-        help="The master's address, e.g. http://127.0.0.1:8080; by default the cluster of `rolecall local`.",
+        help="The master's URL, such as http://127.0.0.1:8080; by default the cluster of `rolecall local`.",
     ),
 ]
 Token = Annotated[
@@ -20,7 +20,7 @@ Token = Annotated[
     typer.Option("--token", envvar="ROLECALL_TOKEN", show_envvar=True, help="A token of the cluster."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the master's answer as JSON.")]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id, as `rolecall jobs` shows it.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, from `rolecall jobs`.")]
 
 
 def connect(url: str | None, token: str | None) -> Client:

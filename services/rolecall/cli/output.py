@@ -1,6 +1,6 @@
-"""How results look: tables and sentences for people, JSON for programs.
+"""Format results: tables and text for people, JSON for programs.
 
-Answers go to stdout, everything else to stderr.
+Results go to stdout, everything else to stderr.
 """
 
 import json
@@ -20,7 +20,7 @@ _UNBOUNDED = 10_000
 
 
 class Terminal(Console):
-    """Sends no control character that a job, a node or a caller put into a text."""
+    """Removes control characters from texts of jobs, nodes and callers."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
@@ -34,7 +34,7 @@ STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused"
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout, unwrapped and unstyled."""
-    # On a terminal only ASCII: JSON lets some control characters stand as they are.
+    # On a terminal only ASCII, because JSON does not escape all control characters.
     print(json.dumps(value, indent=2, ensure_ascii=sys.stdout.isatty()))
 
 
@@ -49,13 +49,13 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def state(document: JobDocument) -> str:
-    """The job's state in its colour."""
+    """The job's state with its color."""
     style = STYLES.get(document.state, "default")
     return f"[{style}]{document.state}[/]"
 
 
 def number(value: Any) -> str:
-    """A metric as people read it: whole numbers as they are, four decimals for ratios, one for large numbers."""
+    """A formatted metric: whole numbers unchanged, four decimals for ratios, one for large numbers."""
     if not isinstance(value, float):
         return str(value)
     if value.is_integer() and abs(value) < 2**53:
@@ -87,12 +87,12 @@ def age(moment: datetime) -> str:
 
 
 def roles(document: JobDocument) -> str:
-    """The gang, e.g. `1 master, 2 trainer`."""
+    """The gang, such as `1 master, 2 trainer`."""
     return ", ".join(f"{count} {role}" for role, count in document.roles.items() if count)
 
 
 def progress(progress: Progress, *, ended: bool = False) -> str:
-    """The newest figures on one line, without speed and remaining time if the job has ended; empty before the first."""
+    """The newest figures on one line, without speed and remaining time for an ended job; empty if there are none."""
     figures = [
         f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
         f"epoch {progress.epoch}" if progress.epoch is not None else "",
@@ -104,7 +104,7 @@ def progress(progress: Progress, *, ended: bool = False) -> str:
 
 
 def outcome(document: JobDocument) -> str:
-    """The line that a followed job ends with."""
+    """The last line of a followed job."""
     if document.result and document.state == "succeeded":
         shown = {name: value for name, value in document.result.items() if not isinstance(value, list)}
         metrics = " ".join(f"{name}={number(value)}" for name, value in shown.items())

@@ -1,4 +1,4 @@
-"""`rolecall show`: one job in full."""
+"""`rolecall show`: show one job in detail."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from rolecall.spec.job import JobDocument
 from rolecall.spec.report import Failure
 
 Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Watch the job until it ends; its outcome is the exit code.")
+    bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
 ]
 
 

@@ -12,18 +12,18 @@ from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import err, print_json
 
 File = Annotated[
-    str, typer.Argument(metavar="FILE|-", help="The job as JSON, as `POST /jobs` takes it; - reads stdin.")
+    str, typer.Argument(metavar="FILE|-", help="File with the job as JSON, as for `POST /jobs`; - for stdin.")
 ]
 Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Watch the job until it ends; its outcome is the exit code.")
+    bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
 ]
 
 
 def submit(file: File, follow_it: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
     """Submit a job and print its id.
 
-    With --follow, progress goes to stderr and the last line of stdout says how the job ended, e.g.
-    `embedding-ddp succeeded: test_auc=0.9187 ...`. Ctrl-C stops the watching, never the job.
+    With --follow, progress goes to stderr and the last line of stdout shows the outcome, such as
+    `embedding-ddp succeeded: test_auc=0.9187 ...`. Ctrl-C stops following, but not the job.
     """
     body = _read(file)
     with connect(url, token) as client:

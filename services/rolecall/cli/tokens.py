@@ -1,4 +1,4 @@
-"""`rolecall tokens`: who may use the cluster, and for what."""
+"""`rolecall tokens`: manage access to the cluster."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -14,21 +14,22 @@ from rolecall.spec.access import Limits, Scope, TokenDocument, TokenSecret
 tokens = typer.Typer(name="tokens", help="Create, list, update, rotate and revoke tokens.", no_args_is_help=True)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name, which also owns the jobs it submits.")]
-Scopes = Annotated[list[Scope], typer.Option("--scope", help="What it may do; repeat for several.")]
-NewScopes = Annotated[list[Scope] | None, typer.Option("--scope", help="What it may do from now on.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, which owns the jobs that it submits.")]
+Scopes = Annotated[list[Scope], typer.Option("--scope", help="Scope of the token; repeat for several.")]
+NewScopes = Annotated[list[Scope] | None, typer.Option("--scope", help="New scope of the token; repeat for several.")]
 Queued = Annotated[
-    str | None, typer.Option("--max-queued", metavar="N|none", help="Jobs that may be queued or paused.")
+    str | None, typer.Option("--max-queued", metavar="N|none", help="Maximum number of queued or paused jobs.")
 ]
-Slots = Annotated[str | None, typer.Option("--max-slots", metavar="N|none", help="Workers that may run at once.")]
+Slots = Annotated[str | None, typer.Option("--max-slots", metavar="N|none", help="Maximum number of running workers.")]
 Stored = Annotated[
-    str | None, typer.Option("--max-stored-bytes", metavar="N|none", help="Bytes of checkpoints and artifacts.")
+    str | None, typer.Option("--max-stored-bytes", metavar="N|none", help="Maximum bytes of checkpoints and artifacts.")
 ]
 Expires = Annotated[
-    str | None, typer.Option("--expires-in", metavar="DURATION|none", help="How long it is valid, e.g. 90d or 12h.")
+    str | None, typer.Option("--expires-in", metavar="DURATION|none", help="Validity of the token, such as 90d or 12h.")
 ]
 Overlap = Annotated[
-    str, typer.Option("--overlap", metavar="DURATION", help="How long the present secret stays valid, e.g. 24h.")
+    str,
+    typer.Option("--overlap", metavar="DURATION", help="Time for which the current secret stays valid, such as 24h."),
 ]
 
 
@@ -44,7 +45,7 @@ def create(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Create a token and print its secret, which can't be shown again."""
+    """Create a token and print its secret, which is shown only once."""
     given = _changes(scopes, max_queued, max_slots, max_stored_bytes, expires_in)
     with connect(url, token) as client:
         made = client.create_token({"name": name} | given)
@@ -75,10 +76,10 @@ def update(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Change a token's scopes, limits or expiry; what is not named stays, `none` removes a limit."""
+    """Change a token's scopes, limits or expiry. Other values stay unchanged; `none` removes a limit."""
     changes = _changes(scopes, max_queued, max_slots, max_stored_bytes, expires_in)
     if not changes:
-        raise typer.BadParameter("name at least one change", param_hint="--scope, --max-…, --expires-in")
+        raise typer.BadParameter("specify at least one change", param_hint="--scope, --max-…, --expires-in")
     with connect(url, token) as client:
         changed = client.change_token(name, changes)
         print_json(client.raw) if json else out.print(f"token {name}: {_limits(changed) or 'no limits'}")
@@ -86,7 +87,7 @@ def update(  # noqa: PLR0917 - the command line is the signature
 
 @tokens.command("rotate")
 def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Print a new secret for a token. The present one ends with the overlap, at once by default."""
+    """Print a new secret for a token. The current secret expires after the overlap, by default immediately."""
     with connect(url, token) as client:
         made = client.rotate_token(name, _duration(overlap).total_seconds())
         print_json(client.raw) if json else _print_secret(made)
@@ -94,7 +95,7 @@ def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = N
 
 @tokens.command("revoke")
 def revoke(name: Name, url: Url = None, token: Token = None) -> None:
-    """End a token with all its secrets, at once. Its jobs go on, without its limits."""
+    """Revoke a token with all its secrets immediately. Its jobs continue without its limits."""
     with connect(url, token) as client:
         client.revoke_token(name)
     out.print(f"token {name} is revoked")
@@ -129,7 +130,7 @@ def _duration(text: str) -> timedelta:
 
 
 def _print_secret(made: TokenSecret) -> None:
-    err.print(f"the secret of token {made.token.name}, which is not shown again:")
+    err.print(f"secret of token {made.token.name}, shown only once:")
     print(made.secret)
 
 

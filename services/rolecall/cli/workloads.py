@@ -1,4 +1,4 @@
-"""`rolecall workloads`: what can be trained, and with which parameters."""
+"""`rolecall workloads`: list the installed workloads and their parameters."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this wo
 
 
 def workloads(name: Name = None, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """List the workloads, or explain one."""
+    """List the workloads, or describe one of them."""
     with connect(url, token) as client:
         found = [client.workload(name)] if name else client.workloads()
         if json:

@@ -36,7 +36,7 @@ class Certificate:
                 self._current = _load(*self._files)
                 _log.info("the certificate %s has changed; new connections get it", self._files[0])
             except SettingsError as error:
-                _log.warning("%s; connections go on with the certificate that was read before", error)
+                _log.warning("%s; the previous certificate stays in use", error)
         connection.context = self._current
 
     def _look(self) -> tuple[tuple[int, int] | None, ...]:

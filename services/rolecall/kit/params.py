@@ -1,7 +1,7 @@
-"""What the parameters of several workloads have in common. Torch-free; docstrings are the API's descriptions.
+"""Parameters that several workloads share. Torch-free; docstrings are the API's descriptions.
 
-Every number, text and list has an upper bound. The bounds keep the master's checks short and arithmetic within 64 bits;
-they are generous, so that no cluster of thousands of GPUs reaches them, and say nothing about what is wise.
+Every number, string and list has an upper bound. The bounds keep the master's checks short and arithmetic within 64
+bits. They are far above what a cluster of thousands of GPUs needs, and are no recommendations.
 """
 
 import math
@@ -13,13 +13,13 @@ from rolecall.kit import data_access
 from rolecall.spec import workload
 
 Count = Annotated[int, Field(ge=1, le=2**40)]
-"""Of steps, rows and the like: what a job does one after the other."""
+"""A count of sequential work, such as steps or rows."""
 Epochs = Annotated[int, Field(ge=1, le=2**24)]
 BatchSize = Annotated[int, Field(ge=1, le=2**32)]
-"""Samples of one step over all workers together; bounded so that its divisors are found at once."""
+"""Samples per step over all workers; the bound keeps the search for its divisors short."""
 Replicas = Annotated[int, Field(ge=1, le=4096)]
 Width = Annotated[int, Field(ge=1, le=2**20)]
-"""Of a layer."""
+"""The width of a layer."""
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Weight = Annotated[float, Field(ge=0, le=1e12)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
@@ -27,7 +27,7 @@ Lr = Annotated[float, Field(gt=0, le=1e6)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(max_length=4096)]
 Name = Annotated[str, Field(max_length=1024)]
-"""Of a column, a class or a block."""
+"""The name of a column, a class or a block."""
 Names = Annotated[list[Name], Field(max_length=50_000, fail_fast=True)]
 Value = Text | Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(ge=-1e308, le=1e308)] | bool
 
@@ -37,7 +37,7 @@ Precision = Literal["float32", "float64", "bfloat16"]
 
 
 def tupled(given: Any) -> Any:
-    """A list stands for a tuple; pydantic sees to that in JSON, but no longer behind another `BeforeValidator`."""
+    """Convert a list to a tuple; pydantic does this for JSON, but not after another `BeforeValidator`."""
     return tuple(cast(list[Any], given)) if isinstance(given, list) else given
 
 
@@ -51,17 +51,17 @@ def _renamed(given: Any) -> Any:
 
 
 RenamedProtocol = BeforeValidator(_renamed)
-"""For a `protocol` that has the value `tutorial`: the error for its old name gives the new one."""
+"""For a `protocol` with the value `tutorial`: the error for its old name contains the new name."""
 
 
 def listed(given: Any) -> Any:
-    """A single value stands for a list of one."""
+    """Convert a single value to a list of one."""
     return [given] if isinstance(given, str | int | float | bool) else given
 
 
 _AnyPath = Annotated[str, Field(min_length=1, max_length=4096)]
 DataPath = Annotated[_AnyPath, AfterValidator(data_access.DataPath)]
-"""A path or URL of input data; Linux takes no longer paths."""
+"""A path or URL of input data; Linux does not support longer paths."""
 Paths = Annotated[
     list[DataPath],
     Field(min_length=1, max_length=50_000, fail_fast=True),
@@ -73,84 +73,84 @@ class Sgd(workload.Params):
     """Stochastic gradient descent."""
 
     name: Literal["sgd"]
-    """Chooses this optimizer."""
+    """Selects this optimizer."""
     lr: Lr = 0.1
-    """The learning rate."""
+    """Learning rate."""
     momentum: Fraction = 0.0
-    """The share of the last update that is kept."""
+    """Momentum factor."""
     weight_decay: Weight = 0.0
-    """The weight of the L2 penalty."""
+    """Coefficient of the L2 penalty."""
 
 
 class Adam(workload.Params):
-    """Adam, its weight decay an L2 penalty."""
+    """Adam with weight decay as an L2 penalty."""
 
     name: Literal["adam"]
-    """Chooses this optimizer."""
+    """Selects this optimizer."""
     lr: Lr = 0.001
-    """The learning rate."""
+    """Learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """How slowly the two moments change."""
+    """Decay rates of the running averages of the gradient and of its square."""
     eps: Positive = 1e-8
-    """Added to the denominator."""
+    """Term added to the denominator for numerical stability."""
     weight_decay: Weight = 0.0
-    """The weight of the L2 penalty."""
+    """Coefficient of the L2 penalty."""
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
     name: Literal["adamw"]  # pyright: ignore[reportIncompatibleVariableOverride] - the tag is what tells them apart
-    """Chooses this optimizer."""
+    """Selects this optimizer."""
     weight_decay: Weight = 0.01
-    """The share by which weights shrink, times the learning rate."""
+    """Coefficient of the decoupled weight decay: each step shrinks the weights by this times the learning rate."""
 
 
 class SparseSgd(workload.Params):
-    """Plain stochastic gradient descent on the rows that a batch touched."""
+    """Plain stochastic gradient descent on the rows that a batch uses."""
 
     name: Literal["sgd"]
-    """Chooses this optimizer."""
+    """Selects this optimizer."""
     lr: Lr = 0.1
-    """The learning rate."""
+    """Learning rate."""
 
 
 class SparseAdagrad(workload.Params):
-    """Adagrad on the rows that a batch touched."""
+    """Adagrad on the rows that a batch uses."""
 
     name: Literal["adagrad"]
-    """Chooses this optimizer."""
+    """Selects this optimizer."""
     lr: Lr = 0.05
-    """The learning rate."""
+    """Learning rate."""
     initial_accumulator: Weight = 0.0
-    """What the sum of squared gradients starts with."""
+    """Initial value of the sum of squared gradients."""
     eps: Positive = 1e-10
-    """Added to the denominator."""
+    """Term added to the denominator for numerical stability."""
 
 
 class SparseAdam(workload.Params):
-    """Adam whose moments move only for the rows that a batch touched."""
+    """Adam that updates its moments only for the rows that a batch uses."""
 
     name: Literal["sparse-adam"]
-    """Chooses this optimizer."""
+    """Selects this optimizer."""
     lr: Lr = 0.001
-    """The learning rate."""
+    """Learning rate."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """How slowly the two moments change."""
+    """Decay rates of the running averages of the gradient and of its square."""
     eps: Positive = 1e-8
-    """Added to the denominator."""
+    """Term added to the denominator for numerical stability."""
 
 
 class LrSchedule(workload.Params):
-    """A course of the learning rates."""
+    """A learning rate schedule."""
 
     shape: Literal["constant", "cosine"] = "constant"
-    """`cosine` falls to zero at the job's last step."""
+    """`constant` keeps the learning rate; `cosine` decays it to zero at the job's last step."""
     warmup_steps: Annotated[int, Field(ge=0, le=2**40)] = 0
-    """Steps over which the rates first rise in a line."""
+    """Number of steps of linear warmup."""
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rates are multiplied by at `step` (from 0) of `steps`."""
+        """The factor of the learning rates at `step` (from 0) of `steps`."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.shape == "constant":
@@ -160,35 +160,35 @@ class LrSchedule(workload.Params):
 
 
 class EarlyStopping(workload.Params):
-    """Ends the job when the validation loss no longer falls, and keeps the best epoch's weights."""
+    """Ends the job when the validation loss stops improving, and keeps the best epoch's weights."""
 
     patience: Epochs = 3
-    """Epochs without improvement before the job ends."""
+    """Number of epochs without improvement before the job ends."""
 
 
 class TrainingParams(workload.Params):
     """The parameters of every job that trains in epochs."""
 
     epochs: Epochs = 10
-    """Passes over the training data."""
+    """Number of passes over the training data."""
     max_steps: Count | None = None
-    """End after this many steps even if epochs are left."""
+    """Maximum number of steps; the job ends after it even if epochs remain."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Decides everything that is drawn: first weights, the order of the data, dropout."""
+    """Seed of all random values: initial weights, the order of the data, dropout."""
     lr_schedule: LrSchedule = LrSchedule()
-    """How the learning rates move over the job's steps."""
+    """Schedule of the learning rates over the job's steps."""
     early_stopping: EarlyStopping | None = None
-    """When to end before the last epoch; without it, never."""
+    """Condition to end before the last epoch; off by default."""
     checkpoint_every_steps: Count | None = None
-    """Steps between checkpoints."""
+    """Number of steps between checkpoints."""
     checkpoint_every_s: Seconds | None = 60.0
-    """Seconds between checkpoints; with both, whichever comes first."""
+    """Seconds between checkpoints. If `checkpoint_every_steps` is set too, whichever comes first applies."""
 
 
 def require_shares(batch_size: int, trainers: int) -> None:
-    """Raises `ValueError` if a trainer would have nothing of a global batch."""
+    """Raises `ValueError` if a trainer would get no sample of a global batch."""
     if batch_size < trainers:
         raise ValueError(
             f"batch_size {batch_size} is shared by {trainers} trainers; set it to {trainers} or more, "
-            f"or take at most {batch_size} trainers"
+            f"or use at most {batch_size} trainers"
         )

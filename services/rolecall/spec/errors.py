@@ -1,35 +1,35 @@
-"""The one tree of errors. A class's docstring says what it means; an instance's text says what to do."""
+"""The error classes. A class's docstring describes its meaning; an instance's text says what to do."""
 
 
 class RolecallError(Exception):
-    """The base of every error that Rolecall raises on purpose.
+    """The base class of all errors that Rolecall raises.
 
-    `retryable` says whether trying the same job again can cure it; an attempt's failure carries it to the master.
+    `retryable` says whether a retry of the same job can succeed; an attempt's failure reports it to the master.
     """
 
     retryable = True
 
 
 class SettingsError(RolecallError):
-    """The container's environment is missing something or holds a value that is not legal."""
+    """A variable of the container's environment is missing or has an illegal value."""
 
     retryable = False
 
 
 class NotFound(RolecallError):
-    """There is no such job, node, workload, checkpoint or artifact."""
+    """The job, node, workload, checkpoint or artifact does not exist."""
 
 
 class Conflict(RolecallError):
-    """The request contradicts what is already stored."""
+    """The request conflicts with stored data."""
 
 
 class IllegalTransition(Conflict):
-    """A state can't be left in the way that was asked."""
+    """The requested state transition is not allowed."""
 
 
 class StaleAttempt(Conflict):
-    """The message belongs to an attempt that is no longer the job's current one; it is ignored."""
+    """The message belongs to an attempt that is no longer the job's current one, and is ignored."""
 
 
 class LimitReached(RolecallError):
@@ -39,11 +39,11 @@ class LimitReached(RolecallError):
 
 
 class StorageLimitReached(LimitReached):
-    """The jobs of a token store so much that an upload is refused."""
+    """The upload is refused because the jobs of the token exceed their storage limit."""
 
 
 class InvalidJob(RolecallError):
-    """A job's spec is not legal; `problems` lists every field with what was given and what is legal."""
+    """A job's spec is invalid; `problems` lists every invalid field with the given value and the legal values."""
 
     retryable = False
 
@@ -53,23 +53,23 @@ class InvalidJob(RolecallError):
 
 
 class CheckTimeout(RolecallError):
-    """A request could not be checked in time; it was neither accepted nor found wrong."""
+    """The check of a request took too long; the request is neither accepted nor found invalid."""
 
 
 class BrokenWorkload(RolecallError):
-    """A workload's own check ended with an error that says nothing about the job."""
+    """The check of a workload failed with an internal error, which is not an error of the job."""
 
     retryable = False
 
 
 class WorkloadError(RolecallError):
-    """The job can't succeed as it was asked for, however often it is tried."""
+    """The job can't succeed with these parameters, so a retry does not help."""
 
     retryable = False
 
 
 class InputError(WorkloadError):
-    """A file, column or row of the job's input is missing, unreadable or not what the parameters say."""
+    """A file, column or row of the job's input is missing, unreadable or inconsistent with the parameters."""
 
 
 class NonFiniteLoss(WorkloadError):
@@ -77,27 +77,27 @@ class NonFiniteLoss(WorkloadError):
 
 
 class QuotaExceeded(WorkloadError):
-    """The job would store more than the cluster's operator allows one job."""
+    """The job would exceed the operator's storage limit per job."""
 
 
 class CheckpointError(RolecallError):
-    """A checkpoint's part is missing, damaged or does not fit the gang that wants to resume from it."""
+    """A part of a checkpoint is missing, damaged or incompatible with the gang that resumes from it."""
 
 
 class BlobsUnavailable(CheckpointError):
-    """The blob store, or the master in front of it, takes no files at the moment; the same call may succeed later."""
+    """The blob store, or the master in front of it, temporarily accepts no files; a retry can succeed."""
 
 
 class NoSuchBlob(CheckpointError):
-    """There is nothing of that name in the blob store."""
+    """The blob store has no blob with that name."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """The checkpoint that the attempt resumes from is not what was written; the one before it may be whole."""
+    """The checkpoint that the attempt resumes from is damaged; the previous one can be intact."""
 
 
 class RendezvousTimeout(RolecallError):
-    """Not every worker of the gang arrived in time; the text names who is missing."""
+    """Not every worker of the gang joined the rendezvous in time; the text names the missing workers."""
 
 
 class UnreachablePeer(RolecallError):
@@ -105,11 +105,11 @@ class UnreachablePeer(RolecallError):
 
 
 class PeerLost(RolecallError):
-    """Another worker of the gang vanished; it, and not this worker, is the cause."""
+    """Another worker of the gang disappeared; that worker is the cause, not this one."""
 
 
 class IntrudedGang(RolecallError):
-    """Somebody who doesn't know the attempt's secret took part in its rendezvous: the gang's network is not private."""
+    """A program without the attempt's secret took part in its rendezvous: the gang's network is not private."""
 
 
 class SandboxUnavailable(RolecallError):
@@ -117,4 +117,4 @@ class SandboxUnavailable(RolecallError):
 
 
 class Stopped(RolecallError):
-    """The gang was asked to stop and leaves between two steps; not a failure."""
+    """The gang was asked to stop, and stops between two steps; not a failure."""

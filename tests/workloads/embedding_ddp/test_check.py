@@ -113,5 +113,5 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
 def test_a_batch_has_a_row_for_every_trainer(tmp_path: Path) -> None:
     given = params(tmp_path / "a.csv", batch_size=4)
     check_counts(given, {Role.TRAINER: 4})
-    with pytest.raises(ValueError, match="set it to 5 or more, or take at most 4 trainers"):
+    with pytest.raises(ValueError, match="set it to 5 or more, or use at most 4 trainers"):
         check_counts(given, {Role.TRAINER: 5})

@@ -148,8 +148,8 @@ def refusal(params: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"categorical": [{"column": "c", "buckets": 9}]}, "buckets goes with ids: hash, and only there; give both or"),
-        ({"categorical": [{"column": "c", "ids": "hash"}]}, "buckets goes with ids: hash"),
+        ({"categorical": [{"column": "c", "buckets": 9}]}, "buckets is for ids: hash only; set both or"),
+        ({"categorical": [{"column": "c", "ids": "hash"}]}, "buckets is for ids: hash"),
         ({"categorical": [{"column": "c", "ids": "hash", "buckets": 9, "min_count": 2}]}, "needs ids: dictionary"),
         ({"categorical": [{"column": "c", "separator": "|"}]}, "set max_values to 2 or more"),
         ({"categorical": ["c", "c"]}, "categorical lists c more than once; list each once"),

@@ -31,7 +31,7 @@ def test_names_stand_for_objects() -> None:
         (
             {"protocol": "tutorial", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
             | {"inference": {"batch": 2}},
-            "answers every question by itself",
+            "answers every request separately",
         ),
         ({"inference": {"batch": 2}}, "needs policy_at: agent"),
         (

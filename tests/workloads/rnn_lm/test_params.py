@@ -34,8 +34,8 @@ def params(**given: Any) -> Params:
         ({"protocol": "tutorial"}, "set max_grad_norm to null"),
         ({"protocol": "tutorial", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
         ({"early_stopping": {}, "text": {"train": "t", "validation": 0.0}}, "early_stopping needs validation text"),
-        ({"sample": {"prompt": " \t"}}, "a prompt of blanks has no tokens"),
-        ({"model": {"builder": "mine:gru"}, "layers": 3}, "give either those or model"),
+        ({"sample": {"prompt": " \t"}}, "a blank prompt has no tokens"),
+        ({"model": {"builder": "mine:gru"}, "layers": 3}, "set either those or model"),
         ({"loss_at": "master"}, "'server' or 'trainer'"),
         ({"dropout": 1.0}, "less than 1"),
         ({"text": {"train": []}}, "at least 1 item"),
@@ -55,7 +55,7 @@ def test_every_parameter_is_documented() -> None:
 
 def test_every_trainer_needs_a_stream() -> None:
     check_counts(params(batch_size=2), {Role.PARAMETER_SERVER: 1, Role.TRAINER: 2})
-    with pytest.raises(ValueError, match="set it to 3 or more, or take at most 2 trainers"):
+    with pytest.raises(ValueError, match="set it to 3 or more, or use at most 2 trainers"):
         check_counts(params(batch_size=2), {Role.PARAMETER_SERVER: 1, Role.TRAINER: 3})
 
 

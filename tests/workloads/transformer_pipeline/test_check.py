@@ -26,13 +26,13 @@ def params(**changes: Any) -> Params:
         ({"schedule": "ZBVZeroBubble", "virtual_stages": 3}, "takes 2"),
         ({"schedule": "LoopedBFS", "virtual_stages": 65}, "takes 1 to 64"),
         ({"split": "tracer", "dropout": 0.1}, "can't turn dropout off"),
-        ({"split": "tracer", "activation_checkpointing": True}, "leaves no layers to checkpoint"),
-        ({"schedule": "ZBVZeroBubble", "activation_checkpointing": True}, "go with it are GPipe, 1F1B"),
+        ({"split": "tracer", "activation_checkpointing": True}, "has no layers to checkpoint"),
+        ({"schedule": "ZBVZeroBubble", "activation_checkpointing": True}, "support it are GPipe, 1F1B"),
         ({"batch_size": 12, "replicas": 5}, "nearest legal: 4 or 6"),
         ({"batch_size": 12, "replicas": 2, "micro_batches": 4}, "nearest legal: 3 or 6"),
         ({"schedule": "GPipes"}, "Input should be 'GPipe'"),
         ({"text": {"train": "text.txt", "validation": 0.0}, "early_stopping": {}}, "early_stopping needs validation"),
-        ({"model": {"builder": "mine:layer"}, "heads": 4}, "heads shape the layers that model replaces"),
+        ({"model": {"builder": "mine:layer"}, "heads": 4}, "heads configure the layers that model replaces"),
     ],
 )
 def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any], said: str) -> None:

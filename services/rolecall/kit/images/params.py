@@ -1,4 +1,4 @@
-"""What a user may say about a job's images. Torch-free; docstrings are the API's descriptions."""
+"""Parameters of a job's images. Torch-free; docstrings are the API's descriptions."""
 
 from typing import Annotated, Literal, Self
 
@@ -12,60 +12,61 @@ Channels = tuple[Mean, Mean, Mean]
 
 
 class Idx(workload.Params):
-    """A pair of files in the format of MNIST (http://yann.lecun.com/exdb/mnist), packed by gzip (`.gz`) or not."""
+    """A pair of files in MNIST's format (http://yann.lecun.com/exdb/mnist), optionally gzipped (`.gz`)."""
 
     images: DataPath
-    """The images: unsigned bytes in three dimensions; a path or fsspec URL."""
+    """Path or fsspec URL of the images: unsigned bytes in three dimensions."""
     labels: DataPath
-    """Their labels: unsigned bytes in one dimension; a path or fsspec URL."""
+    """Path or fsspec URL of the labels: unsigned bytes in one dimension."""
 
 
 Source = DataPath | Idx
 
 
 class Images(workload.Params):
-    """A job's images. All are made RGB, square and of one size."""
+    """A job's images. All are converted to RGB squares of one size."""
 
     train: Source
-    """The training images: a local folder that has a folder per class (as torchvision's ImageFolder), or IDX files."""
+    """Training images: a local folder with one folder per class (torchvision's ImageFolder layout), or IDX files."""
     test: Source | None = None
-    """Images for the final score, as `train`; of the same classes."""
+    """Test images for the final score, in the same form as `train` and with the same classes."""
     validation: Annotated[Fraction | Source, Field(union_mode="left_to_right")] = 0.1
-    """The images for the score of each epoch: a share of the training images, drawn by a seeded hash of the image's
-    number, or a source as `train`."""
+    """Validation images, scored after each epoch: a share of the training images, selected by a seeded hash of the
+    image's index, or a source in the same form as `train`."""
     classes: Annotated[tuple[Name, ...], Field(max_length=50_000, fail_fast=True)] | None = None
-    """The classes' names in the order of the labels, for IDX files; by default the numbers."""
+    """Names of the classes in the order of the labels, for IDX files; by default the label numbers."""
     size: Annotated[int, Field(ge=16, le=1024)] = 224
-    """Height and width of what the model sees, in pixels."""
+    """Height and width of the model's input, in pixels."""
     augment: Annotated[tuple[Literal["zoom", "shift", "flip"], ...], Field(max_length=3)] = ()
-    """How training images are varied: `zoom` crops a random part and resizes it (Szegedy et al., 2015), `shift` moves
-    by up to an eighth of the size, `flip` mirrors every other image. Not by default: digits don't bear mirrors."""
+    """Augmentations of the training images: `zoom` crops a random part and resizes it (Szegedy et al., 2015), `shift`
+    translates by up to an eighth of the size, `flip` mirrors an image with probability 0.5. The default is none: for
+    example, mirrored digits are not valid."""
     mean: Channels = (0.485, 0.456, 0.406)
-    """Subtracted from red, green and blue, which are 0 to 1; by default ImageNet's."""
+    """Values subtracted from the red, green and blue channels, which are in 0 to 1; by default ImageNet's."""
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
-    """What they are then divided by."""
+    """Values by which the channels are then divided; by default ImageNet's."""
     loader_processes: Annotated[int, Field(ge=0, le=64)] = 1
-    """Processes beside each first stage that decode and augment; with 0 it does so itself. They don't change what is
-    drawn."""
+    """Number of processes of each first stage that decode and augment images; with 0, the stage does it itself. This
+    doesn't change the random values."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.classes is not None and not isinstance(self.train, Idx):
-            raise ValueError("classes goes with IDX files; a folder per class has its names already")
+            raise ValueError("classes is for IDX files only; with a folder per class, the folders name the classes")
         doubles = sorted({name for name in self.augment if self.augment.count(name) > 1})
         if doubles:
             raise ValueError(f"augment lists {', '.join(doubles)} more than once; list each once")
         if {"zoom", "shift"} <= set(self.augment):
-            raise ValueError("augment has both zoom and shift; a zoom moves the image already, list one of them")
+            raise ValueError("augment has both zoom and shift; zoom already moves the image, so list only one of them")
         return self
 
     @property
     def has_validation(self) -> bool:
-        """Whether any image is held out for the score of each epoch."""
+        """Whether there are validation images."""
         return self.validation != 0.0
 
     @property
     def sources(self) -> dict[str, str | Idx]:
-        """Each split that has a source of its own."""
+        """The sources of the splits that have their own."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: source for split, source in given.items() if isinstance(source, str | Idx)}

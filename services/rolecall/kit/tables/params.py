@@ -1,4 +1,4 @@
-"""What a user may say about a job's table of rows. Torch-free; docstrings are the API's descriptions."""
+"""Parameters of a job's table of rows. Torch-free; docstrings are the API's descriptions."""
 
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
@@ -20,34 +20,35 @@ class Label(workload.Params):
     """The column to predict."""
 
     column: Name
-    """Its name."""
+    """Name of the column."""
     positive: Annotated[_Values | None, BeforeValidator(listed, json_schema_input_type=Value | _Values | None)] = None
-    """The value or values that mean yes; every other value means no. Without it the column must hold 0 and 1, or true
-    and false."""
+    """The value or values that mean yes; every other value means no. By default, the column must contain 0 and 1, or
+    true and false."""
 
 
 class Categorical(workload.Params):
     """A column whose values are looked up in the embedding table."""
 
     column: Name
-    """Its name."""
+    """Name of the column."""
     separator: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    """What parts the values of a multi-valued column, e.g. `|`; a Parquet list column needs none."""
+    """Separator of the values of a multi-valued column, such as `|`; a Parquet list column needs none."""
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
-    """How many values of one row are kept, from the left. Above 1 the column is multi-valued."""
+    """Maximum number of values per row; the first ones are kept. Above 1, the column is multi-valued."""
     ids: Literal["dictionary", "hash"] = "dictionary"
-    """`dictionary`: one id per value seen in the training rows; `hash`: a stable hash, modulo `buckets`."""
+    """How values become ids. `dictionary`: one id per value in the training rows; `hash`: a stable hash modulo
+    `buckets`."""
     buckets: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    """The number of hash buckets; needed with `ids: hash`, and only there."""
+    """Number of hash buckets; required with `ids: hash`, and only allowed there."""
     min_count: Count = 1
-    """Values seen fewer times than this in the training rows share the id for unknown values."""
+    """Values with fewer occurrences than this in the training rows share the id for unknown values."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.ids == "hash") != (self.buckets is not None):
-            raise ValueError("buckets goes with ids: hash, and only there; give both or neither")
+            raise ValueError("buckets is for ids: hash only; set both or neither")
         if self.ids == "hash" and self.min_count > 1:
-            raise ValueError("min_count needs ids: dictionary; a hash counts nothing")
+            raise ValueError("min_count needs ids: dictionary; a hash does not count values")
         if self.separator is not None and self.max_values == 1:
             raise ValueError("a column with a separator is multi-valued; set max_values to 2 or more")
         return self
@@ -57,14 +58,15 @@ class Numeric(workload.Params):
     """A column of numbers."""
 
     column: Name
-    """Its name."""
+    """Name of the column."""
     transform: Literal["normalize", "buckets"] = "normalize"
-    """`normalize`: mean 0 and deviation 1, an input of the dense layers; `buckets`: an id per quantile, looked up in
-    the table. A column may be listed once with each."""
+    """How values are transformed. `normalize`: to mean 0 and standard deviation 1, as an input of the dense layers;
+    `buckets`: to an id per quantile, which is looked up in the table. A column can be listed once with each
+    transform."""
     buckets: Annotated[int, Field(ge=2, le=10_000)] | None = None
-    """How many quantile buckets, with `transform: buckets`; 32 by default; equal quantiles collapse into one."""
+    """Number of quantile buckets with `transform: buckets`; 32 by default. Equal quantiles are merged."""
     log: bool = False
-    """Take sign(x) · log(1 + |x|) before normalising."""
+    """Whether to apply sign(x) · log(1 + |x|) before normalizing."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -76,7 +78,7 @@ class Numeric(workload.Params):
 
     @property
     def bucket_count(self) -> int:
-        """How many buckets to aim for."""
+        """The intended number of buckets."""
         return self.buckets or 32
 
 
@@ -84,25 +86,25 @@ class Csv(workload.Params):
     """The dialect of CSV and TSV files."""
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """What parts the columns; by default a comma, in `.tsv` files a tab."""
+    """Separator of the columns; by default a comma, in `.tsv` files a tab."""
     column_names: Names | None = None
-    """The names, for files without a header line; by default the first line of each file has them."""
+    """Names of the columns, for files without a header line; by default the first line of each file contains them."""
 
 
 class Data(workload.Params):
     """A job's rows."""
 
     train: Paths
-    """The training rows: a path, glob or fsspec URL, or a list of them; CSV or TSV (also as `.gz`), or Parquet."""
+    """Training rows: a path, glob or fsspec URL, or a list of them; CSV or TSV (also as `.gz`), or Parquet."""
     test: Paths | None = None
-    """Rows for the final score, as `train`."""
+    """Test rows for the final score, in the same form as `train`."""
     validation: Annotated[Fraction | Paths, Field(union_mode="left_to_right")] = 0.1
-    """The rows for the score of each epoch: a share of the training rows, drawn by a seeded hash of the row's number,
-    or paths as `train`."""
+    """Validation rows, scored after each epoch: a share of the training rows, selected by a seeded hash of the row's
+    number, or paths in the same form as `train`."""
     format: Literal["csv", "tsv", "parquet"] | None = None
-    """The format of all files; by default each file's suffix says it."""
+    """Format of all files; by default it follows from each file's suffix."""
     label: Annotated[Label, BeforeValidator(_named, json_schema_input_type=Name | Label)]
-    """The column to predict: its name, or an object that also says which value means yes."""
+    """The column to predict: its name, or an object that also defines which values mean yes."""
     categorical: Annotated[
         tuple[Annotated[Categorical, BeforeValidator(_named, json_schema_input_type=Name | Categorical)], ...],
         Field(max_length=_MOST_COLUMNS),
@@ -114,21 +116,21 @@ class Data(workload.Params):
     ] = ()
     """The numeric columns: names, or objects."""
     missing: Annotated[tuple[Text, ...], Field(max_length=1024)] = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
-    """Texts that mean: no value; spaces around them don't count."""
+    """Strings that represent a missing value; surrounding spaces are ignored."""
     max_bad_rows: Annotated[int, Field(ge=0, le=2**40)] = 0
-    """How many rows that can't be parsed are left out before the job fails; counted over all files together."""
+    """Maximum number of skipped rows that can't be parsed, over all files; above it the job fails."""
     csv: Csv = Csv()
-    """How CSV and TSV files are written."""
+    """Dialect of CSV and TSV files."""
     stream: bool = False
-    """Read the training rows in order in every epoch, through a shuffle buffer, instead of from a local cache: for data
-    too large for the disk. Validation and test rows are cached all the same."""
+    """Whether to read the training rows in order in every epoch, through a shuffle buffer, instead of from a local
+    cache. Use it for data that is too large for the disk. Validation and test rows are always cached."""
     shuffle_buffer: Annotated[int, Field(ge=1, le=10_000_000)] = 65_536
-    """With `stream`, how many rows are mixed at a time."""
+    """Number of rows in the shuffle buffer, with `stream`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.categorical and not any(column.transform == "buckets" for column in self.numeric):
-            raise ValueError("no column feeds the embedding; list a categorical column or a numeric one with buckets")
+            raise ValueError("no column uses the embedding; list a categorical column or a numeric one with buckets")
         _refuse_doubles("categorical", [column.column for column in self.categorical])
         _refuse_doubles("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
         if self.label.column in {column.column for column in (*self.categorical, *self.numeric)}:
@@ -142,7 +144,7 @@ class Data(workload.Params):
 
     @property
     def sources(self) -> dict[str, list[str]]:
-        """The paths of each split that has its own."""
+        """The paths of each split that has its own files."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: paths for split, paths in given.items() if isinstance(paths, list)}
 

@@ -1,4 +1,4 @@
-"""What a user may say about a `resnet-pipeline` job. Torch-free; docstrings are the API's descriptions."""
+"""Parameters of `resnet-pipeline` jobs. Torch-free; docstrings are the API's descriptions."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
@@ -36,7 +36,7 @@ MOST_MICRO_BATCHES = 256
 
 
 def block_names(model: str) -> tuple[str, ...]:
-    """What a ResNet can be cut between, in order: `stem`, torchvision's names of the residual blocks, `head`."""
+    """The blocks between which a ResNet can be split, in order: `stem`, torchvision's residual blocks, `head`."""
     layers = enumerate(_LAYERS[model], start=1)
     return ("stem", *(f"layer{layer}.{block}" for layer, blocks in layers for block in range(blocks)), "head")
 
@@ -47,35 +47,36 @@ class Params(TrainingParams):
     data: Images
     """The images."""
     model: Literal["resnet18", "resnet34", "resnet50", "resnet101", "resnet152"] | Builder = "resnet18"
-    """Which of torchvision's ResNets (He et al., 2015), or a model of the job's own: a function that is called with the
-    number of classes and gives an `nn.Sequential` from images [b, 3, size, size] to logits [b, classes]; it is cut
-    between its children."""
+    """One of torchvision's ResNets (He et al., 2015), or a custom model: a function that is called with the number of
+    classes and returns an `nn.Sequential` from images [b, 3, size, size] to logits [b, classes]. It is split between
+    its children."""
     norm: Literal["batch", "group"] = "batch"
-    """Of torchvision's ResNets. `batch`: BatchNorm over each micro-batch, so that their number changes the result;
-    `group`: GroupNorm (Wu and He, 2018) with 32 groups, over each image alone."""
+    """Normalization of torchvision's ResNets. `batch`: BatchNorm over each micro-batch, so that `micro_batches` changes
+    the result; `group`: GroupNorm (Wu and He, 2018) with 32 groups, over each image separately."""
     label_smoothing: Fraction = 0.0
-    """The share of the target that is spread over all classes."""
+    """Label smoothing: the share of the target that is distributed over all classes."""
     batch_size: BatchSize = 128
-    """Images per step over all replicas together. What doesn't fill a batch is left out of its epoch."""
+    """Images per step over all replicas. Images that don't fill a batch are dropped from their epoch."""
     micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
-    """Into how many parts each replica's share of a batch is split. More keep the stages busier, smaller ones cost more
-    per image."""
+    """Number of parts into which each replica's share of a batch is split. More micro-batches reduce idle time, but
+    smaller ones cost more per image."""
     replicas: Replicas = 1
-    """How many pipelines share each batch; `roles.stage` counts the stages of all of them."""
+    """Number of pipelines that share each batch; `roles.stage` is the number of stages of all pipelines together."""
     cuts: Annotated[tuple[Name, ...], Field(max_length=1024)] | None = None
-    """The blocks with which the second and every later stage begins, e.g. `["layer3.0"]` for two stages. Without it the
-    stages measure what each block costs them, and the cuts make the slowest stage as fast as it can be."""
+    """First block of the second and every later stage, such as `["layer3.0"]` for two stages. By default, the stages
+    measure the cost of each block, and the cuts minimize the time of the slowest stage."""
     protocol: Annotated[Literal["1f1b", "tutorial"], RenamedProtocol] = "1f1b"
-    """`1f1b`: stages hand activations and gradients to each other, each alternating one forward and one backward pass
-    (Narayanan et al., 2021), and own their optimizers; `tutorial`: with the tools of torch's RPC pipeline tutorial,
-    RRefs, distributed autograd and DistributedOptimizer, all forward passes before all backward passes."""
+    """Training protocol. `1f1b`: stages send activations and gradients to each other, alternate forward and backward
+    passes (Narayanan et al., 2021), and have their own optimizers; `tutorial`: the methods of torch's RPC pipeline
+    tutorial (RRefs, distributed autograd and DistributedOptimizer), with all forward passes before all backward
+    passes."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Sgd(
         name="sgd", lr=0.05, momentum=0.9, weight_decay=5e-4
     )
-    """The optimizer: `sgd`, `adam` or `adamw`."""
+    """Optimizer: `sgd`, `adam` or `adamw`."""
     precision: Precision = "float32"
-    """The type of weights and arithmetic. `bfloat16` computes in it where that is safe (torch.autocast) and keeps
-    float32 weights; a GPU that has none is an error. `float64` is for proofs of parity."""
+    """Data type of weights and arithmetic. `bfloat16` computes in bfloat16 where it is safe (torch.autocast) and keeps
+    float32 weights; a GPU without bfloat16 support is an error. `float64` is for parity tests."""
 
     @property
     def micro_batch_size(self) -> int:
@@ -100,7 +101,7 @@ class Params(TrainingParams):
         if isinstance(self.model, str) and self.norm == "batch" and one_value:
             raise ValueError(
                 f"norm: batch needs more than one value per channel, and a micro-batch of one image of "
-                f"{self.data.size} pixels ends with one; take fewer micro_batches, a larger batch_size or norm: group"
+                f"{self.data.size} pixels ends with one; use fewer micro_batches, a larger batch_size or norm: group"
             )
         return self
 
@@ -117,11 +118,11 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if isinstance(self.model, Builder) and self.norm != "batch":
-            raise ValueError("norm is for torchvision's ResNets; a model of the job's own has its own, leave norm out")
+            raise ValueError("norm is for torchvision's ResNets; leave it out with a custom model")
         if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
             raise ValueError("protocol: tutorial keeps its learning rates constant; leave lr_schedule out")
         if self.protocol == "tutorial" and self.replicas > 1:
-            raise ValueError("protocol: tutorial has one replica; take protocol: 1f1b for more")
+            raise ValueError("protocol: tutorial supports one replica; use protocol: 1f1b for more")
         if self.early_stopping and not self.data.has_validation:
             raise ValueError(
                 "early_stopping needs validation images; set data.validation to a share above 0, or to a source"

@@ -1,4 +1,4 @@
-"""What a user may say about a `transformer-pipeline` job. Torch-free; docstrings are the API's descriptions."""
+"""Parameters of `transformer-pipeline` jobs. Torch-free; docstrings are the API's descriptions."""
 
 from typing import Annotated, Literal, Self
 
@@ -31,75 +31,76 @@ from rolecall.workloads.transformer_pipeline.schedules import (
 
 
 class Subwords(Text):
-    """A job's text, by default in byte-pair tokens."""
+    """A job's text, by default with byte-pair tokens."""
 
     tokens: Literal["word", "character", "bpe"] = "bpe"
-    """`bpe`: byte-level byte-pair encoding, in which every text can be written; `word`: words, punctuation marks and
-    line ends; `character`: single characters."""
+    """Type of the tokens. `bpe`: byte-level byte-pair encoding, which can represent every text; `word`: words,
+    punctuation marks and line ends; `character`: single characters."""
     vocabulary: Annotated[int, Field(ge=2, le=1_000_000)] = 4096
-    """The most tokens that are told apart: the most frequent ones, and with `word` and `character` a token `<unk>` for
-    all others."""
+    """Maximum size of the vocabulary. It contains the most frequent tokens, and with `word` and `character` a token
+    `<unk>` for all others."""
 
 
 class Params(TrainingParams):
     """The parameters of a `transformer-pipeline` job."""
 
     text: Subwords
-    """Where the text is and what its tokens are."""
+    """The text and its tokenization."""
     context: Annotated[int, Field(ge=2, le=131_072)] = 256
-    """Tokens of one sequence. The text is cut into sequences of this length without gaps or padding."""
+    """Sequence length in tokens. The text is packed into sequences of this length without gaps or padding."""
     layers: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Transformer layers in all."""
+    """Total number of transformer layers."""
     dim: Annotated[int, Field(ge=1, le=65_536)] = 256
-    """The length of a token's vector."""
+    """Dimension of the token embeddings."""
     heads: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Attention heads; they divide `dim`."""
+    """Number of attention heads; must divide `dim`."""
     hidden: Width | None = None
-    """The width of each layer's perceptron; by default 4 times `dim`."""
+    """Width of each layer's feed-forward network; by default 4 times `dim`."""
     positions: Literal["rope", "learned"] = "rope"
-    """How a token's place enters: `rope` turns queries and keys by it in every layer, `learned` adds a vector for each
-    place to the embedding."""
+    """Position encoding: `rope` rotates queries and keys in every layer, `learned` adds a learned vector for each
+    position to the embedding."""
     dropout: Fraction = 0.0
-    """The share that is dropped in training, of the embedding, of each layer's outputs and of its attention weights."""
+    """Dropout rate of the embedding, of each layer's outputs and of its attention weights."""
     model: Builder | None = None
-    """Layers of the job's own, in place of `heads`, `hidden` and rotary positions: a function that is called with `dim`
-    and `context` for each layer and gives a torch module from vectors [b, t, dim] to the same shape, in which no token
-    sees a later one. Its weights are drawn by the module itself; it has no buffers that must be saved."""
+    """Custom layers that replace `heads`, `hidden` and rotary positions: a function that is called with `dim` and
+    `context` for each layer and returns a causal torch module from vectors [b, t, dim] to the same shape. The module
+    initializes its own weights, and has no buffers that must be saved."""
     tied_embeddings: bool = False
-    """Must be false: the input and the output matrix lie on different stages, and stages share no weights."""
+    """Must be false: the input and the output matrix are on different stages, and stages share no weights."""
     batch_size: BatchSize = 32
-    """Sequences per step over all replicas together. An epoch's last batch is left out if it is not full, for stages
-    work on fixed shapes."""
+    """Sequences per step over all replicas. An incomplete last batch of an epoch is dropped, because stages need fixed
+    shapes."""
     schedule: Name = "1F1B"
-    """The order in which micro-batches pass the stages."""
+    """Pipeline schedule: the order in which micro-batches pass through the stages."""
     split: Split = "manual"
-    """`manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and torch cuts it."""
+    """How the model is split. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
+    torch splits the trace."""
     micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
-    """How many micro-batches a replica cuts its share of a batch into; more of them mean less idle time."""
+    """Number of micro-batches into which a replica splits its share of a batch; more micro-batches reduce idle time."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """How many pieces of the model each rank holds; by default as few as make sense for the schedule: 1 or 2."""
+    """Number of model parts on each rank; by default the minimum for the schedule: 1 or 2."""
     replicas: Replicas = 1
-    """How many times the whole pipeline stands; the stages that a job asks for are pipeline ranks times replicas."""
+    """Number of copies of the whole pipeline. The number of stages of a job is pipeline ranks times replicas."""
     precision: Precision = "float32"
-    """The type of weights and arithmetic. `bfloat16` computes in it where that is safe (torch.autocast) and keeps
-    float32 weights; a GPU that has none is an error. `float64` is for proofs of parity."""
+    """Data type of weights and arithmetic. `bfloat16` computes in bfloat16 where it is safe (torch.autocast) and keeps
+    float32 weights; a GPU without bfloat16 support is an error. `float64` is for parity tests."""
     activation_checkpointing: bool = False
-    """Whether each layer's inner activations are computed anew in the backward pass instead of kept."""
+    """Whether to recompute each layer's inner activations in the backward pass instead of storing them."""
     max_grad_norm: Positive | None = 1.0
-    """Gradients are scaled down so that their norm over all stages together is at most this; with null they are left
-    alone."""
+    """Maximum norm of the gradients over all stages; larger gradients are scaled down. With null, gradients are not
+    clipped."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = AdamW(
         name="adamw", betas=(0.9, 0.95), weight_decay=0.1
     )
-    """The optimizer: `sgd`, `adam` or `adamw`. Weight decay spares norms and biases."""
+    """Optimizer: `sgd`, `adam` or `adamw`. Weight decay excludes norms and biases."""
     lr_schedule: LrSchedule = LrSchedule(shape="cosine", warmup_steps=50)
-    """How the learning rate moves over the job's steps."""
+    """Schedule of the learning rate over the job's steps."""
     sample: Sample = Sample()
-    """The text that the trained model writes."""
+    """The text that the trained model generates."""
 
     @property
     def rules(self) -> Schedule:
-        """What the schedule is legal with."""
+        """The rules of the schedule."""
         return SCHEDULES[self.schedule]
 
     @property
@@ -121,7 +122,7 @@ class Params(TrainingParams):
     def _untied(self) -> Self:
         if self.tied_embeddings:
             raise ValueError(
-                "tied_embeddings must be false: the input matrix lies on the first stage and the output matrix on the "
+                "tied_embeddings must be false: the input matrix is on the first stage and the output matrix on the "
                 "last, and torch's pipelines don't share weights between stages"
             )
         return self
@@ -137,8 +138,8 @@ class Params(TrainingParams):
             )
         if self.model is None and self.positions == "rope" and self.dim // self.heads % 2:
             raise ValueError(
-                f"positions: rope turns pairs of features, and a head has {self.dim // self.heads}; "
-                "take dim / heads even, or positions: learned"
+                f"positions: rope rotates pairs of features, and a head has {self.dim // self.heads}; "
+                "use an even dim / heads, or positions: learned"
             )
         return self
 
@@ -147,7 +148,7 @@ class Params(TrainingParams):
         fields = type(self).model_fields
         replaced = [name for name in ("heads", "hidden") if getattr(self, name) != fields[name].default]
         if self.model and replaced:
-            raise ValueError(f"{', '.join(replaced)} shape the layers that model replaces; leave them out")
+            raise ValueError(f"{', '.join(replaced)} configure the layers that model replaces; leave them out")
         return self
 
     @model_validator(mode="after")
@@ -165,18 +166,20 @@ class Params(TrainingParams):
         if self.activation_checkpointing and not self.rules.checkpointing:
             legal = [name for name, schedule in SCHEDULES.items() if schedule.checkpointing]
             raise ValueError(
-                f"schedule {self.schedule} splits the backward pass, and activation_checkpointing would compute each "
-                f"layer anew many times; schedules that go with it are {', '.join(legal)}"
+                f"schedule {self.schedule} splits the backward pass, and activation_checkpointing would recompute each "
+                f"layer many times; schedules that support it are {', '.join(legal)}"
             )
         return self
 
     @model_validator(mode="after")
     def _legal_tracing(self) -> Self:
-        """A trace holds the operations of training alone, and each of them once."""
+        """A trace contains only the operations of training, each of them once."""
         if self.split == "tracer" and self.dropout > 0:
-            raise ValueError("split: tracer can't turn dropout off for scores and samples; take split: manual, or 0")
+            raise ValueError(
+                "split: tracer can't turn dropout off for scores and samples; use split: manual, or dropout: 0"
+            )
         if self.split == "tracer" and self.activation_checkpointing:
-            raise ValueError("split: tracer leaves no layers to checkpoint; take split: manual")
+            raise ValueError("split: tracer has no layers to checkpoint; use split: manual")
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,151 @@
+"""Words that are out in what users and operators read, each with the term to use instead.
+
+The test checks the documents without their code, the comments of the files that operators edit, the texts of the
+dashboards, the string literals in `services`, and the docstrings that become help texts and descriptions.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SERVICES = ROOT / "services/rolecall"
+
+GLOSSARY = {
+    r"(to|can|could) be had|had again": "available",
+    r"parted by|what parts": "separated by, separator",
+    r"(goes|go|going|went) well|(all|is|are) well": "succeeds, recovers, no problems",
+    r"told of|(is|are|was|were) told": "informed about, gets",
+    r"so many(?! \w+ that| that)": "this many, N",
+    r"stands? with": "the state of",
+    r"beside": "next to, in addition to",
+    r"trouble": "error, failure",
+    r"knock(s|ed|ing)?": "probe",
+    r"the house's own": "built-in",
+    r"merit": "objective",
+    r"turned round": "negated",
+    r"lets? go of": "releases",
+    r"for ever": "indefinitely",
+    r"(is|are) wanting": "missing",
+    r"anew": "again",
+    r"mend(s|ed|ing)?": "fix",
+    r"in place of": "instead of",
+    r"(goes|go|going|went) on(?= (until|without|from|with|after|elsewhere|while)\b|[.,;:)]|$)": "continues",
+    r"(cross|crosses|crossing) the wire": "is sent",
+    r"again and again": "retries",
+    r"living (nodes?|workers?|masters?)": "live",
+    r"(is|are|was|were) away": "unavailable",
+    r"(un)?heard|hears": "last heartbeat",
+    r"somebody": "a user, another program",
+    r"left-overs": "remaining files",
+    r"in all(?=[.,;:)]|$)": "in total",
+    r"bears? (a|an|the|its|this|no)": "has",
+    r"heeds?": "uses",
+    r"senseless": "invalid",
+    r"strangers?": "unknown client",
+    r"cured?": "fixed",
+    r"seldom": "rarely",
+    r"ways? (to|between|from) (the |a |its |all |any |two )*(master|nodes?|others|service)": "route, connection",
+    r"proofs? of|proved": "test, verified",
+    r"behind a checkpoint": "after a checkpoint",
+    r"of its own accord": "automatically",
+    r"gets? the better of|in each other's way": "conflict",
+    r"what (is|was) (given|found|said)": "the value, the finding, the message",
+    r"set-ups?": "setup, configuration",
+    r"e\.g\.|i\.e\.": "for example, that is",
+    r"learnt|misspelt|\w*(neighbour|behaviour|colour|favour)\w*|labelled|licences?": "the American spelling",
+    r"\w+(alis|onis|aris|imis)(e|ed|es|ing|ation)": "the American spelling, -ize",
+}
+OUT = {re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE): term for pattern, term in GLOSSARY.items()}
+
+# Packages whose texts still need to be rewritten. Remove each once its texts are clean, and add none. Their parameters
+# are clean already, except for those of `preflight`.
+EXEMPT = ("kit", "master", "node", "runtime", "workloads")
+_DIRTY_PARAMS = SERVICES / "workloads/preflight/params.py"
+_CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"^\s*# (.*)$|\s# (.*)$", re.MULTILINE)
+
+
+def _documents() -> Iterator[tuple[str, str]]:
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
+        yield path.name, _CODE.sub("`", path.read_text())
+
+
+def _operators_files() -> Iterator[tuple[str, str]]:
+    files = [*ROOT.glob("compose*.yaml"), *ROOT.glob("docker/*"), *ROOT.glob("monitoring/*.yml")]
+    for path in sorted([*files, *ROOT.glob("k8s/**/*.yaml")]):
+        comments = _COMMENT.findall(path.read_text())
+        yield str(path.relative_to(ROOT)), " ".join(full or trailing for full, trailing in comments)
+    for path in sorted(ROOT.glob("monitoring/dashboards/*.json")):
+        board = json.loads(path.read_text())
+        texts = (one.get(key, "") for one in (board, *board["panels"]) for key in ("title", "description"))
+        yield str(path.relative_to(ROOT)), "\n".join(texts)
+
+
+def _read_by_users(path: Path) -> bool:
+    """Whether the file's docstrings are help texts or descriptions of parameters, settings or errors."""
+    inside = path.relative_to(SERVICES)
+    if inside.name == "params.py":
+        return path != _DIRTY_PARAMS
+    return inside.parts[0] in {"cli", "settings.py"} or inside.match("spec/errors.py")
+
+
+def _docstrings(tree: ast.AST) -> set[int]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, kinds)]
+    statements = [one for body in bodies for one in body if isinstance(one, ast.Expr)]
+    return {id(one.value) for one in statements if isinstance(one.value, ast.Constant)}
+
+
+def _literals(path: Path) -> Iterator[str]:
+    """The literals of several words, because single words can be identifiers."""
+    tree = ast.parse(path.read_text())
+    hidden = set[int]() if _read_by_users(path) else _docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+            text = re.sub(r"`[^`]*`", "`", " ".join(node.value.split()))
+            if " " in text:
+                yield text
+
+
+def _sources() -> Iterator[tuple[str, str]]:
+    for path in sorted(SERVICES.rglob("*.py")):
+        if path.relative_to(SERVICES).parts[0] not in EXEMPT or _read_by_users(path):
+            yield str(path.relative_to(ROOT)), "\n".join(_literals(path))
+
+
+@cache
+def _texts() -> tuple[tuple[str, str], ...]:
+    return (*_documents(), *_operators_files(), *_sources())
+
+
+@pytest.mark.parametrize("pattern", OUT, ids=GLOSSARY)
+def test_what_users_read_has_no_word_that_is_out(pattern: re.Pattern[str]) -> None:
+    found = [
+        f"{name}: …{' '.join(text[max(0, hit.start() - 40) : hit.end() + 30].split())}…"
+        for name, text in _texts()
+        for hit in pattern.finditer(text)
+    ]
+    assert found == [], f"say: {OUT[pattern]}"
+
+
+def test_the_texts_are_found() -> None:
+    """A file that moves must not go unchecked."""
+    texts = dict(_texts())
+    assert "--follow" in texts["services/rolecall/cli/submit.py"]
+    assert "Dropout rate" in texts["services/rolecall/workloads/rnn_lm/params.py"]
+    assert "Host name or address of the master." in texts["services/rolecall/settings.py"]
+    assert "exits" in texts["compose.yaml"]
+    assert "Queued jobs" in texts["monitoring/dashboards/cluster.json"]
+    assert "reserve" in texts["operations.md"]
+    assert "```" not in texts["operations.md"]
+
+
+@pytest.mark.parametrize("name", EXEMPT)
+def test_an_exemption_is_of_something_that_exists(name: str) -> None:
+    assert (SERVICES / name).is_dir()
