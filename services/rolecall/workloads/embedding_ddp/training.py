@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rolecall.kit.loop import Held
+from rolecall.kit.loop import EvalSplit
 from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
 from rolecall.kit.parameter_server import (
     ServerOptimizers,
@@ -70,7 +70,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         vectors = self._table(batch.ids).to(self.context.device)
         return self._dense(pool(vectors, batch), batch.numeric.to(self.context.device))
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Loss, AUC and accuracy of all trainers' rows together."""
         if self._dataset.rows(split) == 0:
             return None
@@ -81,10 +81,10 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         self._dense.train()
         return scores.named(split)
 
-    def objective(self, scores: dict[str, float]) -> float:
-        """The validation AUC, or the loss turned round."""
+    def objective(self, metrics: dict[str, float]) -> float:
+        """The validation AUC, or the negated validation loss."""
         stopping = self.params.early_stopping
-        return scores["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(scores)
+        return metrics["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(metrics)
 
     def export(self) -> None:
         """The first trainer writes the model that runs without a cluster. The others don't wait until it is stored: a

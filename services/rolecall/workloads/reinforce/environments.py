@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from rolecall.kit.builders import check_builder, find_allowed, import_allowed, in_short
+from rolecall.kit.builders import check_builder, find_allowed, import_allowed, shorten_error
 from rolecall.kit.data_access import read_access
 from rolecall.spec.errors import InputError
 from rolecall.workloads.reinforce.params import Custom, Environment, Params, Wrapper
@@ -40,7 +40,7 @@ def make(environment: Environment, *, render: bool = False) -> Env:
         for wrapper in environment.wrappers:
             made = _wrapper(wrapper)(made, **wrapper.kwargs)
     except _MADE_BADLY as error:
-        why = f"can't be made on this node: {in_short(str(error))}"
+        why = f"can't be made on this node: {shorten_error(str(error))}"
         raise InputError(f"the environment {environment.id!r} {why}") from error
     if not isinstance(made, gymnasium.Env):
         raise InputError(f"the environment {environment.id!r} is no gymnasium.Env but a {type(made).__name__}")

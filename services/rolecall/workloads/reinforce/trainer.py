@@ -7,4 +7,4 @@ from rolecall.workloads.reinforce.training import Training
 
 def run(context: WorkerContext[Params]) -> None:
     """Learn to the end (or until asked to leave), and let the observers leave."""
-    Training(context).play()
+    Training(context).run_and_report()

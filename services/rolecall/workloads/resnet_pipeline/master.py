@@ -7,4 +7,4 @@ from rolecall.workloads.resnet_pipeline.training import PipelineTraining
 
 def run(context: WorkerContext[Params]) -> None:
     """Drive one attempt."""
-    PipelineTraining(context).play()
+    PipelineTraining(context).run_and_report()

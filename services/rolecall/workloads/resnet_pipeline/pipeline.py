@@ -188,7 +188,7 @@ class PipelineStage:
 
     # Scores, checkpoints, export.
 
-    def score(self, split: str, images: int) -> Scores | None:
+    def evaluate(self, split: str, images: int) -> Scores | None:
         """Score this replica's share of a split that has so many `images`; at a last stage the scores."""
         share = share_of(images, self._replica, self._params.replicas)
         with self._shard.inference():

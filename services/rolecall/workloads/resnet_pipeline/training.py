@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.pipelining import best_cuts
 from rolecall.kit.same_input import require_same
 from rolecall.runtime.context import WorkerContext, worker_name
@@ -119,7 +119,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
         losses = ask(self._crew.all, PipelineStage.train, epoch, batch, self.rate_factor)
         return sum(losses) / self.params.replicas
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Loss and accuracy."""
         images = self._inventory.images.get(split, 0)
         if not images:

@@ -25,4 +25,4 @@ def run(context: WorkerContext[Params]) -> None:
     if context.role_rank == 0:
         context.report.event(f"{vocabulary} different tokens over {servers} parameter server(s)")
     shards = share_shards(context, sharded_vocabulary(context.params, vocabulary, servers))
-    Training(context, corpus, shards).play()
+    Training(context, corpus, shards).run_and_report()

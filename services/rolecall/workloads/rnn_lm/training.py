@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.data_order import share_of
-from rolecall.kit.loop import Held
+from rolecall.kit.loop import EvalSplit
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.parameter_server import (
     ServerOptimizers,
@@ -76,7 +76,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
             hidden, after = recurrent(vectors, state)
         return self._decoder.losses(hidden.flatten(0, 1), batch.targets.flatten()), after
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Loss (nats per token) and perplexity, of all trainers' streams together."""
         if split not in self._streams:
             return None

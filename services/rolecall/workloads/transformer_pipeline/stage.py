@@ -14,4 +14,4 @@ def run(context: WorkerContext[Params]) -> None:
     require_precision(context.params.precision, context.device)
     corpus = open_corpus(context.params.text, context.cache)
     require_same_in_group(corpus.fingerprint, Role.STAGE, "texts")
-    Training(context, corpus).play()
+    Training(context, corpus).run_and_report()

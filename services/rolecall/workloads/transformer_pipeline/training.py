@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.corpus import Corpus
@@ -77,7 +77,7 @@ class Training(TrainingLoop[Batch, Params]):
         self._optimizer.step()
         return loss
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """The mean loss per token of all whole sequences, and its exponential."""
         sequences = Sequences(self._corpus.tokens(split), self.params.context)
         if len(sequences) == 0:
