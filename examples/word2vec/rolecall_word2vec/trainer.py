@@ -50,7 +50,7 @@ def run(context: WorkerContext[Params]) -> None:
 
 
 class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
-    """One trainer's part of a job. All weights are on the servers, whose optimizers step them."""
+    """One trainer's share of a job. The servers hold and update all weights."""
 
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: ps.Shards) -> None:
         super().__init__(context, shards, ps.ServerOptimizers(shards, context.role_rank))

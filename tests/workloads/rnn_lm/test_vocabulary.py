@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from rolecall.kit.parameter_server import Part
+from rolecall.kit.parameter_server import ShardSpec
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, combine, sharded_vocabulary
 
@@ -16,7 +16,7 @@ def params() -> Params:
 
 
 def decoders(count: int, rows: int = 11) -> list[DecoderShard]:
-    return [DecoderShard(params(), Part(index, count, rows)) for index in range(count)]
+    return [DecoderShard(params(), ShardSpec(index, count, rows)) for index in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 11])

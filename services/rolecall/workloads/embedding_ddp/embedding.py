@@ -19,7 +19,7 @@ def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:
         TABLE,
         rows,
         dim=params.embedding_dim,
-        draw=InitialValues(params.seed, params.embedding_std),
+        initializer=InitialValues(params.seed, params.embedding_std),
         optimizer=sparse_optimizer(params.sparse_optimizer),
         servers=range(servers),
         dtype=weight_dtype(params.precision),

@@ -31,7 +31,7 @@ class RemoteDecoder:
 
     def _here(self, hidden: Tensor, targets: Tensor) -> Tensor:
         answers = [shard.compute("forward", hidden) for shard in self._shards]
-        sizes = torch.tensor([0, *(shard.part.size for shard in self._shards)])
+        sizes = torch.tensor([0, *(shard.spec.size for shard in self._shards)])
         first = sizes.cumsum(0).to(targets.device)  # where each shard's logits begin
         count = len(self._shards)
         logits = torch.cat([answer.wait() for answer in answers], 1)

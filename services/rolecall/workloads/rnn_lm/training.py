@@ -44,7 +44,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_all(corpus, params)
-        wire = shards.wire(context.device)
+        wire = shards.transfer_device(context.device)
         self._embedding = ShardedEmbedding(shards.of("embedding"), wire)
         self._decoder = RemoteDecoder(shards.of("decoder"), wire, params.loss_at)
         self._recurrent = DistributedDataParallel(recurrent)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
-from rolecall.kit.parameter_server import Part, ShardedModule, Uniform, initial_rows, sharded_embedding
+from rolecall.kit.parameter_server import ShardedModule, ShardSpec, Uniform, initial_rows, sharded_embedding
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, require_precision, weight_dtype
 from rolecall.runtime.context import current
@@ -26,7 +26,7 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
         "embedding",
         vocabulary,
         dim=params.embedding_dim,
-        draw=_draw(params, 0),
+        initializer=_draw(params, 0),
         optimizer=optimizer,
         servers=embedding,
         dtype=weight_dtype(params.precision),
@@ -35,7 +35,7 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
     return [table, ShardedModule("decoder", vocabulary, partial(make_decoder, params), optimizer, decoder)]
 
 
-def make_decoder(params: Params, part: Part) -> "DecoderShard":
+def make_decoder(params: Params, part: ShardSpec) -> "DecoderShard":
     """The decoder for some of the tokens."""
     require_precision(params.precision, current().device)
     return DecoderShard(params, part)
@@ -48,7 +48,7 @@ def _draw(params: Params, module: int) -> Uniform:
 class DecoderShard(nn.Module):
     """The decoder's logits for some of the tokens, and their part in the loss."""
 
-    def __init__(self, params: Params, part: Part) -> None:
+    def __init__(self, params: Params, part: ShardSpec) -> None:
         super().__init__()
         self._part = part
         self._precision: Precision = params.precision
