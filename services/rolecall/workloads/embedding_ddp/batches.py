@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from rolecall.kit.data_order import DataOrder, share_of
-from rolecall.kit.tables.cache import Cache, Source, open_cache, open_source
 from rolecall.kit.tables.columns import PADDING, Columns
+from rolecall.kit.tables.encoded import EncodedTable, TableSource, open_encoded_table, open_table_source
 from rolecall.kit.tables.rows import BadRows
-from rolecall.kit.tables.stream import batched, shuffled
+from rolecall.kit.tables.shuffle import rebatch, shuffle
 from rolecall.workloads.embedding_ddp.model import Lookup
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -43,8 +43,8 @@ class Dataset:
     """A job's rows, encoded and ready to train on."""
 
     params: Params
-    source: Source
-    cache: Cache
+    source: TableSource
+    cache: EncodedTable
     dtype: torch.dtype
 
     @property
@@ -107,9 +107,9 @@ class Dataset:
 
     def _streamed(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
         data = self.params.data
-        pieces = (self.columns.encode(rows, data) for rows in self.source.pieces("train", BadRows(data.max_bad_rows)))
-        mixed = shuffled(pieces, data.shuffle_buffer, self.params.seed, epoch)
-        for whole in islice(batched(mixed, self.params.batch_size), start_step, None):
+        chunks = (self.columns.encode(rows, data) for rows in self.source.chunks("train", BadRows(data.max_bad_rows)))
+        mixed = shuffle(chunks, data.shuffle_buffer, self.params.seed, epoch)
+        for whole in islice(rebatch(mixed, self.params.batch_size), start_step, None):
             yield self._batch(whole[share_of(len(whole), rank, world)], len(whole))
 
     def _batch(self, records: NDArray[np.void], global_rows: int) -> Batch:
@@ -136,5 +136,5 @@ class Dataset:
 
 def open_dataset(params: Params, cache: Path, *, dtype: torch.dtype) -> Dataset:
     """Finds, parses and encodes the job's rows, unless this machine has them from before; numbers come as `dtype`."""
-    source = open_source(params.data, params.seed)
-    return Dataset(params, source, open_cache(source, cache), dtype)
+    source = open_table_source(params.data, params.seed)
+    return Dataset(params, source, open_encoded_table(source, cache), dtype)

@@ -2,7 +2,7 @@
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.params import require_shares
-from rolecall.kit.tables.files import find
+from rolecall.kit.tables.files import find_tables
 from rolecall.kit.tables.rows import require_columns
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.params import Params
@@ -22,5 +22,5 @@ def check_node(params: Params, role: Role) -> None:
     if params.model is not None:
         check_builder(params.model)
     for paths in params.data.sources.values():
-        for file in find(paths, params.data):
+        for file in find_tables(paths, params.data):
             require_columns(file, params.data)
