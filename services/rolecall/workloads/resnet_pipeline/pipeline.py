@@ -13,7 +13,7 @@ from torch.distributed import rpc
 from torchvision.transforms import v2
 
 from rolecall.kit.data_order import DataOrder, derive_seed, share_of
-from rolecall.kit.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
+from rolecall.kit.images.loader import ImageSplit, TrainBatches, augmentation, eval_batches, open_splits
 from rolecall.kit.pipelining import one_forward_one_backward
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext, worker_name
@@ -49,7 +49,7 @@ class PipelineStage:
         self._stages = context.count(Role.STAGE) // self._params.replicas
         self._replica, self._place = divmod(context.role_rank, self._stages)
         self._replica_group = self._twins()
-        self._splits: dict[str, Split] = {}
+        self._splits: dict[str, ImageSplit] = {}
         self._outboxes = {place: self._outbox(place) for place in range(self._stages) if place != self._place}
         self.dismissed: Literal["done", "stopped"] | None = None
         """Why the master needs this stage no longer."""
@@ -201,7 +201,7 @@ class PipelineStage:
 
     def _feed_scoring(self, split: str, share: slice) -> None:
         data = self._params.data
-        batches = held_batches(
+        batches = eval_batches(
             self._splits[split], share, bring_to_size(data.size), self._params.micro_batch_size, data.loader_processes
         )
         for number, (images, labels) in enumerate(batches):
