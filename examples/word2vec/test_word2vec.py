@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rolecall.kit import CheckpointManifest, Role
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.parameter_server import Part, Uniform, initial_rows
+from rolecall.kit.parameter_server import ShardSpec, Uniform, initial_rows
 from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.testing import GangResult, run_gang
 
@@ -35,9 +35,11 @@ def params(folder: Path, **more: Any) -> dict[str, Any]:
 
 def train_alone(params: Params, corpus: Corpus) -> tuple[list[float], torch.Tensor]:
     """The loss of every step and the words' vectors: plain PyTorch, one process, whole batches."""
-    whole, bound = Part(0, 1, corpus.vocabulary_size), 0.5 / params.dim
-    draws = [Uniform(derive_seed(params.seed, table), bound) for table in range(2)]
-    words, neighbours = (torch.nn.Parameter(initial_rows(whole, params.dim, draw, torch.float64)) for draw in draws)
+    whole, bound = ShardSpec(0, 1, corpus.vocabulary_size), 0.5 / params.dim
+    initializers = [Uniform(derive_seed(params.seed, table), bound) for table in range(2)]
+    words, neighbours = (
+        torch.nn.Parameter(initial_rows(whole, params.dim, initializer, torch.float64)) for initializer in initializers
+    )
     optimizer = torch.optim.Adagrad([words, neighbours], lr=params.optimizer.lr)
     losses: list[float] = []
     for epoch in range(params.epochs):

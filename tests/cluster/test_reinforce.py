@@ -134,7 +134,7 @@ def test_a_lost_observer_does_not_end_the_attempt(watched: Cluster) -> None:
     }
     assert document["result"]["observers"] == 1
     assert "observer-1 is lost" in events(watched, submitted)
-    assert "going on with 1 of 2 observers" in events(watched, submitted)
+    assert "continuing with 1 of 2 observers" in events(watched, submitted)
 
 
 def test_a_gang_that_misses_an_observer_is_formed_anew_within_three_seconds(watched: Cluster) -> None:
@@ -144,7 +144,7 @@ def test_a_gang_that_misses_an_observer_is_formed_anew_within_three_seconds(watc
     began = time.monotonic()
     document = watched.until(submitted, lambda one: len(one["attempts"]) == 2 and one["state"] == "running")
     assert time.monotonic() - began <= 3.0
-    assert "1 of 2 observers are left" in document["attempts"][0]["cause"]
+    assert "1 of 2 observers remain" in document["attempts"][0]["cause"]
     resumed = watched.until(submitted, lambda _: "resumed from the checkpoint" in events(watched, submitted), 10)
     assert resumed["attempts"][1]["number"] == 2
     watched.client.post(f"/jobs/{submitted}/cancel")

@@ -136,12 +136,12 @@ def test_an_entry_that_another_builds_and_keeps_in_the_meantime_is_shared(
 ) -> None:
     """The other holds its lock until it ends, and it may wait for this process: so this one must not wait for that."""
     with ExitStack() as others:
-        alone = cache._alone
+        alone = cache._exclusive
 
         def too_late(lock: Path) -> AbstractContextManager[bool]:
             others.enter_context(user(tmp_path / "mine", "key"))
             return alone(lock)
 
-        monkeypatch.setattr(cache, "_alone", too_late)
+        monkeypatch.setattr(cache, "_exclusive", too_late)
         found = build_once(tmp_path / "mine", "key", lambda draft: pytest.fail("it is there"))
         assert (found / "numbers").stat().st_size == 1 << 16

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.params import EarlyStopping, TrainingParams
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.blobs import SharedBlobs
@@ -59,7 +59,7 @@ class Adder(TrainingLoop[tuple[int, int], TrainingParams]):
     def samples(self, batch: tuple[int, int]) -> int:
         return 10
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         return (
             None
             if split == "test"

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from rolecall.kit.parameter_server import Part
+from rolecall.kit.parameter_server import ShardSpec
 from rolecall.workloads.embedding_ddp.batches import open_dataset
 from rolecall.workloads.embedding_ddp.dense import make_dense
 from rolecall.workloads.embedding_ddp.embedding import sharded_table
@@ -32,7 +32,7 @@ def train_alone(params: Params, cache: Path) -> Reference:
     dtype = getattr(torch, params.precision)
     dataset = open_dataset(params, cache, dtype=dtype)
     table = nn.Embedding(dataset.num_ids, params.embedding_dim, sparse=True, dtype=dtype)
-    whole = sharded_table(params, dataset.num_ids, 1).make(Part(0, 1, dataset.num_ids))
+    whole = sharded_table(params, dataset.num_ids, 1).make(ShardSpec(0, 1, dataset.num_ids))
     table.load_state_dict(whole.state_dict())
     torch.manual_seed(params.seed)
     dense = make_dense(params, dataset.dense_inputs).to(dtype)

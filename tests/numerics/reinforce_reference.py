@@ -16,7 +16,7 @@ from torch.distributions import Categorical, Independent, Normal
 from rolecall.workloads.reinforce import environments
 from rolecall.workloads.reinforce.learner import new_policy
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.seeds import Stream, seed_of, seeds_of
+from rolecall.workloads.reinforce.seeds import RandomStream, seed_of, seeds_of
 
 
 @dataclass
@@ -72,21 +72,21 @@ class Alone:
     def run(self, updates: int) -> None:
         for update in range(1, updates + 1):
             for observer, seats in enumerate(self.seats):
-                self.play(observer, update, seats)
-            transitions = [one for seats in self.seats for one in self.judged(seats)]
-            torch.manual_seed(seed_of(self.params.seed, Stream.MINIBATCHES, update))
+                self.collect(observer, update, seats)
+            transitions = [one for seats in self.seats for one in self.with_advantages(seats)]
+            torch.manual_seed(seed_of(self.params.seed, RandomStream.MINIBATCHES, update))
             self.learn(transitions)
 
-    def play(self, observer: int, update: int, seats: list[Seat]) -> None:
+    def collect(self, observer: int, update: int, seats: list[Seat]) -> None:
         whole = self.params.algorithm.name == "reinforce"
         if update == 1 or whole:
-            seeds = seeds_of(self.params.seed, Stream.ENVIRONMENTS, observer, update, count=len(seats))
+            seeds = seeds_of(self.params.seed, RandomStream.ENVIRONMENTS, observer, update, count=len(seats))
             for seat, seed in zip(seats, seeds, strict=True):
                 seat.observation, _ = seat.environment.reset(seed=seed)
                 seat.begins = False
         for seat in seats:
             seat.steps = []
-        torch.manual_seed(seed_of(self.params.seed, Stream.ACTIONS, observer, update))
+        torch.manual_seed(seed_of(self.params.seed, RandomStream.ACTIONS, observer, update))
         done = 0
         while not self.enough(seats, done):
             self.step(seats, done, whole)
@@ -110,7 +110,7 @@ class Alone:
                 seat.observation, _ = seat.environment.reset()
                 seat.begins = False
                 continue
-            after, reward, terminated, truncated, _ = seat.environment.step(self.playable(actions[index]))
+            after, reward, terminated, truncated, _ = seat.environment.step(self.to_env_actions(actions[index]))
             ended = terminated or truncated
             seat.steps.append(
                 Step(time, seat.observation, actions[index], log_probs[index], float(reward), after, terminated, ended)
@@ -123,7 +123,7 @@ class Alone:
             return (distribution.probs / torch.empty_like(distribution.probs).exponential_()).argmax(-1)
         return distribution.mean + distribution.stddev * torch.randn_like(distribution.mean)
 
-    def playable(self, action: Tensor) -> Any:
+    def to_env_actions(self, action: Tensor) -> Any:
         if self.discrete:
             return int(action)
         space = self.seats[0][0].environment.action_space
@@ -132,7 +132,7 @@ class Alone:
         return np.clip(action.numpy() * bound, -bound, bound).astype(np.float32)
 
     @torch.no_grad()
-    def judged(self, seats: list[Seat]) -> list[tuple[Step, float, float]]:
+    def with_advantages(self, seats: list[Seat]) -> list[tuple[Step, float, float]]:
         """Each step with its value and advantage, the discounted sum of later errors of values; in order of time."""
         found = []
         algorithm = self.params.algorithm

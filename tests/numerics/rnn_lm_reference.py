@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from rolecall.kit.parameter_server import Part
+from rolecall.kit.parameter_server import ShardSpec
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.rnn_lm.export import shape_of
@@ -44,7 +44,7 @@ def first_model(params: Params, tokenizer: Tokenizer) -> LanguageModel:
     torch.manual_seed(params.seed + 1)
     model.to(weight_dtype(params.precision))
     with torch.no_grad():
-        whole = Part(0, 1, vocabulary)
+        whole = ShardSpec(0, 1, vocabulary)
         model.embedding.load_state_dict(sharded_vocabulary(params, vocabulary, 1)[0].make(whole).state_dict())
         model.decoder.weight.copy_(DecoderShard(params, whole).weight)
         model.decoder.bias.zero_()

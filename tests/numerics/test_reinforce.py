@@ -15,7 +15,7 @@ from tests.numerics.reinforce_reference import Alone
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.testing.gang import GangResult, run_gang
-from rolecall.workloads.reinforce.learner import below
+from rolecall.workloads.reinforce.learner import strip_prefix
 from rolecall.workloads.reinforce.params import Params
 
 PPO = {"name": "ppo", "steps": 96, "epochs": 3, "minibatch_size": 48, "entropy_coefficient": 0.01}
@@ -80,7 +80,7 @@ def assert_parity(name: str, folder: Path, observers: int, updates: int) -> Gang
     alone.run(updates)
     expected = torch.tensor(alone.losses, dtype=torch.float64)
     torch.testing.assert_close(losses(result), expected, rtol=0, atol=1e-10)
-    learnt = below(state(folder, updates), "policy/")
+    learnt = strip_prefix(state(folder, updates), "policy/")
     torch.testing.assert_close(learnt, dict(alone.policy.state_dict()), rtol=0, atol=1e-10)
     return result
 

@@ -23,8 +23,8 @@ from torch.distributed.pipelining import SplitPoint, pipeline
 from rolecall.kit.data_order import DataOrder
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.transformer_pipeline import split
-from rolecall.workloads.transformer_pipeline.grid import Grid, arrange
-from rolecall.workloads.transformer_pipeline.layers import own_layers
+from rolecall.workloads.transformer_pipeline.custom_layers import custom_layers
+from rolecall.workloads.transformer_pipeline.grid import Grid, make_grid
 from rolecall.workloads.transformer_pipeline.model import Decoder
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
@@ -46,7 +46,7 @@ def whole_decoder(params: Params, vocabulary: int) -> Decoder:
         seed=params.seed,
         dtype=dtype,
         device=CPU,
-        make_layer=own_layers(params),
+        make_layer=custom_layers(params),
     )
 
 
@@ -199,7 +199,7 @@ def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) ->
             for given in cases:
                 params = Params.model_validate(given)
                 if params.replicas not in grids:
-                    grids[params.replicas] = arrange(params.replicas, CPU)
+                    grids[params.replicas] = make_grid(params.replicas, CPU)
                 file.write(json.dumps(_try(params, grids[params.replicas])) + "\n")
         dist.destroy_process_group()
     except BaseException:
@@ -220,7 +220,7 @@ def _try(params: Params, grid: Grid) -> dict[str, Any]:
         weight.grad = None
     loss = stages.step(tokens[mine], targets[mine])
     dist.all_reduce(loss)
-    grid.add_gradients(weight for _, weight in stages.named_parameters())
+    grid.all_reduce_gradients(weight for _, weight in stages.named_parameters())
     distances = [(_gradient(weight) - gradients[name]).abs().max() for name, weight in stages.named_parameters()]
     return {
         "case": f"{params.schedule}/{params.split}/{params.stages_per_rank}x{params.micro_batches}/{params.precision}"

@@ -12,7 +12,7 @@ from rolecall.kit import Role
 from rolecall.kit import parameter_server as ps
 from rolecall.kit.data_order import DataOrder, derive_seed, share_of
 from rolecall.kit.export import write_archive
-from rolecall.kit.loop import Held
+from rolecall.kit.loop import EvalSplit
 from rolecall.kit.optimizers import sparse_optimizer
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.same_input import require_same_in_group
@@ -39,7 +39,7 @@ def run(context: WorkerContext[Params]) -> None:
             name,
             corpus.vocabulary_size,
             dim=params.dim,
-            draw=ps.Uniform(derive_seed(params.seed, table), bound=0.5 / params.dim),
+            initializer=ps.Uniform(derive_seed(params.seed, table), bound=0.5 / params.dim),
             optimizer=sparse_optimizer(params.optimizer),
             servers=range(context.count(Role.PARAMETER_SERVER)),
             dtype=weight_dtype(params.precision),
@@ -50,7 +50,7 @@ def run(context: WorkerContext[Params]) -> None:
 
 
 class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
-    """One trainer's part of a job. All weights are on the servers, whose optimizers step them."""
+    """One trainer's share of a job. The servers hold and update all weights."""
 
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: ps.Shards) -> None:
         super().__init__(context, shards, ps.ServerOptimizers(shards, context.role_rank))
@@ -76,7 +76,7 @@ class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
         scores = torch.einsum("bd,bnd->bn", self._words(batch.words), self._neighbours(batch.others))
         return -logsigmoid(scores[:, 0]) - logsigmoid(-scores[:, 1:]).sum(1)
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """The mean loss of a split."""
         if not len(tokens := self._corpus.tokens(split)):
             return None

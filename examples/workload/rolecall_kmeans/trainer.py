@@ -11,7 +11,7 @@ from safetensors.torch import save
 from rolecall.kit import CheckpointManifest, CheckpointPart, InputError
 from rolecall.kit.export import write_archive
 from rolecall.kit.files import find
-from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.worker import WorkerContext
 
 from . import Params
@@ -64,7 +64,7 @@ class Clustering(TrainingLoop[torch.Tensor, Params]):
         self.centres = torch.where(empty[:, None], self.centres, sums / counts.clamp(min=1)[:, None])
         return inertia / self._total
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """There is nothing held out."""
         return None
 

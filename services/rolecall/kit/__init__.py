@@ -1,10 +1,9 @@
-"""The public surface for authors of workloads, ours and those of other packages. Nothing here knows a workload.
+"""The public API for authors of workloads, built-in or in other packages. Independent of every workload.
 
-This file has what describes a workload, and never imports torch. `worker` has what a role's `run` stands on, `loop`
-the training loop, `params` parameters that workloads share, `optimizers` the optimizers that they name. Input:
-`files`, `images`, `tables`, `text`, `data_order`, and `cache` for what a node makes from it once. `builders` runs code
-that a job brings along, `parameter_server` keeps weights on servers, `pipelining` plans stages, `export` writes what a
-job leaves to its user.
+This file declares workloads and never imports torch. `worker`: context and RPC helpers for a role's `run`. `loop`:
+training loops. `params`: shared parameters. `optimizers`: the optimizers that parameters name. Input: `files`,
+`images`, `tables`, `text`, `data_order`, and `cache` for what a node derives from input once. `builders`: custom code
+of a job. `parameter_server`: sharded weights. `pipelining`: pipeline schedules and cuts. `export`: archives for users.
 
 Public names of this package change with a minor release at most, and the changelog says how.
 """

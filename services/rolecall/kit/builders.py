@@ -1,8 +1,8 @@
-"""Models of the user's own: functions that a job names, in packages and folders that the operator allowed. Torch-free.
+"""Custom models: functions that a job names, in packages and folders that the operator allows. Torch-free.
 
-A builder is code that runs in the workers. So a job can't name just any function: the module that defines it must lie
-in a folder of `ROLECALL_PLUGINS`, or below a package of `ROLECALL_BUILDERS`. What such a module merely imports from
-elsewhere is not allowed with it.
+A builder is code that runs in the workers, so a job can't name an arbitrary function: the module that defines it must
+be in a folder of `ROLECALL_PLUGINS`, or in a package of `ROLECALL_BUILDERS`. Names that such a module imports from
+elsewhere are not allowed with it.
 """
 
 import importlib
@@ -32,39 +32,39 @@ class Builder(workload.Params):
 
 
 def check_builder(chosen: Builder) -> None:
-    """Raises `InputError` unless the function may be named and is there. Imports the module that has it."""
+    """Imports the function's module; raises `InputError` unless the function exists and is allowed."""
     find_allowed(chosen.builder)
 
 
-def in_short(words: str) -> str:
-    """What an error of a job's own code says, without quoting all arguments: they may be a megabyte."""
-    return shorten(words, 300)
+def shorten_error(message: str) -> str:
+    """The message of an error in custom code, shortened: it may quote arguments of a megabyte."""
+    return shorten(message, 300)
 
 
 def build(chosen: Builder, *given: Any) -> Any:
-    """What the function makes of `given` and the job's own arguments.
+    """Calls the function with `given` and the job's arguments.
 
-    Raises `InputError` if it may not be named, is not there or refuses its arguments.
+    Raises `InputError` if it is not allowed, does not exist or rejects its arguments.
     """
     function = find_allowed(chosen.builder)
     try:
         return function(*given, **chosen.arguments)
     except TypeError as error:
-        said = in_short(f"{chosen.arguments}: {error}")
-        raise InputError(f"{chosen.builder} can't be called with {said}") from error
+        reason = shorten_error(f"{chosen.arguments}: {error}")
+        raise InputError(f"{chosen.builder} can't be called with {reason}") from error
 
 
 def find_allowed(name: str) -> type | FunctionType:
-    """The class or function that `module:name` means. Nothing but the import of its module has run then.
+    """The class or function `module:name`. Imports the module and runs nothing else.
 
-    Raises `InputError` unless the operator allowed the module that is named and the one that defines what is found.
+    Raises `InputError` unless the operator allows both the named module and the one that defines the object.
     """
     module, _, attribute = name.partition(":")
     imported = import_allowed(module)
     try:
         found = getattr(imported, attribute, None)
-    except ImportError as error:  # of a module that imports its parts when they are asked for
-        raise InputError(f"{name} can't be imported on this node: {in_short(str(error))}") from error
+    except ImportError as error:  # from a module that imports its members lazily
+        raise InputError(f"{name} can't be imported on this node: {shorten_error(str(error))}") from error
     if not isinstance(found, type | FunctionType):
         raise InputError(
             f"the module {module} has no function {attribute!r}, and no such class; name one that it defines"
@@ -76,22 +76,22 @@ def find_allowed(name: str) -> type | FunctionType:
 
 
 def import_allowed(module: str) -> ModuleType:
-    """The module; raises `InputError` unless the operator allowed it and it can be imported."""
+    """The imported module; raises `InputError` unless the operator allows it and the import succeeds."""
     settings = read_worker()
     if not _may_import(module, settings):
         raise _refused(module, settings)
     try:
         imported = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # foreign code may raise anything
-        said = in_short(f"{type(error).__name__}: {error}")
-        raise InputError(f"{module} can't be imported on this node: {said}") from error
+    except (Exception, SystemExit) as error:  # custom code may raise anything
+        reason = shorten_error(f"{type(error).__name__}: {error}")
+        raise InputError(f"{module} can't be imported on this node: {reason}") from error
     if not _is_allowed(module, settings):
         raise _refused(f"{module}, which comes from {getattr(imported, '__file__', 'Python itself')}", settings)
     return imported
 
 
 def _may_import(module: str, settings: WorkerSettings) -> bool:
-    """Whether the module's name is allowed; makes modules of allowed folders importable."""
+    """Whether the module's name is allowed. Adds the allowed folders to `sys.path` if one of them has the module."""
     top, *inner = module.split(".")
     # A package's `__main__` is a command, which runs when it is imported.
     if "__main__" in inner or not all(part.isidentifier() for part in (top, *inner)):
@@ -104,7 +104,7 @@ def _may_import(module: str, settings: WorkerSettings) -> bool:
 
 
 def _is_allowed(module: str, settings: WorkerSettings) -> bool:
-    """Whether an imported module is of an allowed package or folder: another may have had the name of a plug-in's."""
+    """Whether an imported module is from an allowed package or folder; an installed module may shadow a plug-in."""
     if _is_in_package(module, settings):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)

@@ -1,8 +1,8 @@
-"""What a node makes once from its input files and keeps: built under a lock, and put in place whole by a rename.
+"""A node's cache of data derived from input files. Entries are built under a lock and published by an atomic rename.
 
-Nothing in a cache changes afterwards, so that all workers of a node may map it into memory. Whoever uses an entry holds
-a shared lock on it until its process ends, and the kernel lets go of the lock even of a process that is killed. What
-nobody holds may be evicted; a lock file's time of change is the last use of its entry.
+Published entries are immutable, so all workers of a node can map them into memory. A process that uses an entry holds a
+shared lock on it until the process ends; the kernel releases the lock even if the process is killed. Entries without
+a lock holder may be evicted; the mtime of the lock file is the last use of its entry.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from rolecall.untrusted_files import delete_tree, open_regular
 
 _log = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
-_held: dict[Path, int] = {}
-"""The locks of this process, which it never lets go of: it may map an entry as long as it lives."""
+_held_locks: dict[Path, int] = {}
+"""File descriptors of this process's locks; never released, because the process may map an entry until it ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of a node's cache, or a draft that its builder left."""
+    """A cache entry, or a draft that a failed build left."""
 
     lock: Path
     used_at: float
@@ -34,57 +34,57 @@ class Entry:
 
 
 def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
-    """The entry `key` below `folder`; if it isn't there `build` fills an empty folder, and others who want it wait.
+    """The entry `key` in `folder`. If it is missing, `build` fills an empty folder while other processes wait.
 
-    `folder` is a workload's own in the node's cache. `key` names everything that the content depends on, e.g. by a
-    hash. The entry stays as long as this process lives.
+    `folder` is the workload's folder in the node's cache. `key` identifies everything that the content depends on, e.g.
+    as a hash. The entry is not evicted before this process ends.
     """
     target = folder / key
     folder.mkdir(parents=True, exist_ok=True)
     if not target.exists():
         evict(folder.parent, read_worker().cache_bytes)
-    while not _hold(target):
-        # Nobody waits to hold the lock alone: whoever has built the entry shares the lock as long as it lives, and it
-        # may be waiting for this process.
-        with _alone(_lock_of(target)) as alone:
-            if alone and not target.exists():
-                _build_in_place(target, build)
+    while not _acquire_shared(target):
+        # Never block on the exclusive lock: the process that built the entry holds the shared lock until it ends, and
+        # it may be waiting for this process.
+        with _exclusive(_lock_path(target)) as exclusive:
+            if exclusive and not target.exists():
+                _build_atomically(target, build)
     return target
 
 
-def evict(cache: Path, most_bytes: int) -> int:
-    """Delete the least recently used entries below `cache` that nobody holds, down to `most_bytes`; 0 is no limit.
+def evict(cache: Path, max_bytes: int) -> int:
+    """Delete the least recently used unlocked entries of `cache`, down to `max_bytes`; 0 means no limit.
 
-    Returns how many bytes that were.
+    Returns the number of bytes freed.
     """
     found = sorted(_entries(cache), key=lambda entry: entry.used_at)
-    excess = sum(entry.size for entry in found) - most_bytes
+    excess = sum(entry.size for entry in found) - max_bytes
     evicted = 0
-    for entry in found if most_bytes else ():
+    for entry in found if max_bytes else ():
         if evicted >= excess:
             break
-        if _evict(entry.lock):
+        if _delete_unused(entry.lock):
             evicted += entry.size
             _log.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size)
     return evicted
 
 
 def _entries(cache: Path) -> Iterator[Entry]:
-    """Whatever jobs have put there, no link is followed: the node evicts, and it is not confined."""
+    """All entries. Follows no links that a job may have created: the evicting node is not sandboxed."""
     folders = [folder for folder in cache.glob("*") if not folder.is_symlink()]
     for lock in (lock for folder in folders for lock in folder.glob(f"*{_LOCK}")):
-        with contextlib.suppress(FileNotFoundError):  # another node's daemon may evict beside us
+        with contextlib.suppress(FileNotFoundError):  # another node's daemon may evict concurrently
             found = lock.lstat()
             if stat.S_ISREG(found.st_mode):
                 target = lock.with_suffix("")
-                size = sum(_size(folder) for folder in (target, target.with_suffix(_DRAFT)))
+                size = sum(_disk_usage(folder) for folder in (target, target.with_suffix(_DRAFT)))
                 yield Entry(lock, found.st_mtime, size)
 
 
-def _size(folder: Path) -> int:
+def _disk_usage(folder: Path) -> int:
     size, left = 0, [folder]
     while left:
-        # Others may delete beside us, and a path may be too long to be looked at.
+        # Other processes may delete files concurrently, and a path may be too long for lstat.
         with contextlib.suppress(OSError):
             path = left.pop()
             found = path.lstat()
@@ -94,64 +94,64 @@ def _size(folder: Path) -> int:
     return size
 
 
-def _evict(lock: Path) -> bool:
-    """Delete an entry with its lock; returns False if somebody holds it."""
+def _delete_unused(lock: Path) -> bool:
+    """Delete an entry with its lock file; returns False if the entry is in use."""
     target = lock.with_suffix("")
-    with _alone(lock) as alone:
-        if alone:
-            # Aside first: what is half deleted must never be taken for whole.
+    with _exclusive(lock) as exclusive:
+        if exclusive:
+            # Rename first: a partly deleted entry must never look complete.
             aside = target.with_suffix(_DRAFT)
             delete_tree(aside)
             if target.exists():
                 target.rename(aside)
                 delete_tree(aside)
             lock.unlink()
-    return alone
+    return exclusive
 
 
-def _hold(target: Path) -> bool:
-    """Hold the entry as long as this process lives and note the use; returns False if it is not there.
+def _acquire_shared(target: Path) -> bool:
+    """Lock the entry until this process ends and record the use; returns False if it does not exist.
 
-    Waits while another process builds or evicts it.
+    Blocks while another process builds or evicts the entry.
     """
-    lock = _lock_of(target)
-    if lock not in _held:
+    lock = _lock_path(target)
+    if lock not in _held_locks:
         descriptor = open_regular(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if not (_is_at(descriptor, lock) and target.exists()):
+        if not (_is_same_file(descriptor, lock) and target.exists()):
             os.close(descriptor)
             return False
-        _held[lock] = descriptor
+        _held_locks[lock] = descriptor
     os.utime(lock)
     return True
 
 
 @contextmanager
-def _alone(path: Path) -> Generator[bool]:
-    """Hold the lock file `path` alone; yields False if another process holds it, or has just evicted its entry."""
+def _exclusive(path: Path) -> Generator[bool]:
+    """Hold the exclusive lock `path`; yields False if another process holds it, or has just evicted the entry."""
     with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "wb") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel lets go of it if this process dies
-            alone = _is_at(lock.fileno(), path)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel releases it if this process dies
+            exclusive = _is_same_file(lock.fileno(), path)
         except BlockingIOError:
-            alone = False
-        yield alone
+            exclusive = False
+        yield exclusive
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False
 
 
-def _lock_of(target: Path) -> Path:
+def _lock_path(target: Path) -> Path:
     return target.with_suffix(_LOCK)
 
 
-def _build_in_place(target: Path, build: Callable[[Path], None]) -> None:
+def _build_atomically(target: Path, build: Callable[[Path], None]) -> None:
     draft = target.with_suffix(_DRAFT)
-    delete_tree(draft)  # left by a builder that died
+    delete_tree(draft)  # left by a build that failed
     draft.mkdir()
     build(draft)
     os.rename(draft, target)

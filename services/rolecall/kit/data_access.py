@@ -1,7 +1,7 @@
-"""Which data a job may read: files below the operator's data roots, and URLs of the schemes that it allows. Torch-free.
+"""Access rules for input data: files in the operator's data roots, and URLs of allowed schemes. Torch-free.
 
-The master judges a path as it is written, because the nodes' file system is not its own. A node judges the path that
-the kernel resolves it to, and once more the file that it has opened.
+The master checks a path as written, because it doesn't share the nodes' file system. A node checks the resolved path,
+and checks the file again after opening it.
 """
 
 import os
@@ -19,59 +19,59 @@ _PLAIN = ("file", "local")  # fsspec's schemes for files of this machine
 
 
 class DataPath(str):
-    """A path, glob or URL that names a job's input. The type marks parameters that `DataAccess` judges."""
+    """A path, glob or URL that names a job's input. The type marks parameters that `DataAccess` checks."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Area:
-    """Folders that are open, and folders that are closed; absolute, with a slash at the end."""
+class _PathRules:
+    """Readable (`open`) and forbidden (`closed`) folders; absolute, with a trailing slash."""
 
     open: tuple[str, ...]
     closed: tuple[str, ...]
 
-    def holds(self, path: str) -> bool:
-        """Whether of all the folders around an absolute, normal `path` the deepest is open."""
+    def allows(self, path: str) -> bool:
+        """Whether the deepest listed folder that contains the absolute, normalized `path` is open."""
         depth = _depth(path, self.open)
         return depth > 0 and depth >= _depth(path, self.closed)
 
 
 @dataclass(frozen=True, slots=True)
 class DataAccess:
-    """What the operator allows: `written` has the folders as the settings name them, `real` without symbolic links."""
+    """The operator's rules. `written` has the folders as in the settings, `real` with symbolic links resolved."""
 
-    written: _Area
-    real: _Area
+    written: _PathRules
+    real: _PathRules
     schemes: tuple[str, ...]
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Self:
-        """System folders and `ROLECALL_DATA` are closed, unless a root is one of them or lies in one."""
+        """The rules of `settings`. System folders and `ROLECALL_DATA` are closed, except for roots in them."""
         roots, closed = settings.data_roots, (*map(Path, _SYSTEM), settings.data)
-        written = _Area(_folders(map(_normal, roots)), _folders(map(_normal, closed)))
-        real = _Area(_folders(map(os.path.realpath, roots)), _folders(map(os.path.realpath, closed)))
+        written = _PathRules(_folders(map(_normal, roots)), _folders(map(_normal, closed)))
+        real = _PathRules(_folders(map(os.path.realpath, roots)), _folders(map(os.path.realpath, closed)))
         return cls(written, real, settings.data_schemes)
 
     def check_written(self, path: str) -> None:
-        """Raises `InputError` for what no look at a disk could allow: a form, a scheme, an absolute path elsewhere.
+        """Raises `InputError` for what no node can accept: bad syntax or scheme, or an absolute path elsewhere.
 
-        Relative paths begin in the node's working directory, so the node decides about them.
+        Relative paths start at the node's working directory, so the node checks them.
         """
         plain = self.plain_path(path)
-        if plain is not None and os.path.isabs(plain) and not self.written.holds(_normal(plain)):
-            raise self._outside(path)
+        if plain is not None and os.path.isabs(plain) and not self.written.allows(_normal(plain)):
+            raise self._outside_error(path)
 
     @property
     def legal(self) -> str:
-        """What data may be named, in a few words."""
+        """Describes the paths and URLs that are accepted, for error messages."""
         urls = f", or a URL of {', '.join(self.schemes)}" if self.schemes else ""
         return f"a path below {self._roots}{urls}"
 
     def plain_path(self, path: str) -> str | None:
-        """The path on this machine that `path` means; None for a URL of an allowed scheme.
+        """The local path for `path`; None for a URL of an allowed scheme.
 
-        Raises `InputError` for what is neither.
+        Raises `InputError` if `path` is neither.
         """
         if "\0" in path:
             raise InputError("a data path has a NUL character; name the data by a path or URL without one")
@@ -93,34 +93,35 @@ class DataAccess:
         return None
 
     def resolve(self, path: str) -> str:
-        """The real path of a plain `path`, which need not exist; raises `InputError` unless it lies below a root."""
+        """The real path of a local `path`, which need not exist; raises `InputError` unless it is in a data root."""
         try:
             real = os.path.realpath(path)
         except (OSError, ValueError) as error:
             raise InputError(f"{path!r} can't be resolved: {error}") from error
-        if not self.real.holds(real):
-            raise self._outside(path)
+        if not self.real.allows(real):
+            raise self._outside_error(path)
         return real
 
     def open(self, path: str) -> BinaryIO:
-        """The bytes of the file at a plain `path`.
+        """Open the file at a local `path`.
 
-        Raises `InputError` if it lies elsewhere, also by a link that appears meanwhile; `OSError` if it can't be read.
+        Raises `InputError` if it is outside the data roots, even by a concurrently created link; `OSError` if it can't
+        be read.
         """
         try:
             descriptor = open_regular(self.resolve(path))
         except NotRegular as error:
             raise InputError(f"{path} is not a regular file") from error
         try:
-            # A folder on the way may have become a link since the path was resolved: the kernel knows what was opened.
-            if not self.real.holds(os.readlink(f"/proc/self/fd/{descriptor}")):
-                raise self._outside(path)
+            # A parent folder may have become a link since the path was resolved; /proc has the path actually opened.
+            if not self.real.allows(os.readlink(f"/proc/self/fd/{descriptor}")):
+                raise self._outside_error(path)
         except BaseException:
             os.close(descriptor)
             raise
         return os.fdopen(descriptor, "rb")
 
-    def _outside(self, path: str) -> InputError:
+    def _outside_error(self, path: str) -> InputError:
         return InputError(
             f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}; "
             "put the data there, or have the operator add its folder"
@@ -132,7 +133,7 @@ class DataAccess:
 
 
 def read_access() -> DataAccess:
-    """What this program's environment allows."""
+    """The access rules from the environment."""
     return DataAccess.of(read_worker())
 
 

@@ -1,7 +1,7 @@
-"""In which order a data set's rows are seen: the same global batches however many trainers share them.
+"""Shuffled data order: the same global batches for any number of trainers.
 
-The order of an epoch is a permutation that is computed where it is asked for, never stored: a Feistel network over the
-row numbers' bits (Luby and Rackoff, 1988), walked again while it leads outside the rows (Black and Rogaway, 2002).
+Each epoch's permutation is computed on demand, never stored: a Feistel network over the bits of the row numbers (Luby
+and Rackoff, 1988), with cycle walking while the result is outside the range (Black and Rogaway, 2002).
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ _ROUNDS = 6
 
 @dataclass(frozen=True, slots=True)
 class DataOrder:
-    """`rows` rows in batches of `batch_size`; a position is one integer, the number of global batches before it.
+    """`rows` rows in batches of `batch_size`; a position is one integer, the number of preceding global batches.
 
-    The last batch of an epoch is short if the rows don't divide.
+    The last batch of an epoch is short if `batch_size` doesn't divide `rows`.
     """
 
     rows: int
@@ -33,19 +33,19 @@ class DataOrder:
         return min(self.batch_size, self.rows - step * self.batch_size)
 
     def share(self, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
-        """The row numbers that trainer `rank` of `world` takes from global batch `step` of `epoch`; may be empty."""
+        """The row numbers [n] of trainer `rank` of `world` in global batch `step` of `epoch`; may be empty."""
         start = step * self.batch_size
         mine = share_of(self.batch_rows(step), rank, world)
         return permuted(np.arange(start + mine.start, start + mine.stop), self.rows, self.seed, epoch)
 
 
 def share_of(rows: int, rank: int, world: int) -> slice:
-    """The contiguous part of `rows` rows that `rank` of `world` takes; parts differ by one row at most."""
+    """The contiguous share of `rank` of `world` in `rows` rows; sizes differ by at most one row."""
     return slice(rows * rank // world, rows * (rank + 1) // world)
 
 
 def permuted(places: NDArray[np.int64], rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The rows, each in [0, rows), at these places of the epoch's permutation."""
+    """The row numbers, in [0, rows), at the given places of the epoch's permutation."""
     half = np.uint64(max(1, ((rows - 1).bit_length() + 1) // 2))
     keys = splitmix64(np.arange(_ROUNDS, dtype=np.uint64), derive_seed(seed, epoch))
     found = _feistel(places.astype(np.uint64), half, keys)
@@ -57,7 +57,7 @@ def permuted(places: NDArray[np.int64], rows: int, seed: int, epoch: int) -> NDA
 
 
 def splitmix64(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
-    """64 well-mixed bits for each number: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    """64-bit hashes of the numbers: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
     bits = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(key)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -65,7 +65,7 @@ def splitmix64(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 
 
 def derive_seed(seed: int, purpose: int) -> int:
-    """A key of 64 bits from a seed and what it is for, e.g. the epoch."""
+    """A 64-bit key from a seed and a purpose, e.g. the epoch."""
     return int(splitmix64(splitmix64(np.array([seed], np.uint64), 0), purpose)[0])
 
 

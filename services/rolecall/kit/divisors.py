@@ -1,4 +1,4 @@
-"""Divisors, and the legal numbers nearest to one that is not legal. Torch-free."""
+"""Divisors, and the nearest legal values for error messages. Torch-free."""
 
 from collections.abc import Sequence
 from math import isqrt
@@ -11,13 +11,13 @@ def divisors(number: int) -> list[int]:
 
 
 def nearest(legal: Sequence[int], given: int) -> str:
-    """The members of `legal` next below and next above `given`, in words; `legal` has one or more."""
+    """The nearest members of `legal` below and above `given`, as text; `legal` must not be empty."""
     below = max((one for one in legal if one < given), default=None)
     above = min((one for one in legal if one > given), default=None)
     return " or ".join(str(one) for one in (below, above) if one is not None)
 
 
 def nearest_multiples(of: int, given: int) -> str:
-    """The positive multiples of `of` next below and next above `given`, which is none, in words."""
+    """The nearest positive multiples of `of` below and above `given`, which isn't one, as text."""
     below = given // of * of
     return f"{below} or {below + of}" if below else f"{below + of}"

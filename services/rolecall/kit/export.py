@@ -1,4 +1,4 @@
-"""What a job leaves to its user: one archive that needs no cluster, plain PyTorch code beside safetensors and JSON."""
+"""Exported archives: plain PyTorch code, safetensors and JSON, usable without a cluster."""
 
 import zipfile
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_archive(folder: Path, name: str, files: Mapping[str, str | bytes | Path]) -> Path:
-    """Writes the zip file `name` into `folder` and gives its path; a `Path` among `files` is copied from there."""
+    """Writes the zip file `name` to `folder` and returns its path; a `Path` among `files` is copied from disk."""
     path = folder / name
     with zipfile.ZipFile(path, "w") as archive:
         for file_name, content in files.items():

@@ -1,7 +1,4 @@
-"""Finds and opens a job's input files, where the operator allows it: below data roots, or wherever fsspec reaches.
-
-Torch-free.
-"""
+"""A job's input files: local files in data roots, and fsspec URLs that the operator allows. Torch-free."""
 
 import gzip
 import os
@@ -23,40 +20,40 @@ class File:
     """One input file."""
 
     url: str
-    """How messages name it."""
+    """The name of the file in messages."""
     identity: tuple[str, ...]
-    """Path, size and the times or tags that change when its content does."""
+    """URL, size, and the timestamps or tags that change with the content."""
 
     @property
     def gzipped(self) -> bool:
-        """Whether its name says that gzip packed it."""
+        """Whether the name ends with `.gz`."""
         return self.url.endswith(".gz")
 
     @property
     def suffix(self) -> str:
-        """What its name ends with before a `.gz`, in lower case and without the dot."""
+        """The file name extension before `.gz`, in lower case and without the dot."""
         return self.url.removesuffix(".gz").rsplit(".", 1)[-1].lower()
 
     def open(self) -> BinaryIO:
-        """The file's bytes, unpacked; raises `InputError` if they can't be had or lie where jobs may not read."""
+        """Open the file, decompressed; raises `InputError` if it can't be read or jobs may not read it."""
         access = read_access()
         plain = access.plain_path(self.url)
         try:
             if plain is None:
                 opened = fsspec.open(self.url, "rb", compression="gzip" if self.gzipped else None)
                 return cast(BinaryIO, cast(OpenFile, opened).open())
-            packed = access.open(plain)
+            compressed = access.open(plain)
         except OSError as error:
             raise InputError(f"{self.url} can't be read: {error.strerror or error}") from error
-        return cast(BinaryIO, _Unpacked(packed)) if self.gzipped else packed
+        return cast(BinaryIO, _GzipFile(compressed)) if self.gzipped else compressed
 
 
-class _Unpacked(gzip.GzipFile):
-    """Closes the packed file with itself."""
+class _GzipFile(gzip.GzipFile):
+    """Also closes the underlying file, which `gzip.GzipFile` does not."""
 
-    def __init__(self, packed: BinaryIO) -> None:
-        super().__init__(fileobj=packed, mode="rb")
-        self._packed = packed
+    def __init__(self, compressed: BinaryIO) -> None:
+        super().__init__(fileobj=compressed, mode="rb")
+        self._packed = compressed
 
     def close(self) -> None:
         super().close()
@@ -64,9 +61,9 @@ class _Unpacked(gzip.GzipFile):
 
 
 def find(paths: list[str]) -> list[File]:
-    """The files that `paths` (paths, globs, URLs) stand for, globs in the order of names.
+    """The files for `paths` (paths, globs, URLs); matches of a glob are sorted by name.
 
-    Raises `InputError` for a path that is not there, is a folder, matches nothing or lies where jobs may not read.
+    Raises `InputError` for a path that does not exist, is a folder, matches nothing or is not allowed.
     """
     access = read_access()
     return [file for path in paths for file in _find_one(path, access)]
@@ -96,13 +93,13 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
 
 
 def _local(plain: str, access: DataAccess) -> tuple[Any, str]:
-    """This machine's files, and the absolute path; a glob's folder is judged before anything in it is listed."""
+    """The local file system and the absolute path. Checks a glob's root folder before it lists any folder."""
     path = os.path.join(os.getcwd(), plain)
-    access.resolve(_listed_folder(path) if _is_glob(path) else path)
+    access.resolve(_glob_root(path) if _is_glob(path) else path)
     return LocalFileSystem(), path
 
 
-def _listed_folder(glob: str) -> str:
+def _glob_root(glob: str) -> str:
     first = min(glob.index(sign) for sign in _GLOB_SIGNS if sign in glob)
     return glob[: glob.rindex("/", 0, first) + 1]
 

@@ -1,8 +1,7 @@
-"""The bookkeeping of a job: its position, checkpoints and result; and of a training that goes in epochs besides steps,
-progress, early stopping, and leaving when asked.
+"""Training loops: position, checkpoints and result of any job; epochs, progress, early stopping and stop requests.
 
-All ranks of the default process group run a loop in step; where there is no process group, one driver runs it alone.
-What is trained, and how, a workload says in a subclass.
+All ranks of the default process group run the loop in lockstep; without a process group one driver runs it alone.
+Subclasses define the model and the step.
 """
 
 import time
@@ -25,21 +24,21 @@ from rolecall.spec.workload import Params
 Batch = TypeVar("Batch")
 AnyParams = TypeVar("AnyParams", bound=Params)
 P = TypeVar("P", bound=TrainingParams)
-Held = Literal["validation", "test"]
-"""The splits that are not trained on."""
+EvalSplit = Literal["validation", "test"]
+"""A split that is evaluated and never trained on."""
 
 
-class _Frozen(Protocol):
-    """A dataclass; its fields go into checkpoints as JSON."""
+class _Dataclass(Protocol):
+    """A dataclass whose fields go into checkpoints as JSON."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
-AnyPosition = TypeVar("AnyPosition", bound=_Frozen)
+AnyPosition = TypeVar("AnyPosition", bound=_Dataclass)
 
 
 class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
-    """One rank's part of a job; `position` says where the job stands, besides the tensors in its checkpoints."""
+    """One rank's share of a job. `position` and the tensors of a checkpoint are the whole state of the training."""
 
     def __init__(self, context: WorkerContext[AnyParams], position: AnyPosition) -> None:
         self.context = context
@@ -50,92 +49,93 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
     @property
     @abstractmethod
     def step(self) -> int:
-        """Steps done since the job began; a checkpoint is named after it."""
+        """Steps since the start of the job; names the checkpoint."""
 
     @abstractmethod
     def run(self) -> dict[str, float] | None:
-        """Train to the end; the job's result, or None if the gang was asked to leave."""
+        """Train to the end. Returns the job's result, or None after a stop request."""
 
     @abstractmethod
     def save_parts(self, step: int) -> Sequence[CheckpointPart]:
-        """Write this rank's part of the checkpoint after `step`, and have those written that this rank answers for."""
+        """Write the checkpoint parts for `step` that this rank is responsible for, here or on other workers."""
 
     @abstractmethod
     def load(self, manifest: CheckpointManifest) -> None:
-        """Go back to `manifest`, all ranks together."""
+        """Restore the checkpoint `manifest`; called on all ranks."""
 
     def play(self) -> None:
-        """Train to the end; the first worker of its role reports the job's result.
+        """Train to the end; the first worker of the role reports the job's result.
 
-        Raises `Stopped` if the gang was asked to leave.
+        Raises `Stopped` after a stop request.
         """
         result = self.run()
         if result is None:
-            raise Stopped("left between two steps, as asked")
+            raise Stopped("stopped between two steps, as requested")
         if self.context.role_rank == 0:
             self.context.report.result(result)
 
     def resume(self) -> None:
-        """Go back to the checkpoint with which the attempt begins, if there is one."""
+        """Restore the checkpoint that this attempt resumes from, if any."""
         manifest = self.context.checkpoints.resume_from
         if manifest is None:
             return
         self.load(manifest)
         self.position = type(self.position)(**manifest.position)
-        if _is_first():
+        if _is_rank_zero():
             self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
 
     def save(self, *, keep: bool = False) -> dict[str, Any] | None:
-        """Write a checkpoint with all ranks; its manifest on every rank, None if it was skipped."""
+        """Write a checkpoint; called on all ranks. Returns its manifest on every rank, or None if it was skipped."""
         if dist.is_initialized():
-            dist.barrier()  # No rank may still change what another is about to write.
-        parts = _gathered(self.save_parts(self.step))
+            dist.barrier()  # No rank may still update weights that another rank is about to write.
+        parts = _gather_parts(self.save_parts(self.step))
         manifest: dict[str, Any] | None = None
-        if _is_first():
+        if _is_rank_zero():
             committed = self.context.checkpoints.commit(self.step, parts, asdict(self.position), keep=keep)
             manifest = committed.model_dump(mode="json") if committed else None
         self._last_save = time.monotonic()
-        return _told(manifest)
+        return _broadcast_manifest(manifest)
 
     def at_checkpoint_step(self, every_steps: int | None) -> bool:
-        """Whether a job that saves every so many steps saves now."""
+        """Whether a checkpoint is due at this step; None means never."""
         return every_steps is not None and self.step % every_steps == 0
 
     def checkpoint_overdue(self, every_s: float | None) -> bool:
-        """Whether the last checkpoint is so old. Only the first rank's clock counts, or one would follow on another."""
-        return _is_first() and every_s is not None and time.monotonic() - self._last_save >= every_s
+        """Whether the last checkpoint is older than `every_s` seconds, by the clock of rank 0."""
+        # With a clock on each rank, one overdue checkpoint would trigger the next.
+        return _is_rank_zero() and every_s is not None and time.monotonic() - self._last_save >= every_s
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Where the training stands; everything that a resumed attempt needs besides the tensors."""
+class EpochPosition:
+    """State of an epoch-based training that a resumed attempt needs, besides the tensors."""
 
     epoch: int = 0
-    """Epochs done, and so the number of the one under way."""
+    """Epochs completed; also the index of the current one."""
     step: int = 0
-    """Global batches done since the job began."""
+    """Global batches since the start of the job."""
     epoch_start: int = 0
-    """The step with which the epoch under way began."""
+    """The step at which the current epoch started."""
     best: float | None = None
-    """The best validation score so far; the larger the better."""
+    """The best value of `objective` so far; larger is better."""
     best_checkpoint: dict[str, Any] | None = None
-    """The manifest that has the best epoch's weights."""
+    """The manifest of the best epoch's weights."""
     stale_epochs: int = 0
     """Epochs since the best one."""
     samples: int = 0
-    """Samples trained on since the job began."""
+    """Samples trained on since the start of the job."""
 
 
-class TrainingLoop(JobLoop[Position, P], Generic[Batch, P]):
-    """One rank's part of a job, from the first step (or the checkpoint) to the job's result."""
+class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
+    """One rank's share of an epoch-based training job."""
 
     def __init__(self, context: WorkerContext[P]) -> None:
-        super().__init__(context, Position())
-        self._owes_checkpoint = False
+        super().__init__(context, EpochPosition())
+        self._checkpoint_pending = False
 
     @property
     def step(self) -> int:
-        """Global batches done since the job began."""
+        """Global batches since the start of the job."""
         return self.position.step
 
     @property
@@ -145,59 +145,58 @@ class TrainingLoop(JobLoop[Position, P], Generic[Batch, P]):
 
     @abstractmethod
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """This rank's part of the epoch's global batches, without the first `done`."""
+        """This rank's share of the epoch's global batches, without the first `done`."""
 
     @abstractmethod
     def train_step(self, batch: Batch) -> torch.Tensor | float:
-        """One optimizer step of the whole gang; the mean loss that this rank saw, detached."""
+        """One optimizer step of all ranks. Returns the mean loss on this rank, detached."""
 
     @abstractmethod
     def samples(self, batch: Batch) -> int:
-        """How many samples the whole gang takes in this batch."""
+        """Samples in this global batch, over all ranks."""
 
     @abstractmethod
-    def score(self, split: Held) -> dict[str, float] | None:
-        """Metrics of a split by name, e.g. `validation_loss`; equal on all ranks. None if the split has no data."""
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
+        """Metrics of a split by name, e.g. `validation_loss`, equal on all ranks; None if the split is empty."""
 
     @abstractmethod
     def export(self) -> None:
-        """Leave the trained model to the user; called on all ranks."""
+        """Store the trained model as an artifact; called on all ranks."""
 
-    def objective(self, scores: dict[str, float]) -> float:
-        """What early stopping wants to grow: by default the validation loss, negated."""
-        return -scores["validation_loss"]
+    def objective(self, metrics: dict[str, float]) -> float:
+        """The value that early stopping maximizes: by default the negated validation loss."""
+        return -metrics["validation_loss"]
 
     @property
     def steps(self) -> int:
-        """The job's steps, unless it stops early."""
+        """Total steps of the job, unless it stops early."""
         every_epoch = self.params.epochs * self.steps_per_epoch
         return min(every_epoch, self.params.max_steps or every_epoch)
 
     @property
     def rate_factor(self) -> float:
-        """What the learning rates are multiplied by in the step under way."""
+        """The learning rate multiplier of the current step."""
         return self.params.lr_schedule.factor(self.position.step, self.steps)
 
     def run(self) -> dict[str, float] | None:
-        """Train to the end; the job's result, or None if the gang was asked to leave."""
+        """Train to the end. Returns the job's result, or None after a stop request."""
         began = time.monotonic()
         self.resume()
         first_sample = self.position.samples
         self._agreement = Agreement(self.position.step)
-        if not self._all_epochs():
+        if not self._train_epochs():
             return None
         rate = (self.position.samples - first_sample) / (time.monotonic() - began)
-        self._restore_best()
-        result = self._final_scores() | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
+        self._load_best()
+        result = self._final_metrics() | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
         self.export()
         return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
 
-    def _all_epochs(self) -> bool:
-        """False if the gang was asked to leave."""
+    def _train_epochs(self) -> bool:
         while not self._finished():
-            if not self._epoch():
+            if not self._train_epoch():
                 return False
-            self._judge_epoch()
+            self._finish_epoch()
         return True
 
     def _finished(self) -> bool:
@@ -208,15 +207,15 @@ class TrainingLoop(JobLoop[Position, P], Generic[Batch, P]):
     def _out_of_steps(self) -> bool:
         return self.params.max_steps is not None and self.position.step >= self.params.max_steps
 
-    def _epoch(self) -> bool:
-        """Train on the rest of the epoch under way; False if the gang was asked to leave."""
+    def _train_epoch(self) -> bool:
+        """Train on the rest of the current epoch. Returns False after a stop request."""
         for batch in self.batches(self.position.epoch, self.position.step - self.position.epoch_start):
-            self._step(batch)
-            decision = self._agreement.after(self.position.step, self._wish)
+            self._run_step(batch)
+            decision = self._agreement.after(self.position.step, self._local_decision)
             wanted = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)
-            # A step has one checkpoint: at an epoch's end it is written with the epoch's judgement in it.
-            self._owes_checkpoint = wanted and self._ends_epoch() and not decision.stop
-            if wanted and not self._owes_checkpoint:
+            # A step has one checkpoint. The one at the end of an epoch must contain the epoch's evaluation.
+            self._checkpoint_pending = wanted and self._ends_epoch() and not decision.stop
+            if wanted and not self._checkpoint_pending:
                 self.save()
             if decision.stop:
                 return False
@@ -224,7 +223,7 @@ class TrainingLoop(JobLoop[Position, P], Generic[Batch, P]):
                 break
         return True
 
-    def _step(self, batch: Batch) -> None:
+    def _run_step(self, batch: Batch) -> None:
         samples = self.samples(batch)
         self.context.report(
             self.position.step + 1,
@@ -238,71 +237,70 @@ class TrainingLoop(JobLoop[Position, P], Generic[Batch, P]):
     def _ends_epoch(self) -> bool:
         return self.position.step - self.position.epoch_start >= self.steps_per_epoch or self._out_of_steps()
 
-    def _wish(self) -> Decision:
+    def _local_decision(self) -> Decision:
         mode = self.context.stop_requested()
         overdue = self.checkpoint_overdue(self.params.checkpoint_every_s)
         return Decision(stop=mode is not None, checkpoint=mode in (StopMode.PAUSE, StopMode.DRAIN) or overdue)
 
-    def _judge_epoch(self) -> None:
-        """Score the validation data, note whether it is the best epoch so far, and begin the next."""
+    def _finish_epoch(self) -> None:
+        """Evaluate the validation split, keep the checkpoint of the best epoch, and advance to the next epoch."""
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
-        scores = self.score("validation")
-        if scores is not None:
-            self.context.report.evaluated(self.position.step, self.position.epoch, scores)
+        metrics = self.evaluate("validation")
+        if metrics is not None:
+            self.context.report.evaluated(self.position.step, self.position.epoch, metrics)
         before = self.position
-        if scores is not None and self._is_best(scores):
+        if metrics is not None and self._update_best(metrics):
             manifest = self.save(keep=True)
-            # Weights that were not stored can't be restored: an earlier epoch stays the best one.
+            # Weights that were not stored can't be restored, so an earlier epoch remains the best one.
             self.position = replace(self.position, best_checkpoint=manifest) if manifest else before
-        elif self._owes_checkpoint:
+        elif self._checkpoint_pending:
             self.save()
-        self._owes_checkpoint = False
+        self._checkpoint_pending = False
 
-    def _is_best(self, scores: dict[str, float]) -> bool:
-        """With early stopping, note in the position how these scores compare; whether they are the best so far."""
+    def _update_best(self, metrics: dict[str, float]) -> bool:
+        """With early stopping, update the best value in the position. Returns whether it improved."""
         if self.params.early_stopping is None:
             return False
-        value = self.objective(scores)
+        value = self.objective(metrics)
         if self.position.best is not None and value <= self.position.best:
             self.position = replace(self.position, stale_epochs=self.position.stale_epochs + 1)
             return False
         self.position = replace(self.position, best=value, stale_epochs=0)
         return True
 
-    def _final_scores(self) -> dict[str, float]:
-        """Of the test data where there is any, else of the validation data."""
-        test = self.score("test")
-        return test if test is not None else self.score("validation") or {}
+    def _final_metrics(self) -> dict[str, float]:
+        """Metrics of the test split, or of the validation split if there is no test split."""
+        test = self.evaluate("test")
+        return test if test is not None else self.evaluate("validation") or {}
 
     def resume(self) -> None:
-        """Go back to the checkpoint; one that is the best itself could not name itself when it was written."""
+        """Restore the checkpoint that this attempt resumes from, if any."""
         super().resume()
+        # The best checkpoint can't contain its own manifest.
         manifest = self.context.checkpoints.resume_from
         if manifest is not None and manifest.keep:
             self.position = replace(self.position, best_checkpoint=manifest.model_dump(mode="json"))
 
-    def _restore_best(self) -> None:
+    def _load_best(self) -> None:
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
 
 
-def _is_first() -> bool:
+def _is_rank_zero() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def _gathered(parts: Sequence[CheckpointPart]) -> list[CheckpointPart]:
-    """The parts of all ranks."""
+def _gather_parts(parts: Sequence[CheckpointPart]) -> list[CheckpointPart]:
     if not dist.is_initialized():
         return list(parts)
-    everyones: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyones, list(parts))
-    return [part for ones in everyones for part in ones]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, list(parts))
+    return [part for of_rank in gathered for part in of_rank]
 
 
-def _told(manifest: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The first rank's manifest, on every rank."""
+def _broadcast_manifest(manifest: dict[str, Any] | None) -> dict[str, Any] | None:
     if not dist.is_initialized():
         return manifest
-    told = [manifest]
-    dist.broadcast_object_list(told, src=0)
-    return told[0]
+    broadcast = [manifest]
+    dist.broadcast_object_list(broadcast, src=0)
+    return broadcast[0]

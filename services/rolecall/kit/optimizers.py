@@ -1,4 +1,4 @@
-"""Torch's optimizers by the names that the parameters give them."""
+"""Torch optimizers for the `optimizer` parameters, and operations on gradients."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from rolecall.kit import params as spec
 
 @dataclass(frozen=True, slots=True)
 class OptimizerChoice:
-    """The class of an optimizer and its arguments; may be sent to other workers."""
+    """An optimizer class and its arguments; picklable."""
 
     kind: type[Optimizer]
     arguments: dict[str, Any]
 
     def build(self, parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> Optimizer:
-        """The optimizer of these parameters, or groups of parameters."""
+        """An optimizer of these parameters or parameter groups."""
         return self.kind(parameters, **self.arguments)
 
 
 def dense_optimizer(chosen: spec.Sgd | spec.Adam | spec.AdamW) -> OptimizerChoice:
-    """An optimizer of dense gradients."""
+    """An optimizer for dense gradients."""
     match chosen:
         case spec.Sgd():
             arguments = {"lr": chosen.lr, "momentum": chosen.momentum, "weight_decay": chosen.weight_decay}
@@ -38,7 +38,7 @@ def dense_optimizer(chosen: spec.Sgd | spec.Adam | spec.AdamW) -> OptimizerChoic
 
 
 def sparse_optimizer(chosen: spec.SparseSgd | spec.SparseAdagrad | spec.SparseAdam) -> OptimizerChoice:
-    """An optimizer of sparse gradients; torch's other ones refuse them."""
+    """An optimizer for sparse gradients, which the other torch optimizers reject."""
     match chosen:
         case spec.SparseSgd():
             return OptimizerChoice(SGD, {"lr": chosen.lr})
@@ -50,25 +50,25 @@ def sparse_optimizer(chosen: spec.SparseSgd | spec.SparseAdagrad | spec.SparseAd
 
 
 def scale_rates(optimizer: Optimizer, factor: float) -> None:
-    """Set every learning rate to `factor` times the one that the optimizer began with."""
+    """Set every learning rate to `factor` times its initial value."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
 
 def set_gradients(parameters: Iterable[nn.Parameter], gradients: dict[torch.Tensor, torch.Tensor]) -> None:
-    """Move a distributed autograd context's gradients to where plain optimizers look for them."""
+    """Set `parameter.grad` from the gradients of a distributed autograd context."""
     for parameter in parameters:
         parameter.grad = gradients.get(parameter)
 
 
 def squared_norm(parameters: Iterable[nn.Parameter]) -> float:
-    """The sum of the squares of all gradients; 0 if there is none."""
+    """The sum of squares of all gradients; 0 without gradients."""
     norms = [parameter.grad.norm() for parameter in parameters if parameter.grad is not None]
     return float(torch.stack(norms).double().square().sum()) if norms else 0.0
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], scale: float) -> None:
-    """Multiply all gradients; by 1 leaves them as they are, to the bit."""
+    """Multiply all gradients in place; a `scale` of 1 leaves every bit unchanged."""
     for parameter in parameters:
         if parameter.grad is not None and scale != 1.0:
             parameter.grad.mul_(scale)

@@ -1,6 +1,6 @@
-"""Pipeline parallelism in theory: where to cut a model, in which order ranks work, and how long they idle. Torch-free.
+"""Pipeline planning: schedules, the theoretical bubble, and optimal cuts. Torch-free.
 
-The idle time is that of equal stages and messages that take no time.
+The bubble assumes equal stages and instant communication.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 Kind = Literal["F", "B", "I", "W"]
-"""Forward; whole backward; backward to the inputs alone; backward to the weights alone."""
+"""Forward; full backward; backward for the inputs only; backward for the weights only."""
 
 COSTS: Mapping[Kind, int] = {"F": 1, "I": 1, "W": 1, "B": 2}
-"""In the papers' unit, a forward pass: a matrix product forward, one to the inputs and one to the weights back."""
+"""Costs in forward passes, as in the papers: each kind is one matrix product, a full backward is two."""
 
 
 class Task(NamedTuple):
-    """What a rank does at a time: one micro-batch in one virtual stage."""
+    """One pass of one micro-batch through one virtual stage."""
 
     stage: int
     kind: Kind
@@ -23,17 +23,17 @@ class Task(NamedTuple):
 
 
 def fill_and_drain(ranks: int, micro_batches: int) -> list[list[Task]]:
-    """GPipe's order: all forward passes, then all backward passes."""
+    """The GPipe schedule: all forward passes, then all backward passes."""
     kinds: tuple[Kind, Kind] = ("F", "B")
     return [[Task(rank, kind, number) for kind in kinds for number in range(micro_batches)] for rank in range(ranks)]
 
 
 def one_forward_one_backward(ranks: int, micro_batches: int) -> list[list[Task]]:
-    """1F1B's order, with a flush at the end of the step (Narayanan et al., 2021).
+    """The 1F1B schedule with a flush at the end of the step (Narayanan et al., 2021).
 
-    A rank runs ahead by as many forward passes as there are ranks from it to the end, then alternates, so that it holds
-    the activations of at most `ranks - rank` micro-batches. Both kinds of passes take the micro-batches in order.
-    Torch's own account of it (2.14) has the last rank begin with the second micro-batch.
+    Rank r warms up with `ranks - r` forward passes, then alternates, so that it keeps the activations of at most
+    `ranks - r` micro-batches. Forward and backward passes both take the micro-batches in order. (In torch 2.14's
+    description the last rank starts with the second micro-batch.)
     """
     order: list[list[Task]] = []
     for rank in range(ranks):
@@ -48,16 +48,16 @@ def one_forward_one_backward(ranks: int, micro_batches: int) -> list[list[Task]]
 
 
 def bubble(order: Sequence[Sequence[Task]]) -> float:
-    """The share of all ranks' time in which they wait, given the tasks of each rank in their order.
+    """The share of all ranks' time that is idle, given each rank's tasks in order.
 
-    Raises `ValueError` for an order in which ranks would wait for one another for ever.
+    Raises `ValueError` for an order that deadlocks.
     """
     work = sum(COSTS[task.kind] for tasks in order for task in tasks)
     return 1 - work / (len(order) * makespan(order))
 
 
 def makespan(order: Sequence[Sequence[Task]]) -> int:
-    """When the last rank is done."""
+    """The time at which the last rank finishes; raises `ValueError` for an order that deadlocks."""
     done: dict[Task, int] = {}
     last = max(task.stage for tasks in order for task in tasks)
     places, clocks = [0] * len(order), [0] * len(order)
@@ -65,23 +65,23 @@ def makespan(order: Sequence[Sequence[Task]]) -> int:
     while moved:
         moved = False
         for rank, tasks in enumerate(order):
-            while places[rank] < len(tasks) and (ready := _ready(tasks[places[rank]], last, done)) is not None:
+            while places[rank] < len(tasks) and (ready := _ready_time(tasks[places[rank]], last, done)) is not None:
                 task = tasks[places[rank]]
-                clocks[rank] = done[_key(task)] = max(clocks[rank], ready) + COSTS[task.kind]
+                clocks[rank] = done[_result_key(task)] = max(clocks[rank], ready) + COSTS[task.kind]
                 places[rank] += 1
                 moved = True
     if any(place < len(tasks) for place, tasks in zip(places, order, strict=True)):
-        raise ValueError("the ranks of this order wait for one another")
+        raise ValueError("this order deadlocks: its ranks wait for one another")
     return max(clocks)
 
 
-def _ready(task: Task, last: int, done: Mapping[Task, int]) -> int | None:
-    """When everything that a task needs is there; none if that is not known yet."""
-    times = [done.get(need) for need in _needs(task, last)]
+def _ready_time(task: Task, last: int, done: Mapping[Task, int]) -> int | None:
+    """The time at which a task's dependencies are done; None if one of them has not run yet."""
+    times = [done.get(need) for need in _dependencies(task, last)]
     return None if None in times else max((time for time in times if time is not None), default=0)
 
 
-def _needs(task: Task, last: int) -> list[Task]:
+def _dependencies(task: Task, last: int) -> list[Task]:
     stage, kind, micro_batch = task
     if kind == "F":
         return [Task(stage - 1, "F", micro_batch)] if stage > 0 else []
@@ -91,36 +91,36 @@ def _needs(task: Task, last: int) -> list[Task]:
     return [Task(stage, "F", micro_batch), *gradient]
 
 
-def _key(task: Task) -> Task:
-    """Under which name others look for a task: a whole backward pass gives the gradient of the inputs, too."""
+def _result_key(task: Task) -> Task:
+    """The task under which dependents look up the result: a full backward pass includes the input gradient."""
     return task._replace(kind="I") if task.kind == "B" else task
 
 
 def best_cuts(costs: Sequence[Sequence[float]]) -> list[int]:
-    """The first block of every stage but the first; `costs[s][b]` is what block `b` costs on stage `s`.
+    """The first block of every stage but the first; `costs[s][b]` is the cost of block `b` on stage `s`.
 
-    Every stage gets one block or more. Among equally good partitions it prefers early cuts. An optimal partition of a
-    chain, by dynamic programming over (stage, first blocks).
+    Minimizes the cost of the slowest stage by dynamic programming over (stage, number of blocks). Every stage gets at
+    least one block. Ties go to the earliest cuts.
     """
     stages, blocks = len(costs), len(costs[0])
     before = [list(accumulate(of_stage, initial=0.0)) for of_stage in costs]
-    # slowest[e] is the least possible cost of the slowest stage when the stages so far share the first e blocks.
+    # slowest[e]: the minimal cost of the slowest stage if the stages so far hold the first e blocks.
     slowest = before[0]
     chosen: list[list[int]] = []
     for stage in range(1, stages):
         choices = [_best_cut(slowest, before[stage], stage, end) for end in range(blocks + 1)]
         slowest = [cost for cost, _ in choices]
         chosen.append([cut for _, cut in choices])
-    return _walk_back(chosen, blocks)
+    return _backtrack(chosen, blocks)
 
 
 def _best_cut(slowest: Sequence[float], before: Sequence[float], stage: int, end: int) -> tuple[float, int]:
-    """The best place for `stage` to begin if it ends with block `end - 1`: the slowest stage's cost, and the place."""
+    """The cost of the slowest stage and the best first block of `stage`, if `stage` ends with block `end - 1`."""
     options = [(max(slowest[cut], before[end] - before[cut]), cut) for cut in range(stage, end)]
     return min(options, default=(float("inf"), stage))
 
 
-def _walk_back(chosen: list[list[int]], blocks: int) -> list[int]:
+def _backtrack(chosen: list[list[int]], blocks: int) -> list[int]:
     cuts: list[int] = []
     for choices in reversed(chosen):
         cuts.append(choices[cuts[-1] if cuts else blocks])

@@ -1,7 +1,7 @@
-"""What `precision` means, in every workload alike.
+"""The meaning of the parameter `precision` in all workloads.
 
-`float32` and `float64` are the type of weights and arithmetic. `bfloat16` keeps float32 weights and computes in
-bfloat16 where that is safe (torch.autocast); on a device that has no bfloat16 it is an error.
+`float32` and `float64` are the dtype of weights and arithmetic. `bfloat16` keeps float32 weights and computes in
+bfloat16 under `torch.autocast`; on a device without bfloat16 it is an error.
 """
 
 from functools import cache
@@ -13,25 +13,25 @@ from rolecall.spec.errors import InputError
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
-    """The type of weights and of what is sent between workers."""
+    """The dtype of weights, and of tensors sent between workers."""
     return torch.float64 if precision == "float64" else torch.float32
 
 
 def require_precision(precision: Precision, device: torch.device) -> None:
-    """Raises `InputError` if `device` does not compute in this type; to be called before anything takes time."""
+    """Raises `InputError` if `device` does not support `precision`; call it before any expensive setup."""
     if precision == "bfloat16" and (lacking := _without_bfloat16(device)) is not None:
         raise InputError(f"{lacking} has no bfloat16; set precision to float32")
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:
-    """A context for forward passes on `device`; raises `InputError` as `require_precision` does."""
+    """The autocast context of forward passes on `device`; raises `InputError` as `require_precision` does."""
     require_precision(precision, device)
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 @cache
 def _without_bfloat16(device: torch.device) -> str | None:
-    """The device's name if it has none of its own; every CPU computes in it, though slowly where it is emulated."""
+    """The device's name if it is a GPU without native bfloat16. Every CPU supports it, some by slow emulation."""
     if device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False):
         return None
     return torch.cuda.get_device_name(device)

@@ -1,4 +1,4 @@
-"""Workers on several nodes read a job's input by themselves, and must have read the same."""
+"""Checks that all workers read the same input: each node reads a job's files separately."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,9 @@ from rolecall.spec.role import Role
 
 
 def require_same_in_group(fingerprint: str, role: Role, what: str) -> None:
-    """Called by all workers of a process group that `role` forms, each with a hash of what it read; raises
-    `InputError` on all of them unless the hashes are equal.
+    """Raises `InputError` on all workers unless their fingerprints are equal.
+
+    A collective of the default process group, which must consist of the workers of `role`.
     """
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, fingerprint)
@@ -20,7 +21,7 @@ def require_same_in_group(fingerprint: str, role: Role, what: str) -> None:
 
 
 def require_same(found: Mapping[str, object], what: str) -> None:
-    """Raises `InputError` that names the workers which found something else than the first of them."""
+    """Raises `InputError` that names the workers whose value differs from the first worker's."""
     first, expected = next(iter(found.items()))
     different = [name for name, one in found.items() if one != expected]
     if different:

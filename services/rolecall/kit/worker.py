@@ -1,4 +1,4 @@
-"""What a role's `run(context)` stands on: its context, and calls between the workers of a gang."""
+"""The context of a role's `run(context)`, and helpers for RPC between the workers of a gang."""
 
 from rolecall.runtime.context import WorkerContext, current, worker_name
 from rolecall.runtime.remote import Mailbox, StepBarrier, passed_on

@@ -1,4 +1,4 @@
-"""For tests of workloads, ours and those of other packages: a job's processes without a master and nodes.
+"""Test support for workloads, built-in or in other packages: runs a job's processes without master and nodes.
 
 result = run_gang(WORKLOAD, {"data": str(rows)}, {Role.TRAINER: 2}, tmp_path)
 assert result.result["validation_loss"] < 0.5

@@ -1,6 +1,6 @@
-"""Runs one attempt's workers as real processes that meet over real sockets, without a master and nodes.
+"""Runs the workers of one attempt as processes with real sockets, without master and nodes.
 
-It records every step's loss in full, which the service's throttled progress doesn't. Workers are not confined.
+Records the loss of every step, which the service's throttled progress does not. Workers are not sandboxed.
 """
 
 import importlib
@@ -39,22 +39,22 @@ _processes.set_forkserver_preload(["rolecall.testing.gang", "torch._dynamo", "to
 
 @dataclass(frozen=True)
 class GangResult:
-    """What a gang left behind."""
+    """Losses, result and files of a gang."""
 
     folder: Path
-    """Checkpoints as `checkpoint-<step>.json`, and all that the workers wrote."""
+    """Checkpoint manifests as `checkpoint-<step>.json`, and all files of the workers."""
     losses: dict[str, list[float]]
     """Every step's loss, by worker, e.g. `trainer-0`."""
     result: dict[str, float]
     """The job's final metrics."""
 
     def artifact(self, name: str) -> Path:
-        """A file that a worker gave to the user."""
+        """The path of an artifact."""
         return self.folder / "blobs" / "job" / "1" / name
 
 
 class FolderRecords:
-    """Takes a worker's notices in place of the master: one file for each checkpoint."""
+    """Stands in for the master: writes one file for each checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +67,7 @@ class FolderRecords:
 
 
 class RecordingReporter(Reporter):
-    """Also writes down every step's loss, exactly."""
+    """Also records the exact loss of every step."""
 
     def __init__(self, path: Path, losses: Path) -> None:
         super().__init__(path)
@@ -91,24 +91,24 @@ def run_gang(
 ) -> GangResult:
     """Run one attempt of a job to its end on this machine's CPU, one thread for each worker.
 
-    `workload` is a value, or the name of an installed one; `roles` says how many workers there are of each role. All
-    files lie below `folder`, and workers may read input there; `environment` is added to theirs, e.g. other
-    `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in this one.
+    `workload` is a `Workload` or the name of an installed one; `roles` has the number of workers of each role. All
+    files are in `folder`, where workers may read input; `environment` extends the workers' environment, e.g. with
+    other `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in `folder`.
 
-    Raises `AssertionError` with the traceback of the worker that failed first (expendable workers may fail), and
-    `TimeoutError`; `FileExistsError` if a gang has run in `folder` before. No worker outlives the call.
+    Raises `AssertionError` with the traceback of the first worker that failed (expendable workers may fail),
+    `TimeoutError`, and `FileExistsError` if a gang has run in `folder` before. No worker outlives the call.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "work").exists():
         raise FileExistsError(f"a gang has run in {folder} before; give each a folder of its own")
-    played = catalogue.load(workload) if isinstance(workload, str) else workload
+    declared = catalogue.load(workload) if isinstance(workload, str) else workload
     gang, secret = _plan(roles), token_hex()
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}
     launches = [
         WorkerLaunch(
             job="job",
             attempt=1,
-            workload=played.name,
+            workload=declared.name,
             params=params,
             worker=worker,
             gang=gang,
@@ -119,18 +119,19 @@ def run_gang(
         for worker in gang.workers
     ]
     workers = [
-        _processes.Process(target=_work, args=(played, launch, folder, dict(environment)), daemon=True)
+        _processes.Process(target=_run_worker, args=(declared, launch, folder, dict(environment)), daemon=True)
         for launch in launches
     ]
     for worker in workers:
         worker.start()
     try:
-        ends = _Ends(workers, [worker.role in played.expendable for worker in gang.workers], folder, timeout_s)
-        _tell_port(folder, gang, ends)
+        expendable = [worker.role in declared.expendable for worker in gang.workers]
+        watch = _Watch(workers, expendable, folder, timeout_s)
+        _publish_port(folder, gang, watch)
         while any(worker.is_alive() for worker in workers):
-            ends.check()
+            watch.check()
             multiprocessing.connection.wait([worker.sentinel for worker in workers if worker.is_alive()], 0.2)
-        ends.check()
+        watch.check()
     finally:
         for worker in workers:
             worker.kill()
@@ -148,7 +149,7 @@ def _plan(roles: Mapping[Role, int]) -> GangPlan:
     )
 
 
-def _work(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
+def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
     workdir = Workdir.of(folder, launch.job, launch.attempt, launch.worker.rank)
@@ -178,27 +179,27 @@ def _work(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environme
         raise
 
 
-class _Ends:
-    """Watches for workers that fail, and the time."""
+class _Watch:
+    """Checks for failed workers and the timeout."""
 
     def __init__(self, workers: list[Any], expendable: list[bool], folder: Path, timeout_s: float) -> None:
         self._essential = [worker for worker, may_fail in zip(workers, expendable, strict=True) if not may_fail]
         self._folder = folder
-        self._give_up = time.monotonic() + timeout_s
+        self._deadline = time.monotonic() + timeout_s
 
     def check(self) -> None:
-        """Raises what `run_gang` is to raise."""
+        """Raises `AssertionError` or `TimeoutError`, see `run_gang`."""
         if any(worker.exitcode for worker in self._essential):
             raise AssertionError(_first_failure(self._folder))
-        if time.monotonic() > self._give_up:
+        if time.monotonic() > self._deadline:
             raise TimeoutError("the gang did not end in time")
 
 
-def _tell_port(folder: Path, gang: GangPlan, ends: _Ends) -> None:
-    """What nodes and master do in the service: rank 0's word reaches the others as a file."""
+def _publish_port(folder: Path, gang: GangPlan, watch: _Watch) -> None:
+    """Write the rendezvous port of rank 0 to the other workers' folders, as master and nodes do in the service."""
     first = Workdir.of(folder, "job", 1, 0).progress
-    while not (line := _rendezvous(first)):
-        ends.check()
+    while not (line := _rendezvous_line(first)):
+        watch.check()
         time.sleep(0.005)
     for worker in gang.workers[1:]:
         target = Workdir.of(folder, "job", 1, worker.rank)
@@ -208,7 +209,7 @@ def _tell_port(folder: Path, gang: GangPlan, ends: _Ends) -> None:
         partial.rename(target.rendezvous)
 
 
-def _rendezvous(progress: Path) -> dict[str, Any] | None:
+def _rendezvous_line(progress: Path) -> dict[str, Any] | None:
     text = progress.read_text() if progress.exists() else ""
     lines = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
     return next((line for line in lines if line["kind"] == "rendezvous"), None)
@@ -216,7 +217,7 @@ def _rendezvous(progress: Path) -> dict[str, Any] | None:
 
 def _first_failure(folder: Path) -> str:
     failures = sorted(folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
-    return failures[0].read_text() if failures else "a worker died without a word"
+    return failures[0].read_text() if failures else "a worker died without a traceback"
 
 
 def _collect(folder: Path, gang: GangPlan) -> GangResult:

@@ -13,7 +13,7 @@ from tests.pictures import write_folder, write_idx
 from torchvision.transforms import v2
 
 from rolecall.kit.data_order import DataOrder
-from rolecall.kit.images.loader import Batch, TrainBatches, augmentation, held_batches, open_splits
+from rolecall.kit.images.loader import Batch, TrainBatches, augmentation, eval_batches, open_splits
 from rolecall.kit.images.params import Images
 from rolecall.spec.errors import InputError
 
@@ -97,7 +97,7 @@ def first_error(folder: Path, processes: int) -> str:
     (train / "rows" / "00002.png").write_bytes(b"no image")
     split = open_splits(images(folder, train=str(train), validation=0.0), seed=1)["train"]
     with pytest.raises(InputError) as error:
-        list(held_batches(split, slice(0, 3), v2.CenterCrop(16), size=3, processes=processes))
+        list(eval_batches(split, slice(0, 3), v2.CenterCrop(16), size=3, processes=processes))
     return str(error.value)
 
 
@@ -116,7 +116,7 @@ def test_held_out_images_come_in_order_and_whole(tmp_path: Path) -> None:
     data = images(tmp_path, 60)
     split = open_splits(data, seed=1)["validation"]
     assert len(split) >= 6
-    batches = list(held_batches(split, slice(1, 6), v2.CenterCrop(16), size=2, processes=0))
+    batches = list(eval_batches(split, slice(1, 6), v2.CenterCrop(16), size=2, processes=0))
     assert [len(labels) for _, labels in batches] == [2, 2, 1]
     labels = list(chain.from_iterable(labels.tolist() for _, labels in batches))
     assert labels == split.source.labels[split.numbers[1:6]].tolist()

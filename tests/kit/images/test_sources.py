@@ -9,7 +9,7 @@ from PIL import Image
 from tests.pictures import CLASSES, pictures, write_folder, write_idx
 
 from rolecall.kit.images.params import Idx
-from rolecall.kit.images.sources import Folder, check_source, open_source
+from rolecall.kit.images.sources import ImageFolder, check_source, open_source
 from rolecall.spec.errors import InputError
 
 
@@ -27,7 +27,7 @@ def test_images_are_found_below_a_class_in_the_order_of_names(tmp_path: Path) ->
         Image.new("L", (16, 16), 9).save(tmp_path / name)
     (tmp_path / "dog" / "notes.txt").write_text("not an image")
     source = open_source(str(tmp_path))
-    assert isinstance(source, Folder)
+    assert isinstance(source, ImageFolder)
     assert source.labels.tolist() == [0, 0, 1]
     assert Path(source.paths[0]).name == "2.JPG"
 
@@ -122,7 +122,7 @@ def test_a_cut_idx_file_is_found_when_it_is_read(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     source = open_source(str(write_folder(tmp_path, 3, 24)))
-    assert isinstance(source, Folder)
+    assert isinstance(source, ImageFolder)
     Path(source.paths[1]).write_bytes(b"no image")
     with pytest.raises(InputError, match=f"{source.paths[1]} can't be read as an image"):
         source.image(1)

@@ -24,15 +24,15 @@ texts = st.lists(st.text(max_size=3), max_size=40)
 HASHES = [0xB4B2797457A0A6E4, 0x2F42665B399EF840, 0x39A02B5EE2BB4DF0]
 
 
-def pieces(values: Any, cuts: int) -> list[Any]:
+def chunks(values: Any, cuts: int) -> list[Any]:
     return np.array_split(values, cuts)
 
 
 def learnt(numbers: NDArray[np.float64], cuts: int, column: dict[str, Any]) -> Columns:
-    """What `Fit` knows of one numeric column after `cuts` pieces, shown from the last to the first."""
+    """What `Fit` knows of one numeric column after `cuts` chunks, shown from the last to the first."""
     given = table("a.csv", categorical=["c"], numeric=[{"column": "n"} | column])
     learner = fit.Fit(given, seed=3)
-    parts = zip(pieces(np.arange(len(numbers)), cuts), pieces(numbers, cuts), strict=True)
+    parts = zip(chunks(np.arange(len(numbers)), cuts), chunks(numbers, cuts), strict=True)
     for rows, part in reversed(list(parts)):
         empty = np.empty(0, np.int64)
         nothing = Values(pa.array([], pa.string()), empty, empty)
@@ -43,7 +43,7 @@ def learnt(numbers: NDArray[np.float64], cuts: int, column: dict[str, Any]) -> C
 def dictionary(values: list[str], **column: Any) -> IdColumn:
     given = table("a.csv", categorical=[{"column": "c"} | column], numeric=[])
     learner = fit.Fit(given, seed=0)
-    for part in pieces(np.array(values, dtype=object), 3):
+    for part in chunks(np.array(values, dtype=object), 3):
         rows = np.arange(len(part))
         known = Values(pa.array(part.tolist(), pa.string()), rows, np.zeros_like(rows))
         learner.add(Rows(rows, np.zeros(len(rows), np.float32), [known], []))
@@ -94,7 +94,7 @@ def test_bucket_bounds_are_numpys_quantiles(numbers: NDArray[np.float64], cuts: 
 
 
 def test_the_sample_for_quantiles_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "_SAMPLE", 500)
+    monkeypatch.setattr(fit, "_SAMPLE_SIZE", 500)
     numbers = np.random.default_rng(0).normal(size=20_000)
     one, many = (learnt(numbers, cuts, {"transform": "buckets", "buckets": 4}).ids[1].bounds for cuts in (1, 37))
     assert one == many

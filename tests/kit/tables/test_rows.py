@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rolecall.kit.tables.files import find
+from rolecall.kit.tables.files import find_tables
 from rolecall.kit.tables.params import Data
 from rolecall.kit.tables.rows import BadRows, Rows, read
 from rolecall.spec.errors import InputError
@@ -16,11 +16,11 @@ from .tables import ROWS, csv, table
 
 def read_all(given: Data) -> tuple[list[Rows], BadRows]:
     bad = BadRows(given.max_bad_rows)
-    return list(read(find(given.train, given), given, bad)), bad
+    return list(read(find_tables(given.train, given), given, bad)), bad
 
 
 def labels(given: Data) -> list[float]:
-    return np.concatenate([piece.labels for piece in read_all(given)[0]]).tolist()
+    return np.concatenate([chunk.labels for chunk in read_all(given)[0]]).tolist()
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_named_positive_values(tmp_path: Path) -> None:
 
 def test_bad_rows_are_counted_with_file_and_line(tmp_path: Path) -> None:
     path = csv(tmp_path / "a.csv", "1,a,1", "1,a", "0,b,many", "2,b,1", "0,b,inf", ",b,1", "0,b,3,4", "0,b,4")
-    pieces, bad = read_all(table(path, max_bad_rows=6))
-    assert sum(len(piece.labels) for piece in pieces) == 2
+    chunks, bad = read_all(table(path, max_bad_rows=6))
+    assert sum(len(chunk.labels) for chunk in chunks) == 2
     assert bad.count == 6
     assert f"{path} row 3: 2 columns instead of 3" in bad.first
     assert f"{path} row 4: n is 'many', not a finite number" in bad.first

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rolecall.workloads.reinforce import params as spec
-from rolecall.workloads.reinforce.algorithms import Ppo, Reinforce, Transitions, learn
+from rolecall.workloads.reinforce.algorithms import Ppo, Reinforce, Transitions, update_policy
 from rolecall.workloads.reinforce.model import Policy
 
 DESCRIPTION = {
@@ -26,7 +26,7 @@ def transitions(policy: Policy, count: int = 50) -> Transitions:
     """Action 1 is good, action 0 is bad."""
     observations = torch.randn(count, 3, dtype=torch.float64)
     with torch.no_grad():
-        actions, log_probs = policy.decide(observations)
+        actions, log_probs = policy.sample_actions(observations)
         values = policy.values(observations)
     return Transitions(observations, actions, log_probs, values, 2 * actions.double() - 1)
 
@@ -43,7 +43,7 @@ def test_good_actions_become_likelier(policy: Policy, algorithm: Ppo | Reinforce
     batch = transitions(policy)
     before = probability(policy, batch)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
-    losses = learn(algorithm, policy, optimizer, batch, max_grad_norm=None)
+    losses = update_policy(algorithm, policy, optimizer, batch, max_grad_norm=None)
     assert probability(policy, batch) > before
     assert set(losses) == {"loss", "policy_loss", "value_loss", "entropy", "kl"}
 
@@ -58,7 +58,7 @@ def test_an_update_ends_when_the_policy_has_moved_far(policy: Policy) -> None:
             return super().losses(policy, batch)
 
     far = spec.Ppo(name="ppo", minibatch_size=25, epochs=20, target_kl=0.01)
-    learn(Counting(far), policy, torch.optim.SGD(policy.parameters(), lr=1.0), batch, max_grad_norm=None)
+    update_policy(Counting(far), policy, torch.optim.SGD(policy.parameters(), lr=1.0), batch, max_grad_norm=None)
     assert 1 < len(counted) < 40
 
 
@@ -66,7 +66,7 @@ def test_the_gradient_ends_where_the_ratio_is_clipped(policy: Policy) -> None:
     batch = transitions(policy)
     likelier = Transitions(batch.observations, batch.actions, batch.log_probs - 1, batch.values, batch.advantages)
     ppo = Ppo(spec.Ppo(name="ppo", normalize_advantages=False))
-    good, bad = (likelier.at((batch.advantages == sign).nonzero().squeeze(1)) for sign in (1, -1))
+    good, bad = (likelier.select((batch.advantages == sign).nonzero().squeeze(1)) for sign in (1, -1))
     (gradient,) = torch.autograd.grad(ppo.losses(policy, good).policy, policy.network.get_parameter("actor.0.weight"))
     assert not gradient.any()
     (gradient,) = torch.autograd.grad(ppo.losses(policy, bad).policy, policy.network.get_parameter("actor.0.weight"))
@@ -83,4 +83,4 @@ def test_values_move_no_further_than_they_may(policy: Policy) -> None:
 
 def test_a_minibatch_of_one_is_left_out() -> None:
     ppo = Ppo(spec.Ppo(name="ppo", minibatch_size=4, epochs=1))
-    assert [len(part) for part in ppo.batches(9)] == [4, 4]
+    assert [len(part) for part in ppo.minibatches(9)] == [4, 4]

@@ -13,7 +13,7 @@ from PIL.GifImagePlugin import GifImageFile
 from rolecall.workloads.reinforce import environments
 from rolecall.workloads.reinforce.export import write_export
 from rolecall.workloads.reinforce.learner import new_policy
-from rolecall.workloads.reinforce.movie import NoPicture, film
+from rolecall.workloads.reinforce.movie import RenderError, record_episode
 from rolecall.workloads.reinforce.params import Params
 
 PLAY = """
@@ -42,18 +42,18 @@ def test_the_exported_policy_acts_in_a_fresh_process(tmp_path: Path) -> None:
     assert played.strip() == str(policy.act(observation).tolist())
 
 
-def test_an_episode_is_filmed(tmp_path: Path) -> None:
+def test_an_episode_is_recorded(tmp_path: Path) -> None:
     params = Params.model_validate({"environment": "CartPole-v1"})
-    film(new_policy(params, environments.describe(params.environment)), params, tmp_path / "episode.gif")
+    record_episode(new_policy(params, environments.describe(params.environment)), params, tmp_path / "episode.gif")
     with Image.open(tmp_path / "episode.gif") as movie:
         assert movie.size == (300, 200)
         assert isinstance(movie, GifImageFile)
         assert movie.n_frames > 5
 
 
-def test_what_can_not_be_filmed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_can_not_be_rendered_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
     params = Params.model_validate({"environment": "tests.workloads.reinforce.playgrounds:Corridor"})
     policy = new_policy(params, environments.describe(params.environment))
-    with pytest.raises(NoPicture, match="render_mode"):
-        film(policy, params, tmp_path / "episode.gif")
+    with pytest.raises(RenderError, match="render_mode"):
+        record_episode(policy, params, tmp_path / "episode.gif")

@@ -1,4 +1,4 @@
-"""Several observers' questions are answered together, and none waits too long."""
+"""Several observers' requests are answered together, and none waits too long."""
 
 import queue
 import threading
@@ -27,20 +27,20 @@ class Counting(Policy):
         super().__init__(DESCRIPTION)
         self.passes: list[int] = []
 
-    def decide(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def sample_actions(self, observations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.passes.append(len(observations))
-        return super().decide(observations)
+        return super().sample_actions(observations)
 
 
 @pytest.fixture(autouse=True)
-def no_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inference, "_questions", queue.SimpleQueue())
+def no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "_requests", queue.SimpleQueue())
 
 
-def made(policy: Policy, enough: Callable[[], int], deadline_s: float) -> Inference:
-    serving = Inference(policy, torch.device("cpu"), enough, deadline_s)
+def made(policy: Policy, batch_size: Callable[[], int], deadline_s: float) -> Inference:
+    serving = Inference(policy, torch.device("cpu"), batch_size, deadline_s)
     for observer in range(2):
-        serving.begin(observer)
+        serving.start_trajectory(observer)
     return serving
 
 
@@ -48,12 +48,12 @@ def test_one_pass_answers_as_many_as_are_enough() -> None:
     policy = Counting()
     serving = made(policy, lambda: 2, 60.0)
     with serving.serving():
-        answers = [act(0, torch.zeros(3, 4)), act(1, torch.ones(5, 4))]
-        assert [len(answer.wait()) for answer in answers] == [3, 5]
+        replies = [act(0, torch.zeros(3, 4)), act(1, torch.ones(5, 4))]
+        assert [len(reply.wait()) for reply in replies] == [3, 5]
     assert policy.passes == [8]
-    decisions = serving.decisions(1)
-    assert decisions.observations.tolist() == torch.ones(1, 5, 4).tolist()
-    assert decisions.actions.shape == decisions.log_probs.shape == (1, 5)
+    agent_outputs = serving.agent_outputs(1)
+    assert agent_outputs.observations.tolist() == torch.ones(1, 5, 4).tolist()
+    assert agent_outputs.actions.shape == agent_outputs.log_probs.shape == (1, 5)
 
 
 def test_a_deadline_ends_the_waiting() -> None:
@@ -79,6 +79,6 @@ def test_it_decides_with_the_weights_it_is_given() -> None:
     policy = Counting()
     serving = made(policy, lambda: 1, 0.0)
     weights = {name: torch.zeros_like(value) for name, value in policy.state_dict().items()}
-    serving.use(weights | {"network.actor.2.bias": torch.tensor([-100.0, 100.0])})
+    serving.load_weights(weights | {"network.actor.2.bias": torch.tensor([-100.0, 100.0])})
     with serving.serving():
         assert act(0, torch.zeros(50, 4)).wait().tolist() == [1] * 50

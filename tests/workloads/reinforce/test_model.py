@@ -8,7 +8,7 @@ import torch
 from torch.distributions import Categorical as Reference
 from torch.distributions import Independent, Normal
 
-from rolecall.workloads.reinforce.model import Categorical, Gaussian, Normalizer, Policy
+from rolecall.workloads.reinforce.model import CategoricalHead, GaussianHead, Normalizer, Policy
 
 CHOICE = {"count": 3, "start": 1}
 BOX = {"shape": [2], "low": [-2.0, 0.0], "high": [2.0, 1.0]}
@@ -23,7 +23,7 @@ def policy(observation: dict[str, Any], action: dict[str, Any], **changes: Any) 
 
 
 def test_choices_have_the_probabilities_of_torchs_distribution() -> None:
-    head, outputs = Categorical(3, start=0), torch.randn(5, 3, dtype=torch.float64)
+    head, outputs = CategoricalHead(3, start=0), torch.randn(5, 3, dtype=torch.float64)
     actions, expected = torch.tensor([0, 1, 2, 1, 0]), Reference(logits=outputs)
     torch.testing.assert_close(head.log_probs(outputs, actions), expected.log_prob(actions))
     torch.testing.assert_close(head.entropy(outputs), expected.entropy())
@@ -34,7 +34,7 @@ def test_choices_have_the_probabilities_of_torchs_distribution() -> None:
 
 
 def test_numbers_have_the_density_of_torchs_distribution() -> None:
-    head = Gaussian(BOX["low"], BOX["high"], [2]).double()
+    head = GaussianHead(BOX["low"], BOX["high"], [2]).double()
     torch.nn.init.normal_(head.log_deviation)
     outputs, actions = torch.randn(2, 5, 2, dtype=torch.float64).unbind()
     expected = Independent(Normal(outputs, head.log_deviation.exp()), 1)
@@ -46,10 +46,10 @@ def test_numbers_have_the_density_of_torchs_distribution() -> None:
 
 def test_actions_are_brought_to_the_environments_bounds() -> None:
     actions = torch.tensor([[-1.0, 1.0], [0.0, 0.0], [9.0, -9.0]])
-    bounded = Gaussian(BOX["low"], BOX["high"], [2]).playable(actions)
+    bounded = GaussianHead(BOX["low"], BOX["high"], [2]).to_env_actions(actions)
     assert bounded.tolist() == [[-2, 1], [0, 0.5], [2, 0]]
     infinite = [float("inf")] * 2
-    assert Gaussian([-one for one in infinite], infinite, [2]).playable(actions).tolist() == actions.tolist()
+    assert GaussianHead([-one for one in infinite], infinite, [2]).to_env_actions(actions).tolist() == actions.tolist()
 
 
 @pytest.mark.parametrize("observation", [{"shape": [2, 3]}, {"count": 4, "start": 2}], ids=["numbers", "a choice"])
@@ -65,12 +65,12 @@ def test_it_acts_on_every_kind_of_space(observation: dict[str, Any], action: dic
             assert chosen.shape == (2,)
 
 
-def test_judging_gives_what_deciding_gave() -> None:
+def test_evaluated_actions_have_the_log_probs_of_their_sampling() -> None:
     playing = policy({"shape": [4]}, BOX, normalize=True)
     observations = torch.randn(6, 4)
     assert playing.normalizer is not None
-    playing.normalizer.learn(observations)
-    actions, log_probs = playing.decide(observations)
+    playing.normalizer.update(observations)
+    actions, log_probs = playing.sample_actions(observations)
     again, entropies, values = playing.evaluate_actions(observations, actions)
     torch.testing.assert_close(again, log_probs)
     torch.testing.assert_close(values, playing.values(observations))
@@ -80,7 +80,7 @@ def test_judging_gives_what_deciding_gave() -> None:
 def test_a_network_from_a_package() -> None:
     custom = {"name": "custom", "builder": "tests.workloads.reinforce.playgrounds:Shared", "arguments": {"width": 5}}
     playing = policy({"shape": [2, 3]}, CHOICE, policy=custom)
-    actions, _ = playing.decide(torch.randn(7, 2, 3))
+    actions, _ = playing.sample_actions(torch.randn(7, 2, 3))
     _, _, values = playing.evaluate_actions(torch.randn(7, 2, 3), actions)
     assert (actions.shape, values.shape, values.dtype) == ((7,), (7,), torch.float64)
 
@@ -88,8 +88,8 @@ def test_a_network_from_a_package() -> None:
 def test_statistics_learnt_in_pieces_are_those_of_the_whole() -> None:
     seen = torch.randn(50, 3, dtype=torch.float64) * 4 + 2
     normalizer = Normalizer((3,))
-    for piece in seen.split([1, 19, 30]):
-        normalizer.learn(piece)
+    for chunk in seen.split([1, 19, 30]):
+        normalizer.update(chunk)
     torch.testing.assert_close(normalizer.mean, seen.mean(0))
     torch.testing.assert_close(normalizer.variance, seen.var(0, correction=0))
     torch.testing.assert_close(normalizer(seen).std(0, correction=0), torch.ones(3, dtype=torch.float64))

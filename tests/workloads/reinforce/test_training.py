@@ -8,9 +8,9 @@ import torch
 
 from rolecall.spec.role import Role
 from rolecall.testing.gang import run_gang
-from rolecall.workloads.reinforce.observers import _shares
+from rolecall.workloads.reinforce.observer_pool import _shares
 from rolecall.workloads.reinforce.training import episode_metrics, evaluation_scores
-from rolecall.workloads.reinforce.trajectory import Outcomes
+from rolecall.workloads.reinforce.trajectory import EnvOutputs
 
 GANG = {Role.TRAINER: 1, Role.OBSERVER: 2}
 HERE = "tests.workloads.reinforce.playgrounds"
@@ -29,21 +29,21 @@ def job(environment: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def outcomes(returns: list[float], lengths: list[int]) -> Outcomes:
+def env_outputs(returns: list[float], lengths: list[int]) -> EnvOutputs:
     nothing, sums, steps = torch.empty(0, 1), torch.tensor(returns, dtype=torch.float64), torch.tensor(lengths)
-    return Outcomes(nothing, nothing, nothing, nothing, nothing, sums, steps, restarted=False)
+    return EnvOutputs(nothing, nothing, nothing, nothing, nothing, sums, steps, was_reset=False)
 
 
 def test_returns_are_reported_by_episode_and_observer() -> None:
-    metrics = episode_metrics({0: outcomes([1, 3], [2, 4]), 1: outcomes([8], [6]), 2: outcomes([], [])})
+    metrics = episode_metrics({0: env_outputs([1, 3], [2, 4]), 1: env_outputs([8], [6]), 2: env_outputs([], [])})
     assert metrics == {
         "episode_return": 4.0,
         "episode_length": 4.0,
         "observer_0_return": 2.0,
         "observer_1_return": 8.0,
     }
-    assert episode_metrics({0: outcomes([], [])}) == {}
-    scores = evaluation_scores([outcomes([1, 3], [2, 4]), outcomes([8], [6])])
+    assert episode_metrics({0: env_outputs([], [])}) == {}
+    scores = evaluation_scores([env_outputs([1, 3], [2, 4]), env_outputs([8], [6])])
     assert (scores["evaluation_return"], scores["evaluation_return_min"], scores["evaluation_return_max"]) == (4, 1, 8)
 
 
@@ -71,7 +71,7 @@ def test_an_observer_that_dies_in_an_evaluation_leaves_its_episodes_to_the_other
 
 @pytest.mark.slow
 def test_too_few_observers_end_the_attempt_behind_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="1 of 2 observers are left, and the job wants 2"):
+    with pytest.raises(AssertionError, match="1 of 2 observers remain, and least_observers is 2"):
         run_gang("reinforce", job("Deadly", least_observers=2), GANG, tmp_path, environment=ALLOWED)
     assert list(tmp_path.glob("checkpoint-*.json"))
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from rolecall.kit.parameter_server import Part
+from rolecall.kit.parameter_server import ShardSpec
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, combine, sharded_vocabulary
+from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, combine_loss_terms, sharded_vocabulary
 
 
 def params() -> Params:
@@ -16,7 +16,7 @@ def params() -> Params:
 
 
 def decoders(count: int, rows: int = 11) -> list[DecoderShard]:
-    return [DecoderShard(params(), Part(index, count, rows)) for index in range(count)]
+    return [DecoderShard(params(), ShardSpec(index, count, rows)) for index in range(count)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 11])
@@ -26,7 +26,7 @@ def test_loss_and_gradient_by_shards_are_those_of_the_whole_decoder(count: int) 
     targets = torch.randint(11, (20,), generator=generator)
     whole, shards = decoders(1)[0], decoders(count)
     expected = F.cross_entropy(whole(hidden), targets, reduction="none")
-    losses = combine([shard.loss_terms(hidden, targets) for shard in shards])
+    losses = combine_loss_terms([shard.loss_terms(hidden, targets) for shard in shards])
     torch.testing.assert_close(losses, expected, rtol=0, atol=1e-12)
     expected.sum().backward()
     losses.sum().backward()
@@ -38,7 +38,7 @@ def test_loss_and_gradient_by_shards_are_those_of_the_whole_decoder(count: int) 
 def test_a_decoder_takes_hidden_states_of_lower_precision() -> None:
     hidden = torch.randn(20, 4, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.arange(20) % 11
-    losses = combine([shard.loss_terms(hidden, targets) for shard in decoders(2)])
+    losses = combine_loss_terms([shard.loss_terms(hidden, targets) for shard in decoders(2)])
     expected = F.cross_entropy(decoders(1)[0](hidden.double()), targets, reduction="none")
     torch.testing.assert_close(losses, expected)
     losses.sum().backward()

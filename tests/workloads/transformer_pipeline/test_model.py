@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Rotation, Shape
+from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, RotaryEmbedding, Shape
 from rolecall.workloads.transformer_pipeline.split import build, head_cost, layer_cuts
 
 SHAPE = Shape(vocabulary=31, context=12, layers=3, dim=16, heads=2, hidden=24, positions="rope")
@@ -39,7 +39,7 @@ def test_order_matters_and_other_samples_do_not(positions: str) -> None:
 
 
 def test_rotated_products_depend_on_distances_alone() -> None:
-    rotation = Rotation(12, 8).double()
+    rotation = RotaryEmbedding(12, 8).double()
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     queries, keys = rotation(query.expand(1, 1, 12, 8))[0, 0], rotation(key.expand(1, 1, 12, 8))[0, 0]
     products = queries @ keys.T

@@ -1,5 +1,5 @@
-"""Labelled images as workloads read them: a folder per class, or files in MNIST's IDX format.
+"""Labeled images: a folder per class, or files in MNIST's IDX format.
 
-`params` says what is read, `sources` finds, checks and opens it, `loader` decodes, augments and hands it out in
-batches. `params` and `sources` never import torch.
+`params`: the parameters. `sources`: finds, checks and opens images. `loader`: decodes, augments and batches them.
+`params` and `sources` never import torch.
 """

@@ -1,4 +1,4 @@
-"""Finds labelled images and opens them. Torch-free.
+"""Sources of labeled images: class folders and IDX files. Torch-free.
 
 IDX: http://yann.lecun.com/exdb/mnist: two zero bytes, the type (8 for unsigned bytes), the number of dimensions, each
 dimension as a big-endian 32-bit number, then the values.
@@ -19,31 +19,31 @@ from rolecall.kit.images.params import Idx, Images
 from rolecall.spec.errors import InputError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # others may start programs, e.g. Ghostscript
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, e.g. Ghostscript
 _UNSIGNED_BYTE = 8
 
 
-class Labelled(Protocol):
-    """Images and their labels, by number."""
+class LabeledImages(Protocol):
+    """Images and their labels, indexed by number."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names; a label is a place among them."""
+        """The class names; a label is an index into them."""
         ...
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """[n]"""
+        """[n] class indices."""
         ...
 
     def image(self, number: int) -> Image.Image:
-        """One image, as it lies there."""
+        """One image, not resized."""
         ...
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A folder per class."""
+class ImageFolder:
+    """Image files in a folder for each class."""
 
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Folder:
     access: DataAccess
 
     def image(self, number: int) -> Image.Image:
-        """Raises `InputError` if the file is not an image, or leads to where jobs may not read."""
+        """Raises `InputError` if the file is not an image, or jobs may not read it."""
         try:
             with self.access.open(self.paths[number]) as file, Image.open(file, formats=_FORMATS) as image:
                 return image.convert("RGB")
@@ -60,8 +60,8 @@ class Folder:
 
 
 @dataclass(frozen=True)
-class Grey:
-    """Grey images of one size, in memory."""
+class IdxImages:
+    """Grayscale images of one size, in memory."""
 
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
@@ -69,45 +69,45 @@ class Grey:
     """[n, height, width]"""
 
     def image(self, number: int) -> Image.Image:
-        """A grey image."""
+        """A grayscale image."""
         return Image.fromarray(self.pixels[number])
 
 
-def open_source(source: str | Idx, classes: tuple[str, ...] | None = None) -> Labelled:
-    """Raises `InputError` for what is not there, is not labelled images, or has classes that are not in `classes`."""
+def open_source(source: str | Idx, classes: tuple[str, ...] | None = None) -> LabeledImages:
+    """Open a source; raises `InputError` if it is missing, invalid, or has classes that are not in `classes`."""
     return _open_idx(source, classes) if isinstance(source, Idx) else _open_folder(source, classes)
 
 
 def check_source(source: str | Idx) -> None:
-    """As `open_source`, but looks only at headers and at the first image of a folder."""
+    """As `open_source`, but checks only headers, or one image name of a folder."""
     if isinstance(source, Idx):
         _idx_shapes(source)
         return
     access = read_access()
     folders = _class_folders(source, access)
-    if next((path for folder in folders.values() for path in _images_in(folder, access)), None) is None:
-        raise InputError(f"{source} has no image in the folders of its classes; images end with {_listed(_SUFFIXES)}")
+    if next((path for folder in folders.values() for path in _image_paths(folder, access)), None) is None:
+        raise InputError(f"{source} has no image in the folders of its classes; images end with {_join(_SUFFIXES)}")
 
 
-def _open_folder(source: str, classes: tuple[str, ...] | None) -> Folder:
+def _open_folder(source: str, classes: tuple[str, ...] | None) -> ImageFolder:
     access = read_access()
     found = _class_folders(source, access)
     names = classes or tuple(found)
     if unknown := sorted(set(found) - set(names)):
-        raise InputError(f"{source} has classes that the training images lack: {_listed(unknown)}")
+        raise InputError(f"{source} has classes that the training images lack: {_join(unknown)}")
     paths: list[str] = []
     labels: list[int] = []
     for name, folder in found.items():
-        mine = list(_images_in(folder, access))
+        mine = list(_image_paths(folder, access))
         paths += mine
         labels += [names.index(name)] * len(mine)
     if not paths:
-        raise InputError(f"{source} has no image in the folders of its classes; images end with {_listed(_SUFFIXES)}")
-    return Folder(names, np.array(labels, np.int64), paths, access)
+        raise InputError(f"{source} has no image in the folders of its classes; images end with {_join(_SUFFIXES)}")
+    return ImageFolder(names, np.array(labels, np.int64), paths, access)
 
 
 def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
-    """The folder of each class, in the order of names; raises `InputError` if one lies where jobs may not read."""
+    """The folder of each class, sorted by name; raises `InputError` if jobs may not read one."""
     if (plain := access.plain_path(source)) is None:
         raise InputError(f"{source} is a URL; a folder per class must be local, IDX files may be at URLs")
     access.resolve(plain)
@@ -122,8 +122,8 @@ def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
     return {name: access.resolve(os.path.join(plain, name)) for name in names}
 
 
-def _images_in(folder: str, access: DataAccess) -> Iterator[str]:
-    """Below `folder`, in the order of names; raises `InputError` for a link to where jobs may not read."""
+def _image_paths(folder: str, access: DataAccess) -> Iterator[str]:
+    """Image paths below `folder`, sorted by name; raises `InputError` for a link that jobs may not follow."""
     try:
         with os.scandir(folder) as entries:
             ordered = sorted(entries, key=lambda entry: entry.name)
@@ -134,23 +134,21 @@ def _images_in(folder: str, access: DataAccess) -> Iterator[str]:
             yield access.resolve(entry.path) if entry.is_symlink() else entry.path
     for entry in ordered:
         if entry.is_dir(follow_symlinks=False):
-            yield from _images_in(entry.path, access)
+            yield from _image_paths(entry.path, access)
 
 
-def _open_idx(source: Idx, classes: tuple[str, ...] | None) -> Grey:
+def _open_idx(source: Idx, classes: tuple[str, ...] | None) -> IdxImages:
     shapes = _idx_shapes(source)
-    pixels, labels = (_read(file, shape) for file, shape in shapes)
+    pixels, labels = (_read_values(file, shape) for file, shape in shapes)
     count = int(labels.max()) + 1
     names = classes or tuple(map(str, range(count)))
     if count > len(names):
-        raise InputError(
-            f"{source.labels} has a label {count - 1}, but there are {len(names)} classes: {_listed(names)}"
-        )
-    return Grey(names, labels.astype(np.int64), pixels)
+        raise InputError(f"{source.labels} has a label {count - 1}, but there are {len(names)} classes: {_join(names)}")
+    return IdxImages(names, labels.astype(np.int64), pixels)
 
 
 def _idx_shapes(source: Idx) -> list[tuple[File, tuple[int, ...]]]:
-    """The two files and their dimensions, which fit together."""
+    """The image and label files with their dimensions, which must match."""
     (images,), (labels,) = find([source.images]), find([source.labels])
     shapes = [(images, _shape(images, 3)), (labels, _shape(labels, 1))]
     counts = [shape[0] for _, shape in shapes]
@@ -179,7 +177,7 @@ def _header(opened: BinaryIO, name: str, dimensions: int) -> tuple[int, ...]:
     return tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
 
 
-def _read(file: File, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _read_values(file: File, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     with file.open() as opened:
         _header(opened, file.url, len(shape))
         values = np.frombuffer(opened.read(), np.uint8)
@@ -188,11 +186,11 @@ def _read(file: File, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return values.reshape(shape)
 
 
-def _listed(names: tuple[str, ...] | list[str]) -> str:
+def _join(names: tuple[str, ...] | list[str]) -> str:
     return ", ".join(names[:20]) + (" …" if len(names) > 20 else "")
 
 
 def check_images(images: Images) -> None:
-    """Raises `InputError` unless every source is there and looks like labelled images."""
+    """Raises `InputError` unless every source exists and looks like labeled images."""
     for source in images.sources.values():
         check_source(source)

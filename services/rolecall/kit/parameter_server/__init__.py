@@ -1,11 +1,10 @@
-"""Weights that live on parameter servers, apart from the trainers that compute with them.
+"""Sharded weights on parameter servers.
 
-`init` says which rows a server holds and what they begin with, `shard` is what runs on the server, `remote` what
-trainers call, `protocols` how a step's gradients become new weights, `loop` the trainers' loop, `serve` the servers'
-`run`.
+`initialization`: which rows a server holds, and their initial values. `shard`: the server's side. `remote`: the
+trainers' side. `protocols`: how gradients update weights. `loop`: the trainers' loop. `serve`: the servers' `run`.
 """
 
-from rolecall.kit.parameter_server.init import Normal, Part, Uniform, initial_rows
+from rolecall.kit.parameter_server.initialization import Normal, ShardSpec, Uniform, initial_rows
 from rolecall.kit.parameter_server.loop import ShardedTrainingLoop, make_local
 from rolecall.kit.parameter_server.protocols import ServerOptimizers, TutorialProtocol, UpdateProtocol
 from rolecall.kit.parameter_server.remote import ShardedEmbedding, Shards, make_shards, share_shards
@@ -14,8 +13,8 @@ from rolecall.kit.parameter_server.shard import ShardedModule, sharded_embedding
 
 __all__ = [
     "Normal",
-    "Part",
     "ServerOptimizers",
+    "ShardSpec",
     "ShardedEmbedding",
     "ShardedModule",
     "ShardedTrainingLoop",

@@ -1,4 +1,4 @@
-"""The training loop of trainers whose weights lie on parameter servers, all or in part."""
+"""The training loop of trainers with some or all weights on parameter servers."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +20,9 @@ _LOCAL = "local/"
 
 
 class ShardedTrainingLoop(TrainingLoop[Batch, P]):
-    """One trainer's part of a job, between shards on servers; `local` are the layers that all trainers hold alike.
+    """One trainer's share of a job. `local` has the layers that are replicated in every trainer.
 
-    A subclass says what the losses of a batch are; steps and checkpoints follow.
+    Subclasses define the losses of a batch; this class does steps and checkpoints.
     """
 
     def __init__(
@@ -36,21 +36,21 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
 
     @abstractmethod
     def losses(self, batch: Batch) -> Tensor:
-        """The loss [n] of each of this trainer's samples; there may be none. Looks vectors up in every shard."""
+        """The loss [n] of each of this trainer's samples; n may be 0. Must call every shard."""
 
     def trainer_state(self) -> dict[str, Tensor]:
-        """What this trainer alone has and a resumed attempt needs, besides random numbers; by default nothing."""
+        """State of this trainer alone for checkpoints, besides the random state; empty by default."""
         return {}
 
     def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `trainer_state` gave; `tensors` has more."""
+        """Restore `trainer_state`; `tensors` also has other entries."""
 
     def train_step(self, batch: Batch) -> Tensor:
-        """One optimizer step of the whole gang.
+        """One optimizer step of all trainers. Returns this trainer's mean loss, 0 without samples.
 
-        DDP takes the mean of the trainers' gradients and the servers do as DDP does. So each trainer's loss is the sum
-        over its samples times (trainers / samples of the global batch): then the mean is the global batch's, however
-        unequal the shares.
+        DDP and the servers average gradients over the trainers. Each trainer therefore scales the sum of its losses by
+        (trainers / samples of the global batch), so that the mean gradient is the global batch's for unequal shares,
+        too.
         """
         with dist_autograd.context() as context_id:
             losses = self.losses(batch)
@@ -60,7 +60,7 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
 
     @torch.no_grad()
     def mean_loss(self, batches: Iterable[Batch]) -> float:
-        """The mean of `losses` over all trainers' shares of these batches; all trainers call it together."""
+        """The mean of `losses` over all trainers' shares of these batches; a collective of all trainers."""
         total = torch.zeros(2, dtype=torch.float64)
         for batch in batches:
             losses = self.losses(batch).double()
@@ -69,17 +69,17 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         return float(total[0] / total[1])
 
     def save_parts(self, step: int) -> Sequence[CheckpointPart]:
-        """This trainer's part; the first trainer answers for the servers' too, which write at the same time."""
+        """This trainer's part; on the first trainer also the servers' parts, which they write concurrently."""
         from_servers = self.shards.save(step) if self.rank == 0 else []
         tensors = random_state(self.context.device) | self.trainer_state()
-        if self.rank == 0:  # Local layers and their optimizer are the same everywhere.
+        if self.rank == 0:  # Local layers and their optimizer are replicated.
             tensors |= {_LOCAL + name: value for name, value in self._local.state_dict().items()}
             tensors |= self._protocol.state()
         own = self.context.checkpoints.save_part(step, self._part_name(self.rank), tensors)
         return [own, *torch.futures.wait_all(from_servers)]
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Go back to `manifest`, all trainers and servers together."""
+        """Restore `manifest` on all trainers and servers; called on all trainers."""
         if self.rank == 0:
             self.shards.load(manifest)
         own = self.context.checkpoints.load_part(manifest, self._part_name(self.rank))
@@ -89,14 +89,14 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         local = {name.removeprefix(_LOCAL): value for name, value in shared.items() if name.startswith(_LOCAL)}
         self._local.load_state_dict(local)
         self._protocol.restore(shared)
-        dist.barrier()  # Nobody looks anything up before the servers are back.
+        dist.barrier()  # No trainer may look up rows before the servers are restored.
 
     def _part_name(self, rank: int) -> str:
         return worker_name(self.context.role, rank)
 
 
 def make_local(context: WorkerContext[Any], make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """The layers that every trainer holds: with the same first weights everywhere, though they drop different units."""
+    """Replicated layers: the same initial weights in all trainers, but different dropout masks."""
     torch.manual_seed(context.params.seed)
     local = make().to(context.device, dtype)
     torch.manual_seed(context.params.seed + 1 + context.role_rank)

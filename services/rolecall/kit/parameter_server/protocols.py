@@ -1,4 +1,4 @@
-"""How one step's gradients become new weights, in the trainer and on the parameter servers."""
+"""Update protocols: how a step's gradients update weights in the trainer and on the parameter servers."""
 
 import math
 from typing import Protocol
@@ -17,26 +17,26 @@ from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 
 
 class UpdateProtocol(Protocol):
-    """Applies the gradients that a backward pass left in a distributed autograd context."""
+    """Applies the gradients of a distributed autograd context."""
 
     def apply(self, context_id: int, step: int, rate_factor: float) -> None:
-        """Returns once the next step may look vectors up."""
+        """Update the weights. Returns when the next forward pass may start."""
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer state that this trainer holds."""
+        """The optimizer state in this trainer, for checkpoints."""
         ...
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Put back what `state` gave."""
+        """Restore what `state` returned."""
         ...
 
 
 class ServerOptimizers:
-    """Each server's own optimizer steps its shards, this trainer's `local` one the weights that it has itself, if any.
+    """Optimizers on the servers update the shards; the optimizer `local`, if any, updates this trainer's weights.
 
-    With `max_norm` gradients are scaled as by torch's `clip_grad_norm_`, by their norm over all weights, local and
-    remote; the shards must be synchronous then.
+    With `max_norm`, gradients are clipped as by torch's `clip_grad_norm_`, by their norm over all weights, local and
+    remote. This needs synchronous shards.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class ServerOptimizers:
         self._parameters = [one for group in local.param_groups for one in group["params"]] if local else []
 
     def apply(self, context_id: int, step: int, rate_factor: float) -> None:
-        """The servers work while the local weights step."""
+        """Updates the local weights while the servers update theirs."""
         if self._max_norm is None:
             applied = self._shards.apply(context_id, step, self._rank, rate_factor)
             set_gradients(self._parameters, dist_autograd.get_gradients(context_id))
         else:
             gathered = self._shards.gather(context_id, step, self._rank)
             set_gradients(self._parameters, dist_autograd.get_gradients(context_id))
-            # The same on every trainer, since DDP's and the servers' means are.
+            # Equal on all trainers, because DDP and the servers both average over trainers.
             norm = math.sqrt(squared_norm(self._parameters) + sum(torch.futures.wait_all(gathered)))
             scale = min(1.0, self._max_norm / (norm + 1e-6))
             applied = self._shards.update(step, scale, rate_factor)
@@ -67,21 +67,21 @@ class ServerOptimizers:
         torch.futures.wait_all(applied)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Of the local weights; the servers keep their own."""
+        """State of the local optimizer; the servers save their own."""
         return flatten_optimizer(self._local) if self._local else {}
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Of the local weights."""
+        """Restore the local optimizer."""
         if self._local:
             restore_optimizer(self._local, tensors)
 
 
 class TutorialProtocol:
-    """The tutorials' way: torch's DistributedOptimizer steps local and remote weights, one for each trainer.
+    """As in the PyTorch tutorials: each trainer's DistributedOptimizer updates local and remote weights.
 
-    Its state lives in each weight's process, once per trainer, where nothing can read it: a resumed attempt begins
-    with fresh optimizer state, and learning rates stay constant. With `in_step` trainers begin each step together:
-    autograd refuses to go back through a weight that another trainer has changed since the forward pass.
+    Its state is in the processes that own the weights, once per trainer, and not accessible: a resumed attempt starts
+    with fresh optimizer state, and learning rates are constant. With `in_step`, trainers start each step together:
+    autograd raises an error if another trainer has changed a weight since the forward pass.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class TutorialProtocol:
         ]
 
     def apply(self, context_id: int, step: int, rate_factor: float) -> None:
-        """Blocks until every weight is stepped."""
+        """Blocks until all weights are updated."""
         for optimizer in self._optimizers:
             optimizer.step(context_id)
         if self._in_step:
             dist.barrier()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Nothing: torch gives no access to it."""
+        """Empty: torch gives no access to the state."""
         return {}
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Nothing to put back."""
+        """No state to restore."""

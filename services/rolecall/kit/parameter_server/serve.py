@@ -1,4 +1,4 @@
-"""The part of a parameter server in a job: it holds shards and answers calls."""
+"""The `run` of a parameter server, which holds shards and serves RPC calls."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from rolecall.spec.errors import Stopped
 
 
 def run(context: WorkerContext[Any]) -> None:
-    """Nothing to do in the main thread: others make the shards here by RPC and call them.
+    """Returns at once: RPC threads create the shards and serve calls.
 
-    Returns at once: to leave the gang is to wait for all other workers.
+    Leaving the gang waits for all other workers, so the process serves until they are done.
     """
     if context.stop_requested():
-        raise Stopped("asked to stop before the training began")
+        raise Stopped("stopped before the training started, as requested")

@@ -1,4 +1,4 @@
-"""What a parameter server holds: some rows of a module, with their optimizer."""
+"""The parameter servers' side of sharded modules: shards and their optimizers."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
-from rolecall.kit.parameter_server.init import Draw, EmbeddingShard, Part
+from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
 from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.runtime.context import current
 from rolecall.runtime.remote import StepBarrier
@@ -23,19 +23,19 @@ _WEIGHTS = "weights/"
 
 @dataclass(frozen=True, slots=True)
 class ShardedModule:
-    """A module whose rows are divided over parameter servers. It travels to them by pickle, and so does `make`."""
+    """A module whose rows are sharded over parameter servers. It is pickled, including `make`."""
 
     name: str
-    """Names the module among those of the job, and its parts in checkpoints."""
+    """The name of the module in the job, and of its parts in checkpoints."""
     rows: int
-    """The rows of all shards together; each of the module's parameters has one entry for each row of its shard."""
-    make: Callable[[Part], nn.Module]
-    """Makes one shard; called on its server."""
+    """Total rows of all shards. The first dimension of each parameter of a shard is the shard's rows."""
+    make: Callable[[ShardSpec], nn.Module]
+    """Builds one shard; called on its server."""
     optimizer: OptimizerChoice
     servers: Sequence[int]
-    """The role ranks of the parameter servers that hold a shard each."""
+    """The role ranks of the parameter servers, one for each shard."""
     cpu: bool = False
-    """Whether shards stay in the CPU's memory where their server has a GPU."""
+    """Whether shards stay on the CPU even if their server has a GPU."""
 
 
 def sharded_embedding(
@@ -43,34 +43,34 @@ def sharded_embedding(
     rows: int,
     *,
     dim: int,
-    draw: Draw,
+    initializer: Initializer,
     optimizer: OptimizerChoice,
     servers: Sequence[int],
     dtype: torch.dtype = torch.float32,
     sparse: bool = True,
     cpu: bool = False,
 ) -> ShardedModule:
-    """An embedding table of `rows` rows of length `dim`, for `ShardedEmbedding`."""
-    make = partial(EmbeddingShard, dim=dim, draw=draw, dtype=dtype, sparse=sparse)
+    """An embedding table [rows, dim] for `ShardedEmbedding`."""
+    make = partial(EmbeddingShard, dim=dim, initializer=initializer, dtype=dtype, sparse=sparse)
     return ShardedModule(name, rows, make, optimizer, servers, cpu=cpu)
 
 
 class Shard:
     """One shard of a module and its optimizer, which steps on the mean of all trainers' gradients.
 
-    A step is one call of every trainer, `apply`. Where gradients are clipped by their norm over all weights, local and
-    remote, it is two: `gather` answers with this shard's share of the norm, and `update` steps by the scaled gradient.
-    Synchronous shards wait for all trainers, and nobody gets an answer before; so the next step reads the new rows.
-    Others apply each trainer's gradient when it comes.
+    In a step every trainer calls `apply`. To clip gradients by their norm over all weights, local and remote, it calls
+    `gather`, which returns the shard's squared norm, then `update`, which steps on the scaled gradient. Synchronous
+    shards reply after all trainers have called, so the next step reads the new rows. Asynchronous shards apply each
+    trainer's gradient on arrival.
     """
 
-    def __init__(self, sharded: ShardedModule, part: Part, trainers: int, *, synchronous: bool) -> None:
-        # Row numbers come from look-ups that were in range; to check them again would cost every step.
+    def __init__(self, sharded: ShardedModule, spec: ShardSpec, trainers: int, *, synchronous: bool) -> None:
+        # Row numbers come from look-ups, which checked the range; a second check would slow down every step.
         torch.sparse.check_sparse_tensor_invariants.disable()
-        self._name = f"{sharded.name}-{part.index}"
+        self._name = f"{sharded.name}-{spec.index}"
         self._trainers = trainers
         self._device = torch.device("cpu") if sharded.cpu else current().device
-        self._module = sharded.make(part).to(self._device)
+        self._module = sharded.make(spec).to(self._device)
         self._optimizer = sharded.optimizer.build(self._module.parameters())
         contributors = trainers if synchronous else 1
         self._applying = StepBarrier(contributors, self._apply)
@@ -79,27 +79,25 @@ class Shard:
         self._updated: int | None = None
 
     def device_type(self) -> str:
-        """Where the shard computes: `cpu` or `cuda`."""
+        """The type of the shard's device: `cpu` or `cuda`."""
         return self._device.type
 
     def compute(self, method: str, grad: bool, inputs: Sequence[Tensor]) -> Tensor:
-        """What a method of the module makes of `inputs`, on the device from which they came: what crosses between two
-        GPUs stays on GPUs.
-        """
+        """Call a method of the module; the result is on the device of `inputs`, so that GPU tensors stay on GPUs."""
         with torch.set_grad_enabled(grad):
-            answer: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
-            return answer.to(inputs[0].device)
+            output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
+            return output.to(inputs[0].device)
 
     def apply(self, context_id: int, step: int, trainer: int, rate_factor: float) -> Future[None]:
-        """Take trainer `trainer`'s gradients of `step`; the future is done once they are applied."""
+        """Receive trainer `trainer`'s gradients of `step`; the future completes after they are applied."""
         return self._applying.join(step, trainer, (context_id, rate_factor))
 
     def gather(self, context_id: int, step: int, trainer: int) -> Future[float]:
-        """Take trainer `trainer`'s gradients of `step`; the squared norm of all trainers' mean, once all are here."""
+        """Receive trainer `trainer`'s gradients of `step`; the squared norm of the mean of all trainers' gradients."""
         return self._gathering.join(step, trainer, context_id)
 
     def update(self, step: int, scale: float, rate_factor: float) -> None:
-        """Step on the gathered gradients times `scale`. All trainers ask the same; the first is obeyed."""
+        """Step on the gathered gradients times `scale`. All trainers send the same request; the first one counts."""
         with self._lock:
             if step == self._updated:
                 return
@@ -112,32 +110,31 @@ class Shard:
         return [rpc.RRef(parameter) for parameter in self._module.parameters()]
 
     def block(self, parameter: str, start: int, stop: int) -> Tensor:
-        """This shard's own rows [start, stop) of one parameter, on the CPU."""
+        """Local rows [start, stop) of one parameter, on the CPU."""
         return self._module.get_parameter(parameter).detach()[start:stop].cpu()
 
     def save(self, step: int) -> CheckpointPart:
-        """Write this shard's part of the checkpoint after `step`."""
+        """Write this shard's part of the checkpoint of `step`."""
         weights = {_WEIGHTS + name: value for name, value in self._module.state_dict().items()}
         return current().checkpoints.save_part(step, self._name, weights | flatten_optimizer(self._optimizer))
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Go back to what `save` wrote."""
+        """Restore what `save` wrote."""
         tensors = current().checkpoints.load_part(manifest, self._name)
         weights = {key.removeprefix(_WEIGHTS): value for key, value in tensors.items() if key.startswith(_WEIGHTS)}
         self._module.load_state_dict(weights)
         restore_optimizer(self._optimizer, tensors)
 
     def _apply(self, contributions: list[tuple[int, float]]) -> None:
-        self._take_mean([context_id for context_id, _ in contributions])
+        self._average_gradients([context_id for context_id, _ in contributions])
         self._step(contributions[0][1])
 
     def _gather(self, contexts: list[int]) -> float:
-        self._take_mean(contexts)
+        self._average_gradients(contexts)
         return squared_norm(self._module.parameters())
 
-    def _take_mean(self, contexts: list[int]) -> None:
-        """Leave the mean gradient where the optimizer looks for it."""
-        # Each trainer's loss is scaled for DDP, which takes the mean over the trainers: the server must do the same.
+    def _average_gradients(self, contexts: list[int]) -> None:
+        """Set `grad` to the mean over the trainers, as DDP does: each trainer's loss is scaled for that."""
         first, *others = (dist_autograd.get_gradients(context) for context in contexts)
         for parameter in self._module.parameters():
             mean = sum((gradients[parameter] for gradients in others), first[parameter]) / self._trainers

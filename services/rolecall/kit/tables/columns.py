@@ -1,4 +1,4 @@
-"""What the training rows taught about each column, and how many rows at once become records of numbers with it."""
+"""Columns fitted to the training rows, and the vectorized encoding of rows as records of numbers."""
 # pyarrow.compute makes its functions when it is imported.
 # pyright: reportAttributeAccessIssue=false
 
@@ -14,15 +14,15 @@ from rolecall.kit.tables.params import Data
 from rolecall.kit.tables.rows import Rows, Values
 
 PADDING = -1
-"""Stands where a row has fewer values than its column's width; never looked up."""
+"""Fills the places of a row with fewer values than its column's width; never looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The inputs of the model, as learnt from the training rows."""
+    """The model's input columns, fitted to the training rows."""
 
     ids: tuple[IdColumn, ...]
-    """Categorical columns, then bucketed numeric ones, each in the parameters' order."""
+    """Categorical columns, then bucketed numeric columns, each in the parameters' order."""
     numbers: tuple[NumberColumn, ...]
     """Normalised columns, in the parameters' order."""
 
@@ -33,12 +33,12 @@ class Columns:
 
     @property
     def width(self) -> int:
-        """The positions that one row's ids take."""
+        """The number of ids in one row, including padding."""
         return sum(column.width for column in self.ids)
 
     @property
     def record(self) -> np.dtype[np.void]:
-        """How one encoded row lies in memory and on disk; always a multiple of 8 bytes."""
+        """The dtype of an encoded row in memory and on disk; its size is a multiple of 8 bytes."""
         labels_at = 8 * self.width + 4 * len(self.numbers)
         return np.dtype(
             {
@@ -50,7 +50,7 @@ class Columns:
         )
 
     def encode(self, rows: Rows, data: Data) -> NDArray[np.void]:
-        """[b] records of these rows."""
+        """The records [b] of these rows."""
         records = np.zeros(len(rows.labels), self.record)
         records["label"] = rows.labels
         self._encode_ids(rows, data, records["ids"])
@@ -77,7 +77,7 @@ class Columns:
 
 
 def text_ids(column: IdColumn, texts: pa.Array) -> NDArray[np.int64]:
-    """[n] ids of values within their column."""
+    """The ids [n] of values, relative to their column."""
     if column.kind == "dictionary":
         found = pc.fill_null(pc.index_in(texts, pa.array(column.values, pa.string())), UNKNOWN - FIRST)
         return found.to_numpy(zero_copy_only=False).astype(np.int64) + FIRST
@@ -88,16 +88,16 @@ def text_ids(column: IdColumn, texts: pa.Array) -> NDArray[np.int64]:
 
 
 def bucket_ids(column: IdColumn, numbers: NDArray[np.float64]) -> NDArray[np.int64]:
-    """[b] ids of numbers within their column."""
+    """The ids [b] of numbers, relative to their column."""
     ids = np.searchsorted(np.array(column.bounds), numbers, side="right") + FIRST
     return np.where(np.isnan(numbers), MISSING, ids)
 
 
 def normalized(column: NumberColumn, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[b] numbers with the training rows' mean 0 and deviation 1; a missing one is the mean."""
+    """The numbers [b], standardized by the training rows' mean and deviation; missing values become 0."""
     return np.nan_to_num((scaled(numbers, log=column.log) - column.mean) / column.deviation, nan=0.0)
 
 
 def scaled(numbers: NDArray[np.float64], *, log: bool) -> NDArray[np.float64]:
-    """The numbers, or sign(x) · log(1 + |x|)."""
+    """The numbers, or with `log` sign(x) · log(1 + |x|)."""
     return np.sign(numbers) * np.log1p(np.abs(numbers)) if log else numbers

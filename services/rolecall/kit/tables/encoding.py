@@ -1,7 +1,7 @@
-"""How rows become ids and numbers, one by one and without the service: exported models take this file along, unchanged.
+"""Encodes single rows as ids and numbers. Independent of the service: exported models contain this file unchanged.
 
-All id columns share one space of ids, the rows of an embedding table. Each column owns [offset, offset + size): first
-the id for a missing value, then the id for an unknown one, then its values, hash buckets or quantile buckets.
+All id columns share one id space, the rows of an embedding table. Each column owns [offset, offset + size): the id of
+a missing value, the id of an unknown value, then its dictionary values, hash buckets or quantile buckets.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 MISSING, UNKNOWN, FIRST = 0, 1, 2
-"""A column's first ids: no value, a value that training did not see, and the first value that it did."""
+"""A column's first ids: missing value, value not seen in training, and the first known value."""
 
 
 @dataclass(frozen=True)
 class IdColumn:
-    """A column that is looked up in the embedding table, in rows [offset, offset + size)."""
+    """An embedded column, in rows [offset, offset + size) of the embedding table."""
 
     name: str
     kind: str
@@ -25,17 +25,17 @@ class IdColumn:
     offset: int
     size: int
     width: int
-    """How many values of one row count; above 1 the column is multi-valued."""
+    """The maximum number of values in a row; above 1 the column is multi-valued."""
     separator: str | None
     values: list[str]
-    """A dictionary's values, in the order of their ids."""
+    """The dictionary values, in the order of their ids."""
     bounds: list[float]
-    """The bounds between a numeric column's buckets, rising; a number equal to a bound lies above it."""
+    """The bounds between buckets, ascending; a number equal to a bound belongs to the bucket above."""
 
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """A numeric column that is normalised: (x - mean) / deviation, x first taken to sign(x) · log(1 + |x|) if `log`."""
+    """A standardized numeric column: (x - mean) / deviation, after x → sign(x) · log(1 + |x|) if `log`."""
 
     name: str
     mean: float
@@ -44,12 +44,12 @@ class NumberColumn:
 
 
 def stable_hash(text: str) -> int:
-    """64 bits that are the same on every machine and in every version: BLAKE2b of the text's UTF-8, little-endian."""
+    """A 64-bit hash, the same on every machine and in every version: BLAKE2b of the UTF-8 text, little-endian."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 class Encoder:
-    """Turns raw rows into ids and numbers, as training did."""
+    """Encodes raw rows as in training."""
 
     def __init__(self, ids: Sequence[IdColumn], numbers: Sequence[NumberColumn], missing: Sequence[str]) -> None:
         self._ids = ids
@@ -58,14 +58,14 @@ class Encoder:
         self._dictionaries = [{text: i for i, text in enumerate(column.values, FIRST)} for column in ids]
 
     def ids(self, row: dict[str, Any]) -> list[list[int]]:
-        """The ids of each id column's values in a raw row; one at least, `width` at most."""
+        """The ids of each id column in a raw row: between 1 and `width` ids."""
         return [
             [column.offset + i for i in self._column_ids(column, dictionary, _get(row, column.name))]
             for column, dictionary in zip(self._ids, self._dictionaries, strict=True)
         ]
 
     def numbers(self, row: dict[str, Any]) -> list[float]:
-        """The normalised numbers of a raw row."""
+        """The standardized numbers of a raw row."""
         return [self._normalized(column, _get(row, column.name)) for column in self._numbers]
 
     def _column_ids(self, column: IdColumn, dictionary: dict[str, int], given: Any) -> list[int]:
@@ -102,7 +102,7 @@ def _get(row: dict[str, Any], name: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value as training's reader writes it."""
+    """A value as text, as Arrow formats it in training."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

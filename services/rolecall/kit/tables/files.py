@@ -1,4 +1,4 @@
-"""The tables among a job's input files, and their formats. Torch-free."""
+"""Input files that contain tables, and their formats. Torch-free."""
 
 from dataclasses import dataclass
 
@@ -10,27 +10,25 @@ _SUFFIXES = {"csv": "csv", "tsv": "tsv", "tab": "tsv", "parquet": "parquet", "pq
 
 
 @dataclass(frozen=True, slots=True)
-class File(files.File):
-    """One input file that holds a table."""
+class TableFile(files.File):
+    """An input file that contains a table."""
 
     format: str
     """`csv`, `tsv` or `parquet`."""
 
 
-def find(paths: list[str], data: Data) -> list[File]:
-    """The tables that `paths` (paths, globs, URLs) stand for.
+def find_tables(paths: list[str], data: Data) -> list[TableFile]:
+    """The table files for `paths` (paths, globs, URLs).
 
-    Raises `InputError` for a path that is not there and for a file whose format neither `data` nor its name says.
+    Raises `InputError` for a path that does not exist, and for a file of unknown format.
     """
-    return [File(file.url, file.identity, _format(file, data)) for file in files.find(paths)]
+    return [TableFile(file.url, file.identity, _format(file, data)) for file in files.find(paths)]
 
 
 def _format(file: files.File, data: Data) -> str:
     form = data.format or _SUFFIXES.get(file.suffix)
     if form is None:
-        raise InputError(
-            f"the format of {file.url} can't be told from its name; set data.format to csv, tsv or parquet"
-        )
+        raise InputError(f"the name of {file.url} does not show its format; set data.format to csv, tsv or parquet")
     if form == "parquet" and file.gzipped:
-        raise InputError(f"{file.url}: Parquet files are compressed inside; unpack it first")
+        raise InputError(f"{file.url}: Parquet files are compressed internally; decompress it first")
     return form

@@ -1,6 +1,6 @@
-"""Learns dictionaries, means and quantiles from the training rows, in one pass and bounded memory.
+"""Fits dictionaries, means and quantiles to the training rows, in one pass and bounded memory.
 
-(A dictionary's memory grows with its distinct values; a column with very many wants `ids: hash`.)
+(A dictionary's memory grows with its distinct values; use `ids: hash` for columns with very many.)
 """
 # pyarrow.compute makes its functions when it is imported.
 # pyright: reportAttributeAccessIssue=false
@@ -20,41 +20,41 @@ from rolecall.kit.tables.encoding import FIRST, IdColumn, NumberColumn
 from rolecall.kit.tables.params import Categorical, Data, Numeric
 from rolecall.kit.tables.rows import Rows
 
-_SAMPLE = 100_000
+_SAMPLE_SIZE = 100_000
 
 
 class Fit:
-    """Is shown the training rows piece by piece, then knows the columns."""
+    """Fits the columns to chunks of training rows."""
 
     def __init__(self, data: Data, seed: int) -> None:
         self._data = data
         self._key = seed
         self._dictionaries = [_Dictionary(column) for column in data.categorical]
-        self._numeric = [_learner(column) for column in data.numeric]
+        self._numeric = [_make_fitter(column) for column in data.numeric]
 
     def add(self, rows: Rows) -> None:
-        """Learns from a piece of training rows."""
+        """Update the statistics with a chunk of training rows."""
         for dictionary, values in zip(self._dictionaries, rows.categorical, strict=True):
             dictionary.add(values.texts)
         keys = splitmix64(rows.numbers.astype(np.uint64), self._key)
-        for learner, numbers in zip(self._numeric, rows.numeric, strict=True):
+        for fitter, numbers in zip(self._numeric, rows.numeric, strict=True):
             known = ~np.isnan(numbers)
-            learner.add(numbers[known], keys[known])
+            fitter.add(numbers[known], keys[known])
 
     def columns(self) -> Columns:
-        """What was learnt."""
-        learners = (*self._dictionaries, *(one for one in self._numeric if isinstance(one, _Quantiles)))
+        """The fitted columns."""
+        fitters = (*self._dictionaries, *(one for one in self._numeric if isinstance(one, _Quantiles)))
         ids: list[IdColumn] = []
-        for learner in learners:
-            ids.append(learner.column(ids[-1].offset + ids[-1].size if ids else 0))
+        for fitter in fitters:
+            ids.append(fitter.column(ids[-1].offset + ids[-1].size if ids else 0))
         return Columns(tuple(ids), tuple(one.column() for one in self._numeric if isinstance(one, _Moments)))
 
 
-class _Numbers(Protocol):
+class _NumberFitter(Protocol):
     def add(self, numbers: NDArray[np.float64], keys: NDArray[np.uint64]) -> None: ...
 
 
-def _learner(column: Numeric) -> _Numbers:
+def _make_fitter(column: Numeric) -> _NumberFitter:
     return _Moments(column) if column.transform == "normalize" else _Quantiles(column)
 
 
@@ -78,7 +78,7 @@ class _Dictionary:
 
 @dataclass
 class _Quantiles:
-    """A sample of the rows with the smallest keys, so that it does not depend on how rows come in pieces."""
+    """Quantiles of the rows with the smallest hash keys: a sample that does not depend on the chunks."""
 
     given: Numeric
     numbers: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -86,8 +86,8 @@ class _Quantiles:
 
     def add(self, numbers: NDArray[np.float64], keys: NDArray[np.uint64]) -> None:
         self.numbers, self.keys = np.concatenate([self.numbers, numbers]), np.concatenate([self.keys, keys])
-        if len(self.keys) > _SAMPLE:
-            kept = np.argpartition(self.keys, _SAMPLE)[:_SAMPLE]
+        if len(self.keys) > _SAMPLE_SIZE:
+            kept = np.argpartition(self.keys, _SAMPLE_SIZE)[:_SAMPLE_SIZE]
             self.numbers, self.keys = self.numbers[kept], self.keys[kept]
 
     def column(self, offset: int) -> IdColumn:
@@ -98,7 +98,7 @@ class _Quantiles:
 
 @dataclass
 class _Moments:
-    """Mean and sum of squared deviations, merged piece by piece (Chan, Golub and LeVeque, 1979)."""
+    """Mean and sum of squared deviations, merged chunk by chunk (Chan, Golub and LeVeque, 1979)."""
 
     given: Numeric
     count: int = 0

@@ -1,6 +1,5 @@
-"""Text files as streams of tokens, for every workload that models language.
+"""Tokenized text for language-model workloads.
 
-`params` says which files and what a token is, `reading` checks them and hands out their lines, `tokenizing` makes and
-trains tokenizers, `corpus` encodes the splits once per node and maps them into memory. This file, `params` and
-`reading` never import torch.
+`params`: the parameters. `reading`: checks and reads files. `tokenizing`: trains tokenizers. `corpus`: encodes the
+splits once per node and memory-maps them. This file, `params` and `reading` never import torch.
 """

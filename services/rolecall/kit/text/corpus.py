@@ -1,6 +1,6 @@
-"""A job's text as tokens on this machine's disk, encoded once per node and mapped into memory.
+"""A job's text as tokens, encoded once per node and memory-mapped.
 
-Every line is encoded by itself, so that the tokens depend on the text alone and not on how it was read.
+Each line is encoded separately, so that the tokens don't depend on how the text is read.
 """
 
 import hashlib
@@ -18,55 +18,55 @@ from tokenizers import Tokenizer
 from rolecall.kit.cache import build_once
 from rolecall.kit.files import File, find
 from rolecall.kit.text.params import Text
-from rolecall.kit.text.reading import lines, part
+from rolecall.kit.text.reading import lines, slice_lines
 from rolecall.kit.text.tokenizing import UNKNOWN, train_tokenizer
 from rolecall.spec.errors import InputError
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _LAYOUT = 1
-_TOGETHER = 1 << 18  # characters that are encoded at once, by all cores; a token takes some hundred bytes meanwhile
+_BATCH_CHARACTERS = 1 << 18  # encoded at once, on all cores; needs some hundred bytes per token
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A text's tokenizer and the tokens of its splits."""
+    """The tokenizer of a text, and the tokens of its splits."""
 
     tokenizer: Tokenizer
     folder: Path
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens are told apart; ids are below it."""
+        """The number of distinct token ids."""
         return self.tokenizer.get_vocab_size()
 
     @property
     def unknown(self) -> int | None:
-        """The id of `<unk>`, if the tokenizer has one."""
+        """The id of `<unk>`; None if the tokenizer has none."""
         return self.tokenizer.token_to_id(UNKNOWN)
 
     @property
     def tokenizer_json(self) -> str:
-        """The tokenizer in the `tokenizers` library's own format, for `Tokenizer.from_str`."""
+        """The tokenizer as JSON, for `Tokenizer.from_str`."""
         return self.tokenizer.to_str()
 
     @property
     def fingerprint(self) -> str:
-        """Equal on two nodes exactly if they have the same tokenizer and the same number of tokens in each split."""
-        sizes = [_count(self.folder / split) for split in SPLITS]
+        """A hash of the tokenizer and the number of tokens in each split."""
+        sizes = [_length(self.folder / split) for split in SPLITS]
         return hashlib.sha256(json.dumps([self.tokenizer_json, sizes]).encode()).hexdigest()
 
     def tokens(self, split: Split) -> torch.Tensor:
-        """[n] int32, memory-mapped; empty if the job has no such split."""
+        """The split's tokens [n] int32, memory-mapped; empty if the job has no such split."""
         path = self.folder / split
-        return torch.from_file(str(path), size=_count(path), dtype=torch.int32) if _count(path) else _NO_TOKENS
+        return torch.from_file(str(path), size=_length(path), dtype=torch.int32) if _length(path) else _NO_TOKENS
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text's tokens."""
+        """The token ids of a text."""
         return self.tokenizer.encode(text).ids
 
     def decode(self, ids: list[int]) -> str:
-        """The text that the tokens stand for, near enough: blanks around words are a guess."""
+        """The text of the tokens; spaces around words are approximate."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
@@ -74,9 +74,9 @@ _NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
 def open_corpus(text: Text, cache: Path) -> Corpus:
-    """The text's corpus below the node's `cache`, built if it isn't there; others who want it wait.
+    """The text's corpus in the node's `cache`, built if missing; concurrent callers wait.
 
-    Raises `InputError` for files that are missing or no UTF-8 text, and for a split that is left without text.
+    Raises `InputError` for files that are missing or not UTF-8 text, and for an empty split.
     """
     files = {split: find(paths) for split, paths in text.sources.items()}
     folder = build_once(cache / "text", _key(text, files), lambda draft: _build(text, files, draft))
@@ -84,7 +84,7 @@ def open_corpus(text: Text, cache: Path) -> Corpus:
 
 
 def _key(text: Text, files: dict[str, list[File]]) -> str:
-    """A hash of all that decides the corpus's content."""
+    """The cache key: a hash of everything that the corpus depends on."""
     identities = {split: [file.identity for file in found] for split, found in files.items()}
     content = [_LAYOUT, tokenizers.__version__, text.model_dump(mode="json"), identities]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
@@ -96,18 +96,18 @@ def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     for split in SPLITS:
         _write(folder / split, tokenizer, splits.get(split, ()))
-        if split in splits and not _count(folder / split):
-            raise InputError(_nothing_left(text, split))
+        if split in splits and not _length(folder / split):
+            raise InputError(_empty_split(text, split))
 
 
 class _Lines:
-    """Some of the files' lines, as often as they are asked for."""
+    """A re-iterable slice of the files' lines."""
 
     def __init__(self, files: list[File], start: int = 0, end: int | None = None) -> None:
         self._files, self._start, self._end = files, start, end
 
     def __iter__(self) -> Iterator[str]:
-        return part(lines(self._files), self._start, self._end)
+        return slice_lines(lines(self._files), self._start, self._end)
 
 
 def _splits(text: Text, files: dict[str, list[File]]) -> dict[str, Iterable[str]]:
@@ -121,28 +121,28 @@ def _splits(text: Text, files: dict[str, list[File]]) -> dict[str, Iterable[str]
 
 def _write(path: Path, tokenizer: Tokenizer, lines: Iterable[str]) -> None:
     with path.open("wb") as file:
-        for batch in _batched(lines):
+        for batch in _batch_lines(lines):
             for encoding in tokenizer.encode_batch_fast(batch):
                 np.asarray(encoding.ids, np.int32).tofile(file)
 
 
-def _batched(lines: Iterable[str]) -> Iterator[list[str]]:
+def _batch_lines(lines: Iterable[str]) -> Iterator[list[str]]:
     batch, size = [], 0
     for line in lines:
         batch.append(line)
         size += len(line)
-        if size >= _TOGETHER:
+        if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
 
 
-def _count(path: Path) -> int:
+def _length(path: Path) -> int:
     return path.stat().st_size // 4
 
 
-def _nothing_left(text: Text, split: Split) -> str:
+def _empty_split(text: Text, split: Split) -> str:
     if split in text.sources:
         return f"the {split} text has no tokens: {', '.join(text.sources[split])}"
     return (

@@ -1,4 +1,4 @@
-"""The lines of a job's text, never more than one in memory. Torch-free."""
+"""The lines of a job's text, streamed. Torch-free."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -12,9 +12,9 @@ _LONGEST_LINE = 65_536
 
 
 def lines(files: Iterable[File]) -> Iterator[str]:
-    """The files' lines in order, each with its line end; a line of more than 65,536 characters comes in pieces.
+    """The files' lines in order, with line ends; a line of more than 65,536 characters is split.
 
-    Raises `InputError` for a file that is not UTF-8 text or can't be unpacked.
+    Raises `InputError` for a file that is not UTF-8 text or can't be decompressed.
     """
     for file in files:
         yield from _lines(file)
@@ -31,8 +31,8 @@ def _lines(file: File) -> Iterator[str]:
         raise InputError(f"{file.url} can't be read: {error}") from error
 
 
-def part(lines: Iterable[str], start: int, end: int | None) -> Iterator[str]:
-    """The lines that begin at character `start` or later, and before character `end`."""
+def slice_lines(lines: Iterable[str], start: int, end: int | None) -> Iterator[str]:
+    """The lines that start in characters [start, end)."""
     place = 0
     for line in lines:
         if end is not None and place >= end:
@@ -43,7 +43,7 @@ def part(lines: Iterable[str], start: int, end: int | None) -> Iterator[str]:
 
 
 def check_text(text: Text) -> None:
-    """Raises `InputError` unless each split's files are there, begin as UTF-8 text and are not all empty."""
+    """Raises `InputError` unless each split's files exist, start with UTF-8 text and are not all empty."""
     for split, paths in text.sources.items():
         first_lines = [next(lines([file]), "") for file in find(paths)]
         if not any(first_lines):

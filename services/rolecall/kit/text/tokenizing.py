@@ -1,7 +1,4 @@
-"""Makes and trains tokenizers; how a text is cut, and how tokens become text again.
-
-A tokenizer is the `tokenizers` library's own, so that its JSON is all that another program needs to do the same.
-"""
+"""Trains word, character and BPE tokenizers of the `tokenizers` library, whose JSON is self-contained."""
 
 from collections.abc import Iterable
 
@@ -10,15 +7,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from rolecall.kit.text.params import Text
 
 UNKNOWN = "<unk>"
-# Words (with the apostrophes inside them), line ends, and every other sign by itself; blanks part them and are dropped.
+# Words (with inner apostrophes), line ends, and single punctuation characters; spaces separate them and are dropped.
 _WORDS = r"[^\W_]+(?:['’][^\W_]+)*|\n|[^\w\s]|_"
-# Where words joined by blanks have one too many: before closing signs, after opening ones and line ends, around dashes.
-_EXTRA_BLANKS = (r" (?=[.,;:!?)\]”’\n—-])", r"(?<=[\n(\[“‘—-]) ")
+# Superfluous spaces of joined words: before closing punctuation, after opening punctuation and line ends, at dashes.
+_EXTRA_SPACES = (r" (?=[.,;:!?)\]”’\n—-])", r"(?<=[\n(\[“‘—-]) ")
 
 
 def train_tokenizer(text: Text, lines: Iterable[str]) -> Tokenizer:
-    """A tokenizer for `text` whose vocabulary is learnt from the training lines."""
-    tokenizer = _BUILDERS[text.tokens]()
+    """A tokenizer for `text`, trained on the training lines."""
+    tokenizer = _UNTRAINED[text.tokens]()
     if text.lowercase:
         tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.train_from_iterator(lines, _trainer(text))
@@ -28,10 +25,10 @@ def train_tokenizer(text: Text, lines: Iterable[str]) -> Tokenizer:
 def _words() -> Tokenizer:
     tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "removed", invert=True)
-    # The WordPiece decoder joins by blanks; no token begins with its prefix, since signs stand alone.
+    # The WordPiece decoder joins with spaces. No token starts with its prefix, because "#" is always a single token.
     joined = [decoders.WordPiece(prefix="##", cleanup=False), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence(
-        [*joined, *(decoders.Replace(Regex(pattern), "") for pattern in _EXTRA_BLANKS)]
+        [*joined, *(decoders.Replace(Regex(pattern), "") for pattern in _EXTRA_SPACES)]
     )
     return tokenizer
 
@@ -50,7 +47,7 @@ def _byte_pairs() -> Tokenizer:
     return tokenizer
 
 
-_BUILDERS = {"word": _words, "character": _characters, "bpe": _byte_pairs}
+_UNTRAINED = {"word": _words, "character": _characters, "bpe": _byte_pairs}
 
 
 def _trainer(text: Text) -> trainers.Trainer:

@@ -1,12 +1,11 @@
-"""`embedding-ddp`: a classifier with its embeddings on parameter servers and its dense layers in DDP.
+"""`embedding-ddp`: a binary classifier with embeddings on parameter servers and dense layers in DDP.
 
-After the PyTorch tutorial "Combining Distributed DataParallel with Distributed RPC Framework". Rows are tables of
-categorical and numeric columns, the label is yes or no.
+After the PyTorch tutorial "Combining Distributed DataParallel with Distributed RPC Framework". Input: tables of
+categorical and numeric columns with a binary label.
 
-`params` says what a job may ask for, `check` looks at its input before the gang meets, `batches` makes tensors of the
-rows that `kit.tables` reads. Model: `embedding` (on the servers), `dense` (in the trainers), `model` (also what users
-get). `training` goes through the rows, `evaluation` scores, `export` writes the model. This file, `params` and `check`
-never import torch.
+`params`: the parameters. `check`: checks before the gang starts. `batches`: tensors from the rows of `kit.tables`.
+Model: `embedding` (on the servers), `dense` (in the trainers), `model` (shared with exported models). `training`: the
+loop. `evaluation`: metrics. `export`: the exported archive. This file, `params` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

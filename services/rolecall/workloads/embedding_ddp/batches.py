@@ -1,4 +1,4 @@
-"""A job's rows as batches of tensors: the same global batches for any number of trainers, each with its share."""
+"""A job's rows as batches of tensors; the same global batches for any number of trainers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from rolecall.kit.data_order import DataOrder, share_of
-from rolecall.kit.tables.cache import Cache, Source, open_cache, open_source
 from rolecall.kit.tables.columns import PADDING, Columns
+from rolecall.kit.tables.encoded import EncodedTable, TableSource, open_encoded_table, open_table_source
 from rolecall.kit.tables.rows import BadRows
-from rolecall.kit.tables.stream import batched, shuffled
+from rolecall.kit.tables.shuffle import rebatch, shuffle
 from rolecall.workloads.embedding_ddp.model import Lookup
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -23,38 +23,38 @@ Split = Literal["train", "validation", "test"]
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Lookup):
-    """One trainer's share of a global batch: `rows` rows, perhaps none."""
+    """One trainer's share of a global batch; `rows` may be 0."""
 
     numeric: torch.Tensor
-    """[rows, N] normalised numbers."""
+    """[rows, N] standardized numbers."""
     labels: torch.Tensor
     """[rows] 0 or 1."""
     global_rows: int
-    """Rows of the whole global batch, over all trainers."""
+    """Rows of the global batch, over all trainers."""
 
     @property
     def offsets(self) -> torch.Tensor:
-        """[rows · width + 1] int64: where each input vector's ids begin in `ids`, and the end."""
+        """[rows · width + 1] int64: the start of each input vector's ids in `ids`, and the end."""
         return torch.searchsorted(self.slots, torch.arange(self.rows * self.width + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A job's rows, encoded and ready to train on."""
+    """A job's encoded rows."""
 
     params: Params
-    source: Source
-    cache: Cache
+    source: TableSource
+    cache: EncodedTable
     dtype: torch.dtype
 
     @property
     def columns(self) -> Columns:
-        """What the training rows taught about the columns."""
+        """The columns, fitted to the training rows."""
         return self.cache.columns
 
     @property
     def fingerprint(self) -> str:
-        """Equal on two nodes if they found the same values in the rows, and as many rows."""
+        """A hash of dictionaries and row counts, for comparison between nodes."""
         return self.cache.fingerprint
 
     @property
@@ -64,7 +64,7 @@ class Dataset:
 
     @property
     def bad_rows(self) -> int:
-        """Rows that could not be parsed and were left out."""
+        """Rows that could not be parsed and were skipped."""
         return self.cache.bad_rows
 
     @property
@@ -78,16 +78,16 @@ class Dataset:
         return self.columns.width if self.params.pooling == "none" else len(self.columns.ids)
 
     def rows(self, split: Split) -> int:
-        """How many rows a split has."""
+        """The number of rows in a split."""
         return self.cache.rows[split]
 
     @property
     def dense_inputs(self) -> int:
-        """How many numbers of a row the dense layers get."""
+        """The input width of the dense layers."""
         return self.width * self.params.embedding_dim + len(self.columns.numbers)
 
     def train_batches(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
-        """This trainer's shares of the epoch's global batches, from `start_step` (counted within the epoch) on."""
+        """This trainer's shares of the epoch's global batches, starting at `start_step` of the epoch."""
         if self.params.data.stream:
             yield from self._streamed(epoch, start_step, rank, world)
             return
@@ -96,7 +96,7 @@ class Dataset:
             yield self._batch(records[order.share(epoch, step, rank, world)], order.batch_rows(step))
 
     def eval_batches(self, split: Split, rank: int, world: int) -> Iterator[Batch]:
-        """This trainer's shares of a held-out split, in the order of its rows."""
+        """This trainer's shares of a held-out split, in row order."""
         records, size = self.cache.records(split), self.params.batch_size
         for start in range(0, len(records), size):
             whole = records[start : start + size]
@@ -107,9 +107,9 @@ class Dataset:
 
     def _streamed(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
         data = self.params.data
-        pieces = (self.columns.encode(rows, data) for rows in self.source.pieces("train", BadRows(data.max_bad_rows)))
-        mixed = shuffled(pieces, data.shuffle_buffer, self.params.seed, epoch)
-        for whole in islice(batched(mixed, self.params.batch_size), start_step, None):
+        chunks = (self.columns.encode(rows, data) for rows in self.source.chunks("train", BadRows(data.max_bad_rows)))
+        shuffled = shuffle(chunks, data.shuffle_buffer, self.params.seed, epoch)
+        for whole in islice(rebatch(shuffled, self.params.batch_size), start_step, None):
             yield self._batch(whole[share_of(len(whole), rank, world)], len(whole))
 
     def _batch(self, records: NDArray[np.void], global_rows: int) -> Batch:
@@ -135,6 +135,6 @@ class Dataset:
 
 
 def open_dataset(params: Params, cache: Path, *, dtype: torch.dtype) -> Dataset:
-    """Finds, parses and encodes the job's rows, unless this machine has them from before; numbers come as `dtype`."""
-    source = open_source(params.data, params.seed)
-    return Dataset(params, source, open_cache(source, cache), dtype)
+    """Find, parse and encode the job's rows, or open them from the cache; numbers have type `dtype`."""
+    source = open_table_source(params.data, params.seed)
+    return Dataset(params, source, open_encoded_table(source, cache), dtype)

@@ -1,26 +1,24 @@
-"""What can be decided about an `embedding-ddp` job before its gang meets. Torch-free."""
+"""Checks of `embedding-ddp` jobs before the gang starts. Torch-free."""
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.params import require_shares
-from rolecall.kit.tables.files import find
+from rolecall.kit.tables.files import find_tables
 from rolecall.kit.tables.rows import require_columns
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.params import Params
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
-    """Raises `ValueError` if a trainer would have no row of a global batch."""
+    """Raises `ValueError` if a trainer would get no rows of a global batch."""
     require_shares(params.batch_size, counts[Role.TRAINER])
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a trainer's node, raises `InputError` unless every file is readable and has the columns, and the job may bring
-    its model.
-    """
+    """On a trainer's node, raises `InputError` for an unreadable file, a missing column or a forbidden builder."""
     if role is not Role.TRAINER:
         return
     if params.model is not None:
         check_builder(params.model)
     for paths in params.data.sources.values():
-        for file in find(paths, params.data):
+        for file in find_tables(paths, params.data):
             require_columns(file, params.data)

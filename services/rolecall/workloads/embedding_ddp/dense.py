@@ -1,12 +1,12 @@
-"""The dense layers that a job asks for."""
+"""The dense layers of a job."""
 
 from rolecall.kit.builders import build
-from rolecall.workloads.embedding_ddp.model import DenseNet, perceptron
+from rolecall.workloads.embedding_ddp.model import DenseLayers, mlp
 from rolecall.workloads.embedding_ddp.params import Params
 
 
-def make_dense(params: Params, inputs: int) -> DenseNet:
-    """Fresh dense layers of `inputs` inputs: the job's own, or a perceptron."""
+def make_dense(params: Params, inputs: int) -> DenseLayers:
+    """Newly initialized dense layers with `inputs` inputs: custom layers or an MLP."""
     if params.model is not None:
-        return DenseNet(build(params.model, inputs))
-    return DenseNet(perceptron(inputs, params.hidden, params.dropout))
+        return DenseLayers(build(params.model, inputs))
+    return DenseLayers(mlp(inputs, params.hidden, params.dropout))

@@ -14,12 +14,12 @@ TABLE = "embedding"
 
 
 def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:
-    """A table of `rows` rows over all servers; it stays in their main memory, where there is more room."""
+    """A table of `rows` rows over all servers. It stays on the CPU, which has more memory than a GPU."""
     return sharded_embedding(
         TABLE,
         rows,
         dim=params.embedding_dim,
-        draw=InitialValues(params.seed, params.embedding_std),
+        initializer=TableInitializer(params.seed, params.embedding_std),
         optimizer=sparse_optimizer(params.sparse_optimizer),
         servers=range(servers),
         dtype=weight_dtype(params.precision),
@@ -28,14 +28,14 @@ def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:
 
 
 @dataclass(frozen=True, slots=True)
-class InitialValues:
-    """The table's first values, normally distributed."""
+class TableInitializer:
+    """Normally distributed initial values of the table."""
 
-    # Not the kit's `Normal`, whose blocks have other seeds: a job's seed keeps its meaning.
+    # Not the kit's `Normal`, which seeds its blocks differently: existing seeds must give the same values.
     seed: int
     std: float
 
     def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
-        """The values of block number `block`."""
+        """As the kit's `Initializer`."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) % 2**63)
         return torch.randn(size, generator=generator, dtype=torch.float64).mul_(self.std)

@@ -1,4 +1,4 @@
-"""Scores of a split, over all trainers together, by torchmetrics."""
+"""Metrics of a split over all trainers, by torchmetrics."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,29 +10,31 @@ from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """What one pass over a split gives; equal on all trainers."""
+class BinaryMetrics:
+    """Metrics of a split; equal on all trainers."""
 
     auc: float
-    """The area under the ROC curve, 0 to 1."""
+    """The area under the ROC curve, in [0, 1]."""
     loss: float
     """The mean binary cross-entropy, in nats."""
     accuracy: float
-    """The share of rows on the right side of probability 0.5."""
+    """The share of rows classified correctly at threshold 0.5."""
 
     def named(self, split: str) -> dict[str, float]:
-        """The scores under the names that a job's result has them, e.g. `test_auc`."""
+        """The metrics by their names in a job's result, e.g. `test_auc`."""
         return {f"{split}_auc": self.auc, f"{split}_loss": self.loss, f"{split}_accuracy": self.accuracy}
 
 
-def score(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], device: torch.device) -> Scores:
-    """Score (logits [b], labels [b]) of this trainer's share; a collective of the default process group."""
-    ranking = MetricCollection({"auc": BinaryAUROC(), "accuracy": BinaryAccuracy()}).to(device)
+def compute_metrics(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], device: torch.device) -> BinaryMetrics:
+    """The metrics of (logits [b], labels [b]) of all trainers; a collective of the default process group."""
+    classification = MetricCollection({"auc": BinaryAUROC(), "accuracy": BinaryAccuracy()}).to(device)
     mean_loss = MeanMetric().set_dtype(torch.float64).to(device)
     for logits, labels in batches:
         target = labels.to(logits.device)
-        ranking.update(logits.double().sigmoid(), target.long())
+        classification.update(logits.double().sigmoid(), target.long())
         losses = F.binary_cross_entropy_with_logits(logits.double(), target.double(), reduction="none")
         mean_loss.update(losses)
-    found = ranking.compute()
-    return Scores(auc=float(found["auc"]), loss=float(mean_loss.compute()), accuracy=float(found["accuracy"]))
+    computed = classification.compute()
+    return BinaryMetrics(
+        auc=float(computed["auc"]), loss=float(mean_loss.compute()), accuracy=float(computed["accuracy"])
+    )

@@ -1,4 +1,4 @@
-"""Writes the trained model as one file that needs no cluster: plain PyTorch code, safetensors and JSON in a zip."""
+"""Exports the trained model as a self-contained zip: plain PyTorch code, safetensors and JSON."""
 
 import json
 from collections.abc import Iterable
@@ -25,15 +25,15 @@ from model import load
 load(".").predict([{example}])  # the probability that each row's `{label}` is positive
 ```
 """
-_OWN_LAYERS = "\nIts dense layers are made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_LAYERS = "\nIts dense layers are made by `{builder}`, whose module must be importable.\n"
 
 
 def write_export(
     folder: Path, dataset: Dataset, params: Params, blocks: Iterable[torch.Tensor], dense: nn.Module
 ) -> Path:
-    """Writes `model.zip` into `folder` and gives its path.
+    """Write `model.zip` to `folder` and return its path.
 
-    `blocks` are the table's rows in order, [b, dim] each, so that the whole table is never in memory.
+    `blocks` has the table's rows in order, [b, dim] each, so that the whole table is never in memory.
     """
     weights = {f"dense.{name}": value for name, value in dense.state_dict().items()}
     tensors = folder / "model.safetensors"
@@ -42,7 +42,7 @@ def write_export(
     files: dict[str, str | Path] = {
         "README.md": _readme(dataset, params),
         "model.json": description,
-        # In the archive the two files lie side by side.
+        # In the archive the two files are in the same folder.
         "model.py": Path(model.__file__).read_text().replace(encoding.__name__, "encoding"),
         "encoding.py": Path(encoding.__file__),
         "model.safetensors": tensors,
@@ -69,37 +69,37 @@ def _readme(dataset: Dataset, params: Params) -> str:
     names = dict.fromkeys(column.name for column in (*dataset.columns.ids, *dataset.columns.numbers))
     example = "{" + ", ".join(f'"{name}": None' for name in names) + "}"
     text = _README.replace("{example}", example).replace("{label}", params.data.label.column)
-    return text + (_OWN_LAYERS.replace("{builder}", params.model.builder) if params.model else "")
+    return text + (_CUSTOM_LAYERS.replace("{builder}", params.model.builder) if params.model else "")
 
 
 def write_weights(
     path: Path, table: tuple[int, int], blocks: Iterable[torch.Tensor], weights: dict[str, torch.Tensor]
 ) -> None:
-    """Writes a safetensors file of `weights` and, block by block, a tensor `table`; all share one type.
+    """Write a safetensors file of `weights` and, streamed in blocks, a tensor `table`, all of one dtype.
 
-    The format: https://huggingface.co/docs/safetensors (header length, JSON header, the tensors' bytes).
+    Format: https://huggingface.co/docs/safetensors (header length, JSON header, tensor bytes).
     """
-    kind = next(iter(weights.values())).dtype
+    dtype = next(iter(weights.values())).dtype
     shapes = {**{name: tuple(value.shape) for name, value in weights.items()}, "table": table}
-    header = _header(shapes, kind)
+    header = _header(shapes, dtype)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for value in weights.values():
             _write_tensor(file, value)
         written = 0
         for block in blocks:
-            assert block.dtype == kind, f"the table is {block.dtype}, the other weights {kind}"
+            assert block.dtype == dtype, f"the table is {block.dtype}, the other weights {dtype}"
             _write_tensor(file, block)
             written += len(block)
     assert written == table[0], f"the table has {table[0]} rows, its blocks {written}"
 
 
-def _header(shapes: dict[str, tuple[int, ...]], kind: torch.dtype) -> bytes:
+def _header(shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
     entries: dict[str, object] = {}
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + torch.Size(shape).numel() * kind.itemsize
-        entries[name] = {"dtype": _DTYPES[kind], "shape": shape, "data_offsets": [start, end]}
+        start, end = end, end + torch.Size(shape).numel() * dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": [start, end]}
     header = json.dumps(entries).encode()
     return header + b" " * (-len(header) % 8)
 

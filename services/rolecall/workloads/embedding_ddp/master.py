@@ -1,4 +1,4 @@
-"""The master makes the table on the parameter servers and starts the training loop on the trainers."""
+"""The master creates the table on the parameter servers and starts the training loop on the trainers."""
 
 import torch
 from torch.distributed import rpc
@@ -13,16 +13,16 @@ from rolecall.workloads.embedding_ddp.params import Params
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Drive one attempt from the making of the table to the job's result."""
+    """Drive one attempt, from creating the table to the job's result."""
     trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
     servers = context.count(Role.PARAMETER_SERVER)
     rows = rpc.rpc_sync(trainers[0], trainer.table_rows, timeout=0)
     context.report.event(f"the table has {rows} rows over {servers} parameter server(s)")
     table = sharded_table(context.params, rows, servers)
     shards = make_shards([table], len(trainers), synchronous=context.params.protocol == "sync")
-    # No timeout: training takes as long as it takes, and a trainer that dies closes its connection.
+    # No timeout: the call lasts for the whole training, and fails if a trainer dies and its connection closes.
     trainings = [rpc.rpc_async(name, trainer.train, args=(shards,), timeout=0) for name in trainers]
     result = torch.futures.wait_all(trainings)[0]
     if result is None:
-        raise Stopped("the trainers left between two steps, as asked")
+        raise Stopped("the trainers stopped between two steps, as requested")
     context.report.result(result)

@@ -1,11 +1,10 @@
-"""The classifier, as it trains and as it is handed to users: this file goes into every exported model.
+"""The classifier, for training and in exported models, which contain this file.
 
     from model import load
     model = load(".")
     model.predict([{"age": 42, "occupation": "Sales"}])  # a probability per row
 
-It needs torch, numpy and safetensors, and nothing of the service that trained it; where the job brought dense layers of
-its own, also the package that makes them.
+Requires torch, numpy and safetensors, and for custom dense layers the package that builds them.
 """
 
 import importlib
@@ -25,23 +24,23 @@ from rolecall.kit.tables.encoding import Encoder, IdColumn, NumberColumn
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """The ids of `rows` rows, flat, and where their vectors go."""
+    """The flattened ids of `rows` rows, and the input vectors that they contribute to."""
 
     ids: Tensor
     """[n] int64 rows of the embedding table."""
     slots: Tensor
-    """[n] int64, rising: which of the rows · width input vectors each of them is added to."""
+    """[n] int64, ascending: the index, below rows · width, of the input vector that each id is pooled into."""
     rows: int
     width: int
-    """Input vectors per row: one per column, or with `pooling: none` one per value that a row may have."""
+    """Input vectors per row: one per column, or with `pooling: none` one per possible value."""
     mean: bool
-    """Whether vectors that share a slot are averaged, not summed."""
+    """Whether vectors with the same slot are averaged instead of summed."""
 
 
 def pool(vectors: Tensor, lookup: Lookup) -> Tensor:
-    """The dense layers' input [rows, width · dim] from vectors [n, dim]; zeros in slots without one."""
+    """The dense layers' input [rows, width · dim] from vectors [n, dim]; empty slots are 0."""
     size, dim = lookup.rows * lookup.width, vectors.shape[1]
-    if len(vectors) == size:  # no slot is shared and none is empty
+    if len(vectors) == size:  # exactly one vector in each slot
         return vectors.reshape(lookup.rows, lookup.width * dim)
     slots = lookup.slots.to(vectors.device)
     pooled = vectors.new_zeros(size, dim).index_add(0, slots, vectors)
@@ -50,8 +49,8 @@ def pool(vectors: Tensor, lookup: Lookup) -> Tensor:
     return pooled.reshape(lookup.rows, lookup.width * dim)
 
 
-class DenseNet(nn.Module):
-    """From the pooled vectors and the normalised numbers to one logit, by layers from [b, inputs] to [b] or [b, 1]."""
+class DenseLayers(nn.Module):
+    """Pooled vectors and standardized numbers to a logit, by layers from [b, inputs] to [b] or [b, 1]."""
 
     def __init__(self, layers: nn.Module) -> None:
         super().__init__()
@@ -62,8 +61,8 @@ class DenseNet(nn.Module):
         return self.layers(torch.cat([pooled, numbers.to(pooled.dtype)], dim=1)).reshape(len(pooled))
 
 
-def perceptron(inputs: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
-    """Layers from [b, inputs] to [b, 1]."""
+def mlp(inputs: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
+    """A multilayer perceptron from [b, inputs] to [b, 1]."""
     widths = [inputs, *hidden]
     layers: list[nn.Module] = []
     for before, after in zip(widths, hidden, strict=False):
@@ -72,7 +71,7 @@ def perceptron(inputs: int, hidden: Sequence[int], dropout: float) -> nn.Sequent
 
 
 class ExportedModel(nn.Module):
-    """The whole classifier in one process: encoder, embedding table and dense layers."""
+    """The complete classifier: encoder, embedding table and dense layers."""
 
     def __init__(self, description: dict[str, Any], table: Tensor) -> None:
         super().__init__()
@@ -83,7 +82,7 @@ class ExportedModel(nn.Module):
         self.table = nn.Parameter(table)
         self._widths = [column.width if description["pooling"] == "none" else 1 for column in ids]
         inputs = sum(self._widths) * table.shape[1] + len(numbers)
-        self.dense = DenseNet(_layers(description, inputs)).to(table.dtype)
+        self.dense = DenseLayers(_make_layers(description, inputs)).to(table.dtype)
 
     def forward(self, lookup: Lookup, numbers: Tensor) -> Tensor:
         """The logits [b]."""
@@ -107,15 +106,15 @@ class ExportedModel(nn.Module):
         return Lookup(ids=torch.tensor(ids), slots=torch.tensor(slots), rows=len(rows), width=width, mean=mean)
 
 
-def _layers(description: dict[str, Any], inputs: int) -> nn.Module:
+def _make_layers(description: dict[str, Any], inputs: int) -> nn.Module:
     if (own := description["model"]) is None:
-        return perceptron(inputs, description["hidden"], description["dropout"])
+        return mlp(inputs, description["hidden"], description["dropout"])
     module, _, function = own["builder"].partition(":")
     return getattr(importlib.import_module(module), function)(inputs, **own["arguments"])
 
 
 def load(folder: str | Path) -> ExportedModel:
-    """The model in an unpacked export, ready to predict."""
+    """Load the model of an unpacked archive in evaluation mode."""
     description = json.loads((Path(folder) / "model.json").read_text())
     weights = load_file(Path(folder) / "model.safetensors")
     model = ExportedModel(description, weights.pop("table"))

@@ -1,4 +1,4 @@
-"""A parameter server holds one shard of the embedding table, which the master makes and the trainers call."""
+"""A parameter server holds one shard of the embedding table; created by the master, called by the trainers."""
 
 from rolecall.kit.parameter_server import serve as run
 

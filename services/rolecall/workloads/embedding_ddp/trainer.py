@@ -1,6 +1,4 @@
-"""A trainer reads its share of the rows, looks vectors up on the parameter servers and trains the dense layers in
-DDP.
-"""
+"""A trainer looks up embeddings on the parameter servers and trains the dense layers in DDP."""
 
 from torch.distributed import rpc
 from torch.futures import Future
@@ -16,29 +14,29 @@ from rolecall.workloads.embedding_ddp.batches import open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.training import Training
 
-_questions: Mailbox[None, int] = Mailbox()
-_orders: Mailbox[Shards, dict[str, float] | None] = Mailbox()
+_table_size_requests: Mailbox[None, int] = Mailbox()
+_train_requests: Mailbox[Shards, dict[str, float] | None] = Mailbox()
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Read the input, tell the master how large the table is (the first trainer), then train as it says."""
+    """Read the input, report the table size to the master (first trainer), then serve its training request."""
     dataset = open_dataset(context.params, context.cache, dtype=weight_dtype(context.params.precision))
     if dataset.bad_rows and context.role_rank == 0:
-        context.report.event(f"{dataset.bad_rows} rows can't be parsed and are left out; the log has the first")
+        context.report.event(f"{dataset.bad_rows} rows can't be parsed and are skipped; the log has the first")
     require_same_in_group(dataset.fingerprint, Role.TRAINER, "data")
     if context.role_rank == 0:
-        _questions.serve(lambda _: dataset.num_ids)
-    if _orders.serve(lambda shards: Training(context, dataset, shards).run()) is None:
-        raise Stopped("left between two steps, as asked")
+        _table_size_requests.serve(lambda _: dataset.num_ids)
+    if _train_requests.serve(lambda shards: Training(context, dataset, shards).run()) is None:
+        raise Stopped("stopped between two steps, as requested")
 
 
 @rpc.functions.async_execution
 def table_rows() -> Future[int]:
-    """Called by the master of the first trainer: how many embedding rows the input needs, once all have read it."""
-    return _questions.post(None)
+    """Called by the master on the first trainer: the rows of the embedding table, after all have read the input."""
+    return _table_size_requests.post(None)
 
 
 @rpc.functions.async_execution
 def train(shards: Shards) -> Future[dict[str, float] | None]:
-    """Called by the master: train on this table; the result, or none if the training was stopped."""
-    return _orders.post(shards)
+    """Called by the master: train with this table. The result, or None after a stop request."""
+    return _train_requests.post(shards)

@@ -1,4 +1,4 @@
-"""What one trainer does in a step, an evaluation and a checkpoint; all trainers run the loop in step."""
+"""The training loop of one trainer; all trainers run it in lockstep."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rolecall.kit.loop import Held
+from rolecall.kit.loop import EvalSplit
 from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
 from rolecall.kit.parameter_server import (
     ServerOptimizers,
@@ -25,14 +25,14 @@ from rolecall.runtime.context import WorkerContext
 from rolecall.workloads.embedding_ddp.batches import Batch, Dataset
 from rolecall.workloads.embedding_ddp.dense import make_dense
 from rolecall.workloads.embedding_ddp.embedding import TABLE
-from rolecall.workloads.embedding_ddp.evaluation import score
+from rolecall.workloads.embedding_ddp.evaluation import compute_metrics
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
 
 
 class Training(ShardedTrainingLoop[Batch, Params]):
-    """One trainer's part of a job."""
+    """One trainer's share of an `embedding-ddp` job."""
 
     def __init__(self, context: WorkerContext[Params], dataset: Dataset, shards: Shards) -> None:
         params = context.params
@@ -43,7 +43,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         self._table = ShardedEmbedding(shards.of(TABLE))
 
     def run(self) -> dict[str, float] | None:
-        """Train to the end; the job's result, or None if the gang was asked to leave."""
+        """As `TrainingLoop.run`; the result also has `bad_rows`."""
         result = super().run()
         return result and result | {"bad_rows": float(self._dataset.bad_rows)}
 
@@ -70,30 +70,29 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         vectors = self._table(batch.ids).to(self.context.device)
         return self._dense(pool(vectors, batch), batch.numeric.to(self.context.device))
 
-    def score(self, split: Held) -> dict[str, float] | None:
-        """Loss, AUC and accuracy of all trainers' rows together."""
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
+        """Loss, AUC and accuracy over all trainers."""
         if self._dataset.rows(split) == 0:
             return None
         self._dense.eval()
         with torch.no_grad():
             batches = self._dataset.eval_batches(split, self.rank, self.world)
-            scores = score(((self._logits(batch), batch.labels) for batch in batches), self.context.device)
+            metrics = compute_metrics(((self._logits(batch), batch.labels) for batch in batches), self.context.device)
         self._dense.train()
-        return scores.named(split)
+        return metrics.named(split)
 
-    def objective(self, scores: dict[str, float]) -> float:
-        """The validation AUC, or the loss turned round."""
+    def objective(self, metrics: dict[str, float]) -> float:
+        """The validation AUC, or the negated validation loss."""
         stopping = self.params.early_stopping
-        return scores["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(scores)
+        return metrics["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(metrics)
 
     def export(self) -> None:
-        """The first trainer writes the model that runs without a cluster. The others don't wait until it is stored: a
-        master that is away may take longer to come back than a barrier waits.
-        """
+        """The first trainer writes and stores `model.zip`."""
         path: Path | None = None
         if self.rank == 0:
             blocks = self.shards.blocks(TABLE, "weight")
             path = write_export(self.context.workdir.scratch, self._dataset, self.params, blocks, self._dense.module)
+        # Before the upload: it waits for an unavailable master, possibly longer than the timeout of a barrier.
         dist.barrier()
         if path is not None:
             self.context.artifacts.put(path.name, path)

@@ -1,12 +1,13 @@
-"""`reinforce`: an agent that learns from what observers live through in environments of their own.
+"""`reinforce`: an agent learns from rollouts that observers collect in their environments.
 
-After the PyTorch tutorial "Getting Started with Distributed RPC Framework", whose agent asks its observers for one step
-at a time. Environments are Gymnasium's, algorithms REINFORCE with a baseline and PPO.
+After the PyTorch tutorial "Getting Started with Distributed RPC Framework", where observers request
+each action from the agent. Environments are Gymnasium's, algorithms REINFORCE with a baseline and PPO.
 
-Input: `params` says what is played, `check` and `environments` look at it before the gang meets. Observers: `observer`
-plays, `collector` records trajectories. Agent: `observers` sends orders to them, `inference` answers their questions,
-`advantages`, `algorithms` and `normalization` learn, `training` is the loop. Result: `model` (also what users get),
-`export`, `movie`. This file, `params` and `check` import neither torch nor Gymnasium.
+`params`: the parameters. `check`, `environments`: checks before the gang starts. Observers: `observer` runs
+environments, `collector` records trajectories. Agent: `observer_pool` calls the observers, `inference` serves their
+requests for actions, `learner`, `advantages`, `algorithms` and `normalization` update the policy, `training` is the
+loop. Result: `model` (shared with exports), `export`, `movie`. This file, `params` and `check` import neither torch nor
+Gymnasium.
 """
 
 from rolecall.spec.role import Role

@@ -1,4 +1,4 @@
-"""How much better an action was than expected. Pure."""
+"""Advantage estimation and discounted sums. Pure."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ def advantages(
 ) -> Tensor:
     """Generalized advantage estimates (Schulman et al., 2016), [T, n].
 
-    `rewards`, `terminated` and `truncated` are [T, n]; `values` [T + 1, n] are those of the observations before each
-    step and after the last. Where an episode was cut off the value of its last observation stands for what would have
-    come; where the task ended nothing comes. With `gae_lambda` 1 advantage plus value is the discounted return.
+    `rewards`, `terminated` and `truncated` are [T, n]; `values` [T + 1, n] has the value of the observation before
+    each step and after the last. Truncated episodes bootstrap from the value of their last observation, terminated ones
+    don't. With `gae_lambda` 1, advantage plus value is the discounted return.
     """
     deltas = rewards + gamma * values[1:] * ~terminated - values[:-1]
     carried = gamma * gae_lambda * (~(terminated | truncated)).to(values)
@@ -24,9 +24,9 @@ def advantages(
 
 
 def discounted_sums(rewards: Tensor, ended: Tensor, before: Tensor, gamma: float) -> Tensor:
-    """The discounted sums of past rewards after each step, [T, n]; `before` [n] is the sum before the first.
+    """The discounted sums of past rewards after each step, [T, n]; `before` [n] is the sum before the first step.
 
-    `ended` [T, n] are the steps after which a sum begins anew.
+    `ended` [T, n] marks steps after which the sum restarts at 0.
     """
     sums = torch.empty_like(rewards)
     running = before

@@ -1,4 +1,4 @@
-"""How the policy learns from transitions: REINFORCE with a baseline, and PPO. No I/O, no clock."""
+"""Policy updates from transitions: REINFORCE with a baseline, and PPO. No I/O, no clock."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -13,16 +13,16 @@ from rolecall.workloads.reinforce.model import Policy
 
 @dataclass(frozen=True, slots=True)
 class Transitions:
-    """What one update learns from; b transitions of all observers together."""
+    """The b transitions of one update, from all observers."""
 
     observations: Tensor
     """[b, ...], raw."""
     actions: Tensor
-    """[b, ...], as the policy drew them."""
+    """[b, ...], as sampled by the policy."""
     log_probs: Tensor
-    """[b], of the policy that drew them."""
+    """[b], under the policy that sampled the actions."""
     values: Tensor
-    """[b], expected before the update."""
+    """[b], predicted before the update."""
     advantages: Tensor
     """[b]."""
 
@@ -31,37 +31,37 @@ class Transitions:
 
     @property
     def returns(self) -> Tensor:
-        """[b], what the values should have been."""
+        """[b], the targets of the value function."""
         return self.values + self.advantages
 
     @staticmethod
-    def joined(parts: "Sequence[Transitions]") -> "Transitions":
-        """All of several observers' in one."""
+    def concatenate(parts: "Sequence[Transitions]") -> "Transitions":
+        """The concatenated transitions of several observers."""
         return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
 
-    def at(self, indices: Tensor) -> "Transitions":
-        """Those with these numbers."""
+    def select(self, indices: Tensor) -> "Transitions":
+        """The transitions at these indices."""
         return Transitions(*(getattr(self, field.name)[indices] for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The parts of one optimizer step's loss; scalars."""
+    """The terms of one optimizer step's loss; scalars."""
 
     policy: Tensor
     value: Tensor
     """The mean squared error, halved."""
     entropy: Tensor
     kl: Tensor
-    """How far the policy has moved since the actions were drawn, in nats (Schulman's k3 estimate, 2020)."""
+    """The KL divergence from the policy that sampled the actions, in nats (Schulman's k3 estimator, 2020)."""
 
     def total(self, value_coefficient: float, entropy_coefficient: float) -> Tensor:
-        """What is minimized."""
+        """The loss to minimize."""
         return self.policy + value_coefficient * self.value - entropy_coefficient * self.entropy
 
 
 class Algorithm(Protocol):
-    """What `learn` needs of an algorithm."""
+    """The interface of algorithms for `update_policy`."""
 
     gamma: float
     gae_lambda: float
@@ -69,8 +69,8 @@ class Algorithm(Protocol):
     entropy_coefficient: float
     target_kl: float | None
 
-    def batches(self, count: int) -> Iterator[Tensor]:
-        """The numbers of the transitions of each optimizer step, out of `count`."""
+    def minibatches(self, count: int) -> Iterator[Tensor]:
+        """Indices of the transitions of each optimizer step, in [0, count)."""
         ...
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
@@ -79,7 +79,7 @@ class Algorithm(Protocol):
 
 
 class Reinforce:
-    """Williams (1992): the gradient of log-probabilities, weighted with how much better than the baseline it went."""
+    """REINFORCE with a baseline (Williams, 1992): log-probabilities weighted by advantages."""
 
     gae_lambda: float = 1.0
     target_kl: float | None = None
@@ -90,14 +90,14 @@ class Reinforce:
         self.entropy_coefficient = params.entropy_coefficient
         self._normalize = params.normalize_advantages
 
-    def batches(self, count: int) -> Iterator[Tensor]:
-        """A single step on everything: after it the episodes are those of another policy."""
+    def minibatches(self, count: int) -> Iterator[Tensor]:
+        """One batch of all transitions: they are off-policy after one optimizer step."""
         yield torch.arange(count)
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """Of one step."""
+        """The loss of one optimizer step."""
         log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
-        weights = normalized(batch.advantages) if self._normalize else batch.advantages
+        weights = normalize(batch.advantages) if self._normalize else batch.advantages
         return Losses(
             policy=-(log_probs * weights).mean(),
             value=0.5 * (values - batch.returns).square().mean(),
@@ -107,7 +107,7 @@ class Reinforce:
 
 
 class Ppo:
-    """Schulman et al. (2017): several passes over minibatches, with the ratio of probabilities clipped."""
+    """PPO (Schulman et al., 2017): several epochs of minibatches with a clipped probability ratio."""
 
     def __init__(self, params: spec.Ppo) -> None:
         self.gamma = params.gamma
@@ -117,15 +117,15 @@ class Ppo:
         self.target_kl = params.target_kl
         self._params = params
 
-    def batches(self, count: int) -> Iterator[Tensor]:
-        """Shuffled in every pass; a last one of a single transition is left out, for it can't be normalised."""
+    def minibatches(self, count: int) -> Iterator[Tensor]:
+        """Shuffled in every epoch. Drops a minibatch of a single transition, which can't be normalized."""
         for _ in range(self._params.epochs):
             yield from (part for part in torch.randperm(count).split(self._params.minibatch_size) if len(part) > 1)
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """Of one step on a minibatch."""
+        """The loss of one minibatch."""
         log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
-        weights = normalized(batch.advantages) if self._params.normalize_advantages else batch.advantages
+        weights = normalize(batch.advantages) if self._params.normalize_advantages else batch.advantages
         change = log_probs - batch.log_probs
         ratio = change.exp()
         clipped = ratio.clamp(1 - self._params.clip, 1 + self._params.clip)
@@ -141,28 +141,28 @@ class Ppo:
         bound = self._params.value_clip
         if bound is None:
             return errors
-        held = batch.values + (values - batch.values).clamp(-bound, bound)
-        return torch.maximum(errors, (held - batch.returns).square())
+        clipped = batch.values + (values - batch.values).clamp(-bound, bound)
+        return torch.maximum(errors, (clipped - batch.returns).square())
 
 
 def make(params: spec.Reinforce | spec.Ppo) -> Algorithm:
-    """The algorithm that the parameters name."""
+    """The algorithm of the parameters."""
     return Reinforce(params) if isinstance(params, spec.Reinforce) else Ppo(params)
 
 
-def learn(
+def update_policy(
     algorithm: Algorithm,
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     transitions: Transitions,
     max_grad_norm: float | None,
 ) -> dict[str, float]:
-    """One update; the means of its losses over the optimizer steps."""
-    seen: list[Tensor] = []
-    for indices in algorithm.batches(len(transitions)):
-        losses = algorithm.losses(policy, transitions.at(indices.to(transitions.advantages.device)))
+    """One policy update. Returns its losses, averaged over the optimizer steps."""
+    history: list[Tensor] = []
+    for indices in algorithm.minibatches(len(transitions)):
+        losses = algorithm.losses(policy, transitions.select(indices.to(transitions.advantages.device)))
         total = losses.total(algorithm.value_coefficient, algorithm.entropy_coefficient)
-        seen.append(torch.stack([total, losses.policy, losses.value, losses.entropy, losses.kl]).detach())
+        history.append(torch.stack([total, losses.policy, losses.value, losses.entropy, losses.kl]).detach())
         if algorithm.target_kl is not None and losses.kl > algorithm.target_kl:
             break
         optimizer.zero_grad()
@@ -170,16 +170,16 @@ def learn(
         if max_grad_norm is not None:
             nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
         optimizer.step()
-    means = torch.stack(seen).mean(0).tolist()
+    means = torch.stack(history).mean(0).tolist()
     return dict(zip(("loss", "policy_loss", "value_loss", "entropy", "kl"), means, strict=True))
 
 
-def normalized(numbers: Tensor) -> Tensor:
-    """The same [b] with mean 0 and deviation 1; one number alone stays as it is."""
+def normalize(numbers: Tensor) -> Tensor:
+    """The numbers [b] with mean 0 and deviation 1; a single number is unchanged."""
     return (numbers - numbers.mean()) / (numbers.std() + 1e-8) if len(numbers) > 1 else numbers
 
 
 def _kl(change: Tensor) -> Tensor:
-    """From the changes [b] of the drawn actions' log-probabilities."""
+    """The k3 estimate from the changes [b] of the sampled actions' log-probabilities."""
     with torch.no_grad():
         return (change.exp() - 1 - change).mean()

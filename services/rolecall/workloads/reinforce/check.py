@@ -1,4 +1,4 @@
-"""What can be decided about a `reinforce` job before its gang meets. Torch-free."""
+"""Checks of `reinforce` jobs before the gang starts. Torch-free."""
 
 import importlib
 
@@ -7,7 +7,7 @@ from rolecall.workloads.reinforce.params import Params
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
-    """Raises `ValueError` if the job asks for more observers to be left, or to answer, than it has."""
+    """Raises `ValueError` if `least_observers` or the inference batch exceeds the number of observers."""
     observers = counts[Role.OBSERVER]
     if params.least_observers > observers:
         raise ValueError(
@@ -22,7 +22,7 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` unless this node can make the environment, and the policy can play it."""
-    # The master imports this file, and must not import Gymnasium and what environments bring along with it.
+    """Raises `InputError` unless this node can create the environment and policies support its spaces."""
+    # The master imports this file, and must not import Gymnasium and the dependencies of environments.
     environments = importlib.import_module("rolecall.workloads.reinforce.environments")
     environments.check(params)

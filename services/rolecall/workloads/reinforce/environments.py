@@ -1,7 +1,7 @@
-"""Makes Gymnasium environments from their names, and says what their spaces are. Torch-free.
+"""Creates Gymnasium environments by name, and describes their spaces. Torch-free.
 
-A name is an id that Gymnasium has in its registry, a wrapper of Gymnasium's own, or `module:name` of a module that the
-operator allowed. Gymnasium is never given a name that it would import.
+A name is an id in Gymnasium's registry, a wrapper of Gymnasium, or `module:name` of a module that the operator allows.
+Gymnasium itself never gets a name that it would import.
 """
 
 import math
@@ -13,14 +13,14 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from rolecall.kit.builders import check_builder, find_allowed, import_allowed, in_short
+from rolecall.kit.builders import check_builder, find_allowed, import_allowed, shorten_error
 from rolecall.kit.data_access import read_access
 from rolecall.spec.errors import InputError
 from rolecall.workloads.reinforce.params import Custom, Environment, Params, Wrapper
 
 Env = gymnasium.Env[Any, Any]
 
-_MADE_BADLY = (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError, OSError)
+_CREATION_ERRORS = (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError, OSError)
 _REFUSED_WRAPPERS = {
     "ArrayConversion": "policies take NumPy arrays",
     "HumanRendering": "workers have no screen",
@@ -30,17 +30,17 @@ _FILE_ARGUMENTS = ("xml_file",)  # MuJoCo's models
 
 
 def make(environment: Environment, *, render: bool = False) -> Env:
-    """One environment inside its wrappers; `render` for one that gives pictures.
+    """Create one environment with its wrappers; `render` enables frames as RGB arrays.
 
-    Raises `InputError` when there is no such environment or wrapper, or it does not take the arguments.
+    Raises `InputError` if the environment or a wrapper does not exist or rejects its arguments.
     """
     arguments = _arguments(environment) | ({"render_mode": "rgb_array"} if render else {})
     try:
-        made = _make_bare(environment, arguments)
+        made = _make_unwrapped(environment, arguments)
         for wrapper in environment.wrappers:
             made = _wrapper(wrapper)(made, **wrapper.kwargs)
-    except _MADE_BADLY as error:
-        why = f"can't be made on this node: {in_short(str(error))}"
+    except _CREATION_ERRORS as error:
+        why = f"can't be made on this node: {shorten_error(str(error))}"
         raise InputError(f"the environment {environment.id!r} {why}") from error
     if not isinstance(made, gymnasium.Env):
         raise InputError(f"the environment {environment.id!r} is no gymnasium.Env but a {type(made).__name__}")
@@ -48,7 +48,7 @@ def make(environment: Environment, *, render: bool = False) -> Env:
 
 
 def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any]:
-    """`count` environments side by side. The step after an episode's end begins the next one and does nothing else."""
+    """Create a vector of `count` environments with next-step autoreset."""
     if environment.vectorization == "loop":
         return SyncVectorEnv([lambda: make(environment)] * count)
     limit = {"max_episode_steps": environment.max_episode_steps} if environment.max_episode_steps else {}
@@ -60,7 +60,7 @@ def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any
             **limit,
             **_arguments(environment),
         )
-    except _MADE_BADLY as error:
+    except _CREATION_ERRORS as error:
         raise InputError(
             f"the environment {environment.id!r} has no vector implementation of its own that can be made on this node "
             f"({error}); set environment.vectorization to loop"
@@ -68,7 +68,7 @@ def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any
 
 
 def describe(environment: Environment) -> dict[str, Any]:
-    """The spaces of observations and actions as JSON has them; raises `InputError` for those no policy can play."""
+    """Observation and action space as JSON; raises `InputError` for spaces that policies don't support."""
     made = make(environment)
     try:
         return {
@@ -80,7 +80,7 @@ def describe(environment: Environment) -> dict[str, Any]:
 
 
 def check(params: Params) -> None:
-    """Raises `InputError` unless environment and policy can be had on this node."""
+    """Raises `InputError` unless environment and policy are available on this node."""
     describe(params.environment)
     if params.environment.vectorization == "own":
         make_vector(params.environment, 1).close()
@@ -88,22 +88,22 @@ def check(params: Params) -> None:
         check_builder(params.policy)
 
 
-def _make_bare(environment: Environment, arguments: dict[str, Any]) -> Env:
+def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:
     limit = environment.max_episode_steps
     if not _is_entry_point(environment.id):
         return gymnasium.make(_registered_id(environment.id), max_episode_steps=limit, **arguments)
-    bare = _find(environment.id, gymnasium.Env)(**arguments)
-    return bare if limit is None else gymnasium.wrappers.TimeLimit(bare, limit)
+    unwrapped = _find_allowed_class(environment.id, gymnasium.Env)(**arguments)
+    return unwrapped if limit is None else gymnasium.wrappers.TimeLimit(unwrapped, limit)
 
 
 def _is_entry_point(name: str) -> bool:
-    """Whether it is `module:name`. An id that a module registers has a version: it is no Python name."""
+    """Whether `name` is `module:name`. In `module:id` the id has a version, so it is no Python identifier."""
     _, colon, attribute = name.partition(":")
     return bool(colon) and attribute.isidentifier()
 
 
 def _registered_id(name: str) -> str:
-    """The id in Gymnasium's registry, of `module:id` once the module has registered it; it names no module itself."""
+    """The id in Gymnasium's registry, without module. For `module:id`, imports the module, which registers the id."""
     module, colon, registered = name.rpartition(":")
     if colon:
         import_allowed(module)
@@ -113,7 +113,7 @@ def _registered_id(name: str) -> str:
 def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
     name = wrapper.entry_point
     if ":" in name:
-        return _find(name, gymnasium.Wrapper)
+        return _find_allowed_class(name, gymnasium.Wrapper)
     if reason := _REFUSED_WRAPPERS.get(name):
         raise InputError(f"the wrapper {name} can't be used: {reason}")
     found = getattr(gymnasium.wrappers, name)
@@ -122,8 +122,8 @@ def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
     return found
 
 
-def _find(name: str, kind: type) -> Callable[..., Any]:
-    """A class of that kind, or a function, which is called to see what it gives."""
+def _find_allowed_class(name: str, kind: type) -> Callable[..., Any]:
+    """An allowed class of `kind`, or a function, whose result the caller checks."""
     found = find_allowed(name)
     if isinstance(found, type) and not issubclass(found, kind):
         raise InputError(f"{name} is no gymnasium.{kind.__name__}")
@@ -131,7 +131,7 @@ def _find(name: str, kind: type) -> Callable[..., Any]:
 
 
 def _arguments(environment: Environment) -> dict[str, Any]:
-    """The environment's arguments; of those that name files, only what jobs may read."""
+    """The environment's arguments, with file arguments checked against the data roots and resolved."""
     arguments = dict(environment.kwargs)
     for name in _FILE_ARGUMENTS:
         given = arguments.get(name)

@@ -1,4 +1,4 @@
-"""Writes the learnt policy as one file that needs no cluster: plain PyTorch code, safetensors and JSON in a zip."""
+"""Exports the trained policy as a self-contained zip: plain PyTorch code, safetensors and JSON."""
 
 import json
 from pathlib import Path
@@ -20,12 +20,12 @@ policy = load(".")
 action = policy.act(observation)  # for one observation of the environment `{environment}`
 ```
 
-`model.json` says what the policy's spaces and layers are, and which environment and wrappers it has learnt in.
+`model.json` describes the policy's spaces and layers, and the environment and wrappers of the training.
 """
 
 
 def write_export(folder: Path, policy: Policy, params: Params) -> Path:
-    """Writes `model.zip` into `folder` and gives its path; the policy must lie on the CPU."""
+    """Write `model.zip` to `folder` and return its path; the policy must be on the CPU."""
     environment = params.environment.model_dump(mode="json")
     builder = f", and the package of the builder `{params.policy.builder}`" if params.policy.name == "custom" else ""
     description = {"workload": "reinforce", "environment": environment, **policy.description}

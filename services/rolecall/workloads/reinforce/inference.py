@@ -1,7 +1,7 @@
-"""The agent answers observers that ask what to do: many questions, one forward pass.
+"""Batched inference in the agent for observers that request actions.
 
-A question waits until enough observers have asked or its deadline has passed, whichever comes first, so that a slow
-observer never holds the others.
+A batch is processed when it is full or the deadline of its first request has passed, so that a slow observer does not
+block the others.
 """
 
 import queue
@@ -17,104 +17,103 @@ from torch import Tensor
 from torch.distributed import rpc
 
 from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.trajectory import Decisions, Trace
+from rolecall.workloads.reinforce.trajectory import AgentOutputBuffer, AgentOutputs
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What one observer's environments show."""
+class ActionRequest:
+    """One observer's request for actions."""
 
     observer: int
     observations: Tensor
     """[n, ...], raw."""
-    answer: torch.futures.Future[Tensor]
-    """The actions [n, ...] as the environments take them."""
+    reply: torch.futures.Future[Tensor]
+    """Environment actions [n, ...]."""
 
 
-# RPC handlers have no other way to the agent than a name in its module.
-_questions: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+# RPC handlers can reach the agent only by a module-level name.
+_requests: queue.SimpleQueue[ActionRequest | None] = queue.SimpleQueue()
 
 
 @rpc.functions.async_execution
 def act(observer: int, observations: Tensor) -> torch.futures.Future[Tensor]:
-    """Called by an observer: what its environments should do."""
-    answer: torch.futures.Future[Tensor] = torch.futures.Future()
-    _questions.put(Question(observer, observations, answer))
-    return answer
+    """Called by observers: the environment actions for these observations."""
+    reply: torch.futures.Future[Tensor] = torch.futures.Future()
+    _requests.put(ActionRequest(observer, observations, reply))
+    return reply
 
 
 class Inference:
-    """Decides with a copy of the policy, so that the agent may learn meanwhile, and remembers what it decided."""
+    """Samples actions with a copy of the policy, so that the agent can train concurrently; records its outputs."""
 
-    def __init__(self, policy: Policy, device: torch.device, enough: Callable[[], int], deadline_s: float) -> None:
-        """`enough` says how many questions need not wait for more."""
+    def __init__(self, policy: Policy, device: torch.device, batch_size: Callable[[], int], deadline_s: float) -> None:
+        """`batch_size` returns the number of requests that make a full batch."""
         self._policy = policy
         self._device = device
-        self._enough = enough
+        self._batch_size = batch_size
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
-        self._traces: dict[int, Trace] = {}
+        self._buffers: dict[int, AgentOutputBuffer] = {}
         self._serving: Future[None] | None = None
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Answer from a thread of its own as long as the body runs."""
+        """Serve requests in a thread while the body runs."""
         with ThreadPoolExecutor(1, "inference") as executor:
             self._serving = executor.submit(self._serve)
             try:
                 yield
             finally:
-                _questions.put(None)
+                _requests.put(None)
 
     def check(self) -> None:
-        """Raise what ended the thread, if anything did."""
+        """Raise the error that ended the thread, if any."""
         if self._serving is not None and self._serving.done():
             self._serving.result()
 
-    def use(self, weights: dict[str, Tensor]) -> None:
-        """Decide with these weights from now on."""
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Use these weights from now on."""
         with self._lock:
             self._policy.load_state_dict(weights)
 
-    def begin(self, observer: int) -> None:
-        """Forget what this observer did so far: its next trajectory begins."""
-        self._traces[observer] = Trace()
+    def start_trajectory(self, observer: int) -> None:
+        """Start a new trajectory of this observer."""
+        self._buffers[observer] = AgentOutputBuffer()
 
-    def decisions(self, observer: int) -> Decisions:
-        """What was decided for this observer since its trajectory began."""
-        return self._traces[observer].decisions()
+    def agent_outputs(self, observer: int) -> AgentOutputs:
+        """The agent outputs of this observer's current trajectory."""
+        return self._buffers[observer].agent_outputs()
 
     def _serve(self) -> None:
-        while (first := _questions.get()) is not None:
-            questions = self._gathered(first)
-            self._answer(questions)
+        while (first := _requests.get()) is not None:
+            self._reply(self._collect_batch(first))
 
-    def _gathered(self, first: Question) -> list[Question]:
-        """The first question and those that come in time."""
+    def _collect_batch(self, first: ActionRequest) -> list[ActionRequest]:
+        """The first request and those that arrive before its deadline."""
         deadline = time.monotonic() + self._deadline_s
-        questions = [first]
-        while len(questions) < self._enough():
+        requests = [first]
+        while len(requests) < self._batch_size():
             try:
-                question = _questions.get(timeout=max(0.0, deadline - time.monotonic()))
+                request = _requests.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
-            if question is None:
-                _questions.put(None)
+            if request is None:
+                _requests.put(None)
                 break
-            questions.append(question)
-        return questions
+            requests.append(request)
+        return requests
 
-    def _answer(self, questions: list[Question]) -> None:
-        counts = [len(question.observations) for question in questions]
-        columns = self._decide(torch.cat([question.observations for question in questions]))
+    def _reply(self, requests: list[ActionRequest]) -> None:
+        counts = [len(request.observations) for request in requests]
+        columns = self._sample_actions(torch.cat([request.observations for request in requests]))
         parts = zip(*(column.split(counts) for column in columns), strict=True)
-        for question, (actions, log_probs, playable) in zip(questions, parts, strict=True):
-            self._traces[question.observer].add(question.observations, actions, log_probs)
-            question.answer.set_result(playable)
+        for request, (actions, log_probs, env_actions) in zip(requests, parts, strict=True):
+            self._buffers[request.observer].add(request.observations, actions, log_probs)
+            request.reply.set_result(env_actions)
 
     @torch.no_grad()
-    def _decide(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with self._lock:
-            actions, log_probs = self._policy.decide(observations.to(self._device))
-            playable = self._policy.head.playable(actions)
-        return actions.cpu(), log_probs.cpu(), playable.cpu()
+            actions, log_probs = self._policy.sample_actions(observations.to(self._device))
+            env_actions = self._policy.head.to_env_actions(actions)
+        return actions.cpu(), log_probs.cpu(), env_actions.cpu()

@@ -1,4 +1,4 @@
-"""The agent's mind: the policy, its optimizer, and what it makes of trajectories. Knows nothing of other processes."""
+"""The learner: policy, optimizer and reward normalization. Independent of other processes."""
 
 from typing import Any
 
@@ -18,87 +18,91 @@ from rolecall.workloads.reinforce import algorithms
 from rolecall.workloads.reinforce.advantages import advantages
 from rolecall.workloads.reinforce.algorithms import Transitions
 from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.normalization import RewardScale
+from rolecall.workloads.reinforce.normalization import RewardNormalizer
 from rolecall.workloads.reinforce.params import Custom, Params
-from rolecall.workloads.reinforce.seeds import Stream, seed_of
+from rolecall.workloads.reinforce.seeds import RandomStream, seed_of
 from rolecall.workloads.reinforce.trajectory import Trajectory
 
 _POLICY, _REWARDS = "policy/", "rewards/"
 
 
 class Learner:
-    """Learns from one update's trajectories at a time."""
+    """Updates the policy from trajectories."""
 
     def __init__(self, params: Params, spaces: dict[str, Any], device: torch.device) -> None:
         self._params = params
         self._device = device
         self.algorithm = algorithms.make(params.algorithm)
         self.policy = new_policy(params, spaces).to(device)
-        self._scale = RewardScale(self.algorithm.gamma)
+        self._reward_normalizer = RewardNormalizer(self.algorithm.gamma)
         self._optimizer = dense_optimizer(params.chosen_optimizer).build(self.policy.parameters())
 
-    def learn(self, update: int, trajectories: dict[int, Trajectory], rate_factor: float) -> dict[str, float]:
-        """One update from the trajectories of the observers, by number; the means of its losses."""
-        torch.manual_seed(seed_of(self._params.seed, Stream.MINIBATCHES, update))
+    def train(self, update: int, trajectories: dict[int, Trajectory], rate_factor: float) -> dict[str, float]:
+        """One update from the trajectories by observer. Returns its mean losses."""
+        torch.manual_seed(seed_of(self._params.seed, RandomStream.MINIBATCHES, update))
         scale_rates(self._optimizer, rate_factor)
         parts = [self._transitions(observer, trajectories[observer]) for observer in sorted(trajectories)]
-        transitions = Transitions.joined(parts)
-        losses = algorithms.learn(self.algorithm, self.policy, self._optimizer, transitions, self._params.max_grad_norm)
-        # Only now: acting and learning must have seen the same statistics.
+        transitions = Transitions.concatenate(parts)
+        max_norm = self._params.max_grad_norm
+        losses = algorithms.update_policy(self.algorithm, self.policy, self._optimizer, transitions, max_norm)
+        # After the update: sampling and training must use the same statistics.
         if self.policy.normalizer is not None:
-            self.policy.normalizer.learn(self.policy.encode(transitions.observations))
+            self.policy.normalizer.update(self.policy.encode(transitions.observations))
         return losses
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of all that the policy is, on the CPU."""
+        """A copy of the policy's state dict on the CPU."""
         return {name: value.detach().to("cpu", copy=True) for name, value in self.policy.state_dict().items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint needs."""
+        """The state of the learner, for checkpoints."""
         named = {_POLICY + name: value for name, value in self.weights().items()}
-        named |= {_REWARDS + name: value.clone() for name, value in self._scale.moments.state_dict().items()}
+        rewards = self._reward_normalizer.moments.state_dict()
+        named |= {_REWARDS + name: value.clone() for name, value in rewards.items()}
         return named | flatten_optimizer(self._optimizer) | random_state(self._device)
 
     def restore(self, tensors: Tensors) -> None:
-        """Put back what `tensors` gave."""
-        self.policy.load_state_dict(below(tensors, _POLICY))
-        self._scale.moments.load_state_dict(below(tensors, _REWARDS))
+        """Restore what `tensors` returned."""
+        self.policy.load_state_dict(strip_prefix(tensors, _POLICY))
+        self._reward_normalizer.moments.load_state_dict(strip_prefix(tensors, _REWARDS))
         restore_optimizer(self._optimizer, tensors)
         restore_random_state(tensors, self._device)
 
     @torch.no_grad()
     def _transitions(self, observer: int, trajectory: Trajectory) -> Transitions:
         """The valid steps of one trajectory, with their advantages."""
-        outcomes, decisions = trajectory.outcomes, trajectory.decisions
-        rewards = self._scale.scaled(observer, outcomes) if self._params.normalize_rewards else outcomes.rewards
+        env_outputs, agent_outputs = trajectory.env_outputs, trajectory.agent_outputs
+        rewards = env_outputs.rewards
+        if self._params.normalize_rewards:
+            rewards = self._reward_normalizer.normalize(observer, env_outputs)
         values = self._values(trajectory.observations)
         found = advantages(
             rewards.to(values),
             values,
-            outcomes.terminated,
-            outcomes.truncated,
+            env_outputs.terminated,
+            env_outputs.truncated,
             gamma=self.algorithm.gamma,
             gae_lambda=self.algorithm.gae_lambda,
         )
-        columns = (decisions.observations, decisions.actions, decisions.log_probs, values[:-1], found)
-        return Transitions(*(column[outcomes.valid].to(self._device) for column in columns))
+        columns = (agent_outputs.observations, agent_outputs.actions, agent_outputs.log_probs, values[:-1], found)
+        return Transitions(*(column[env_outputs.valid].to(self._device) for column in columns))
 
     def _values(self, observations: Tensor) -> Tensor:
-        """[T + 1, n] of observations [T + 1, n, ...], on the CPU: what follows goes step by step."""
+        """Values [T + 1, n] of observations [T + 1, n, ...], on the CPU for the sequential advantage computation."""
         flat = observations.flatten(0, 1).to(self._device)
         return self.policy.values(flat).cpu().unflatten(0, observations.shape[:2])
 
 
 def new_policy(params: Params, spaces: dict[str, Any]) -> Policy:
-    """The policy with its first weights, on the CPU; the same wherever it is made."""
+    """The policy with its initial weights, on the CPU; the same in every process."""
     if isinstance(params.policy, Custom):
-        check_builder(params.policy)  # the exported `model.py`, which imports it, knows nothing of what is allowed
-    torch.manual_seed(seed_of(params.seed, Stream.WEIGHTS))
+        check_builder(params.policy)  # `model.py`, which imports it, is standalone and can't check
+    torch.manual_seed(seed_of(params.seed, RandomStream.WEIGHTS))
     return Policy(description(params, spaces))
 
 
 def description(params: Params, spaces: dict[str, Any]) -> dict[str, Any]:
-    """All that `model.Policy` needs to be made, as JSON has it."""
+    """The `description` of a `model.Policy`."""
     return {
         **spaces,
         "policy": params.policy.model_dump(mode="json"),
@@ -107,6 +111,6 @@ def description(params: Params, spaces: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def below(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    """Those whose names begin with `prefix`, without it."""
+def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, which is removed."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -1,11 +1,11 @@
-"""The policy, as it learns and as it is handed to users: this file goes into every exported model, unchanged.
+"""The policy, for training and in exported models, which contain this file unchanged.
 
     from model import load
     policy = load(".")
     observation, _ = environment.reset()
     environment.step(policy.act(observation))
 
-It needs torch, numpy and safetensors, and nothing of the service that trained it.
+Requires torch, numpy and safetensors, and for a custom policy the package that builds it.
 """
 
 import json
@@ -25,8 +25,8 @@ _LARGEST_OBSERVATION = 10.0
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
-class Mlp(nn.Module):
-    """Two multilayer perceptrons with orthogonal first weights; the last layer of the actor begins near zero."""
+class ActorCritic(nn.Module):
+    """Separate MLPs for actor and critic with orthogonal initialization; the actor's last layer starts near 0."""
 
     def __init__(self, inputs: int, outputs: int, hidden: list[int], activation: str) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class Mlp(nn.Module):
         self.critic = _layers([inputs, *hidden, 1], activation, last_gain=1.0)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs [n, outputs] and the values [n] of observations [n, ...]."""
+        """Actor outputs [n, outputs] and values [n] of observations [n, ...]."""
         flat = observations.flatten(1)
         return self.actor(flat), self.critic(flat).squeeze(-1)
 
     def outputs(self, observations: Tensor) -> Tensor:
-        """The outputs alone."""
+        """The actor outputs only."""
         return self.actor(observations.flatten(1))
 
 
@@ -55,7 +55,7 @@ def _layers(widths: list[int], activation: str, last_gain: float) -> nn.Sequenti
 
 
 class Normalizer(nn.Module):
-    """Brings observations to mean 0 and deviation 1, as far as they have been seen."""
+    """Standardizes inputs with running mean and variance."""
 
     mean: Tensor
     variance: Tensor
@@ -68,14 +68,14 @@ class Normalizer(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Observations [n, ...], none of their numbers further from 0 than 10."""
+        """Standardized observations [n, ...], clipped to [-10, 10]."""
         scale = (self.variance + 1e-8).rsqrt()
         scaled = (observations - self.mean.to(observations.dtype)) * scale.to(observations.dtype)
         return scaled.clamp(-_LARGEST_OBSERVATION, _LARGEST_OBSERVATION)
 
     @torch.no_grad()
-    def learn(self, observations: Tensor) -> None:
-        """Take observations [n, ...] into mean and variance (Chan, Golub and LeVeque, 1979)."""
+    def update(self, observations: Tensor) -> None:
+        """Update mean and variance with observations [n, ...] (Chan, Golub and LeVeque, 1979)."""
         seen = observations.double()
         count = self.count + len(seen)
         delta = seen.mean(0) - self.mean
@@ -86,8 +86,8 @@ class Normalizer(nn.Module):
         self.count.copy_(count)
 
 
-class Categorical(nn.Module):
-    """One of `count` actions; the outputs are logits."""
+class CategoricalHead(nn.Module):
+    """A categorical distribution over `count` actions; the network outputs are logits."""
 
     def __init__(self, count: int, start: int) -> None:
         super().__init__()
@@ -95,31 +95,31 @@ class Categorical(nn.Module):
         self.start = start
 
     def sample(self, outputs: Tensor) -> Tensor:
-        """Actions [n], drawn by the Gumbel-max trick: exponential noise E makes argmax(p / E) a draw from p."""
+        """Sampled actions [n], by the Gumbel-max trick: argmax(p / E) with exponential noise E has distribution p."""
         return (outputs.softmax(-1) / torch.empty_like(outputs).exponential_()).argmax(-1)
 
     def mode(self, outputs: Tensor) -> Tensor:
-        """The likeliest actions [n]."""
+        """The most likely actions [n]."""
         return outputs.argmax(-1)
 
     def log_probs(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Of actions [n], in nats."""
+        """Log-probabilities [n] of actions [n], in nats."""
         return outputs.log_softmax(-1).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        """Of the distributions [n], in nats."""
+        """Entropies [n] of the distributions, in nats."""
         logs = outputs.log_softmax(-1)
         return -(logs.exp() * logs).sum(-1)
 
-    def playable(self, actions: Tensor) -> Tensor:
-        """As the environment wants them."""
+    def to_env_actions(self, actions: Tensor) -> Tensor:
+        """Environment actions [n]."""
         return actions + self.start
 
 
-class Gaussian(nn.Module):
-    """Numbers drawn around the outputs, with a deviation that is learnt and the same everywhere.
+class GaussianHead(nn.Module):
+    """A diagonal Gaussian around the network outputs, with a learned, state-independent deviation.
 
-    Where the environment's bounds are finite, -1 and 1 mean them, and what is drawn beyond is brought back.
+    If the environment's bounds are finite, -1 and 1 are mapped to them. Actions are clipped to the bounds.
     """
 
     low: Tensor
@@ -135,36 +135,36 @@ class Gaussian(nn.Module):
         self._bounded = bool((self.low.isfinite() & self.high.isfinite()).all())
 
     def sample(self, outputs: Tensor) -> Tensor:
-        """Actions [n, size]."""
+        """Sampled actions [n, size]."""
         return outputs + self.log_deviation.exp() * torch.randn_like(outputs)
 
     def mode(self, outputs: Tensor) -> Tensor:
-        """The likeliest actions [n, size]."""
+        """The most likely actions [n, size]."""
         return outputs
 
     def log_probs(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Of actions [n, size], in nats."""
+        """Log-densities [n] of actions [n, size], in nats."""
         distance = (actions - outputs) / self.log_deviation.exp()
         logs = -0.5 * distance.square() - self.log_deviation - 0.5 * math.log(2 * math.pi)
         return logs.sum(-1)
 
     def entropy(self, outputs: Tensor) -> Tensor:
-        """Of the distributions [n], in nats."""
+        """Entropies [n] of the distributions, in nats."""
         each = self.log_deviation + 0.5 * (1 + math.log(2 * math.pi))
         return each.sum().expand(len(outputs))
 
-    def playable(self, actions: Tensor) -> Tensor:
-        """As the environment wants them, [n, *shape]."""
+    def to_env_actions(self, actions: Tensor) -> Tensor:
+        """Environment actions [n, *shape]."""
         if self._bounded:
             actions = self.low + (actions + 1) * (self.high - self.low) / 2
         return actions.clamp(self.low, self.high).reshape(len(actions), *self._shape)
 
 
 class Policy(nn.Module):
-    """What to do: a network between an environment's observations and its actions.
+    """A stochastic policy with a value function.
 
-    `description` holds the spaces (`observation`, `action`), the `policy`, whether to `normalize` observations, and the
-    `precision` of the weights, all as JSON has them.
+    `description` is JSON with the spaces (`observation`, `action`), the `policy`, whether to `normalize` observations,
+    and the `precision` of the weights.
     """
 
     def __init__(self, description: dict[str, Any]) -> None:
@@ -178,7 +178,7 @@ class Policy(nn.Module):
         self.normalizer = Normalizer(shape) if description["normalize"] else None
 
     def encode(self, observations: Tensor) -> Tensor:
-        """Raw observations [n, ...] as the network's type of numbers; a choice becomes a vector with a single 1."""
+        """Raw observations [n, ...] in the network's dtype; discrete ones as one-hot vectors."""
         kind = next(self.network.parameters()).dtype
         if self._choices:
             start = self.description["observation"]["start"]
@@ -186,37 +186,37 @@ class Policy(nn.Module):
         return observations.to(kind)
 
     def outputs(self, observations: Tensor) -> Tensor:
-        """What the head makes actions of, for raw observations [n, ...]."""
+        """The network outputs for raw observations [n, ...]: the parameters of the head's distribution."""
         seen = self._normalized(observations)
-        return self.network.outputs(seen) if isinstance(self.network, Mlp) else self.network(seen)[0]
+        return self.network.outputs(seen) if isinstance(self.network, ActorCritic) else self.network(seen)[0]
 
-    def decide(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Drawn actions [n, ...] and their log-probabilities [n] for raw observations [n, ...]."""
+    def sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Sampled actions [n, ...] and their log-probabilities [n] for raw observations [n, ...]."""
         outputs = self.outputs(observations)
         actions = self.head.sample(outputs)
         return actions, self.head.log_probs(outputs, actions)
 
     def evaluate_actions(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The log-probabilities, entropies and values [n] each."""
+        """Log-probabilities, entropies and values, [n] each."""
         outputs, values = self.network(self._normalized(observations))
         return self.head.log_probs(outputs, actions), self.head.entropy(outputs), values
 
     def values(self, observations: Tensor) -> Tensor:
-        """The expected discounted rewards [n] from raw observations [n, ...] on."""
+        """The values [n] of raw observations [n, ...]."""
         return self.network(self._normalized(observations))[1]
 
     @torch.inference_mode()
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
-        """What to do for one raw observation: what `environment.step` takes."""
+        """The action for one raw observation, as `environment.step` takes it."""
         batch = torch.as_tensor(np.asarray(observation)).unsqueeze(0).to(self.device)
         outputs = self.outputs(batch)
         action = self.head.mode(outputs) if deterministic else self.head.sample(outputs)
-        playable = self.head.playable(action)[0].cpu()
-        return int(playable) if isinstance(self.head, Categorical) else playable.numpy()
+        env_action = self.head.to_env_actions(action)[0].cpu()
+        return int(env_action) if isinstance(self.head, CategoricalHead) else env_action.numpy()
 
     @property
     def device(self) -> torch.device:
-        """Where the policy lies."""
+        """The device of the weights."""
         return next(self.network.parameters()).device
 
     def _normalized(self, observations: Tensor) -> Tensor:
@@ -224,24 +224,24 @@ class Policy(nn.Module):
         return encoded if self.normalizer is None else self.normalizer(encoded)
 
 
-def _head(action: dict[str, Any]) -> Categorical | Gaussian:
+def _head(action: dict[str, Any]) -> CategoricalHead | GaussianHead:
     if "count" in action:
-        return Categorical(action["count"], action["start"])
-    # JSON has no infinity: an open bound is null there.
+        return CategoricalHead(action["count"], action["start"])
+    # JSON has no infinity; null means no bound.
     low = [-math.inf if bound is None else bound for bound in action["low"]]
     high = [math.inf if bound is None else bound for bound in action["high"]]
-    return Gaussian(low, high, action["shape"])
+    return GaussianHead(low, high, action["shape"])
 
 
 def _network(policy: dict[str, Any], shape: tuple[int, ...], outputs: int) -> nn.Module:
     if policy["name"] == "mlp":
-        return Mlp(math.prod(shape), outputs, policy["hidden"], policy["activation"])
+        return ActorCritic(math.prod(shape), outputs, policy["hidden"], policy["activation"])
     module, _, function = policy["builder"].partition(":")
     return getattr(import_module(module), function)(shape, outputs, **policy["arguments"])
 
 
 def load(folder: str | Path) -> Policy:
-    """The policy in an unpacked export, ready to act."""
+    """Load the policy of an unpacked archive in evaluation mode."""
     description = json.loads((Path(folder) / "model.json").read_text())
     policy = Policy(description)
     policy.load_state_dict(load_file(Path(folder) / "model.safetensors"))

@@ -1,4 +1,4 @@
-"""A picture that moves: one episode as the policy plays it."""
+"""Records an episode of the policy as an animated GIF."""
 
 import os
 from pathlib import Path
@@ -14,27 +14,27 @@ from rolecall.workloads.reinforce.params import Params
 
 _WIDTH = 300
 _MOST_FRAMES = 250
-_LEAST_FRAME_MS = 20  # Shorter ones are slowed down by those who show them.
+_LEAST_FRAME_MS = 20  # Viewers slow down shorter frames.
 
 
-class NoPicture(Exception):
-    """The environment can't be rendered; the text says why."""
+class RenderError(Exception):
+    """The environment can't be rendered; the message has the reason."""
 
 
-def film(policy: Policy, params: Params, path: Path) -> None:
-    """Play the evaluation's first episode and write it to `path` as a GIF, at the speed it has.
+def record_episode(policy: Policy, params: Params, path: Path) -> None:
+    """Run the first evaluation episode and write it to `path` as a GIF in real time.
 
-    Raises `NoPicture`.
+    Raises `RenderError` if the environment can't be rendered.
     """
-    # Environments that draw with SDL need no screen for it.
+    # Render SDL environments without a display.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     try:
         environment = environments.make(params.environment, render=True)
     except InputError as error:
-        raise NoPicture(str(error)) from error
+        raise RenderError(str(error)) from error
     try:
-        frames = _play(policy, environment, params)
+        frames = _run_episode(policy, environment, params)
     finally:
         environment.close()
     per_second = environment.metadata.get("render_fps", 30)
@@ -43,7 +43,7 @@ def film(policy: Policy, params: Params, path: Path) -> None:
     kept[0].save(path, save_all=True, append_images=kept[1:], duration=max(_LEAST_FRAME_MS, round(duration)), loop=0)
 
 
-def _play(policy: Policy, environment: environments.Env, params: Params) -> list[Image.Image]:
+def _run_episode(policy: Policy, environment: environments.Env, params: Params) -> list[Image.Image]:
     observation, _ = environment.reset(seed=params.evaluation.seed)
     frames = [_frame(environment)]
     ended = False
@@ -56,13 +56,13 @@ def _play(policy: Policy, environment: environments.Env, params: Params) -> list
 
 
 def _frame(environment: environments.Env) -> Image.Image:
-    """What the environment looks like now, small and in few colours."""
+    """The current frame, resized and reduced to 64 colors."""
     try:
         picture: Any = environment.render()
     except (gymnasium.error.Error, ImportError, NotImplementedError) as error:
-        raise NoPicture(f"the environment can't be rendered: {error}") from error
+        raise RenderError(f"the environment can't be rendered: {error}") from error
     if getattr(picture, "ndim", None) != 3:
-        raise NoPicture("the environment does not render to pictures (rgb_array)")
+        raise RenderError("the environment does not render RGB arrays (rgb_array)")
     image = Image.fromarray(picture)
     height = max(1, round(image.height * _WIDTH / image.width))
     return image.resize((_WIDTH, height)).quantize(64)

@@ -1,4 +1,4 @@
-"""An observer plays its environments as the agent says, until the agent dismisses it."""
+"""An observer collects rollouts on the agent's requests, until the agent shuts it down."""
 
 import threading
 from dataclasses import dataclass
@@ -13,157 +13,157 @@ from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.reinforce import environments, inference
-from rolecall.workloads.reinforce.collector import Collector, Decide
+from rolecall.workloads.reinforce.collector import ActFn, Collector
 from rolecall.workloads.reinforce.learner import new_policy
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.seeds import Stream, seed_of, seeds_of
-from rolecall.workloads.reinforce.trajectory import Decisions, Outcomes, Trace
+from rolecall.workloads.reinforce.seeds import RandomStream, seed_of, seeds_of
+from rolecall.workloads.reinforce.trajectory import AgentOutputBuffer, AgentOutputs, EnvOutputs
 
 AGENT = worker_name(Role.TRAINER, 0)
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """An order to play one update's share."""
+class CollectRollout:
+    """A request for one update's trajectory."""
 
     update: int
-    restart: bool
-    """Begin with new episodes."""
+    reset: bool
+    """Whether to reset the environments first."""
     weights: Weights | None
-    """What to decide with; without weights the agent is asked at every step."""
+    """The policy's weights; None if the agent samples the actions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
-    """An order to play one whole episode for each seed."""
+class RunEvaluation:
+    """A request for one full episode per seed."""
 
     seeds: tuple[int, ...]
     weights: Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """An order carried out."""
+class RolloutResult:
+    """The reply to a request."""
 
-    decisions: Decisions | None
-    """None where the agent decided, who knows them."""
-    outcomes: Outcomes
-
-
-class _Dismissed(Exception):
-    """There is no more use for what this observer does."""
+    agent_outputs: AgentOutputs | None
+    """None if the agent sampled the actions and has recorded them."""
+    env_outputs: EnvOutputs
 
 
-_orders: Mailbox[Play | Evaluate | None, Played | None] = Mailbox()
-_dismissed = threading.Event()
+class _ShutDown(Exception):
+    """The agent has shut this observer down."""
+
+
+_requests: Mailbox[CollectRollout | RunEvaluation | None, RolloutResult | None] = Mailbox()
+_shutdown_requested = threading.Event()
 _stopped = threading.Event()
 
 
 @rpc.functions.async_execution
-def carry_out(order: Play | Evaluate) -> Future[Played | None]:
-    """Called by the agent: play, and tell what came of it."""
-    return _orders.post(order)
+def execute(request: CollectRollout | RunEvaluation) -> Future[RolloutResult | None]:
+    """Called by the agent: execute a request in the main thread."""
+    return _requests.post(request)
 
 
-def dismiss(stopped: bool) -> None:
-    """Called by the agent: leave, even in the middle of an order; `stopped` if the job is not done."""
+def shutdown(stopped: bool) -> None:
+    """Called by the agent: leave, even during a request; `stopped` if the job is not done."""
     if stopped:
         _stopped.set()
-    _dismissed.set()
-    _orders.post(None)
+    _shutdown_requested.set()
+    _requests.post(None)
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Carry out orders until dismissed."""
+    """Serve requests until the agent shuts this observer down."""
     observer = _Observer(context)
     try:
         while True:
-            _orders.serve(observer.carry_out)
-    except _Dismissed:
+            _requests.serve(observer.execute)
+    except _ShutDown:
         if _stopped.is_set():
-            raise Stopped("left with the agent, as asked") from None
+            raise Stopped("stopped with the agent, as requested") from None
 
 
 class _Observer:
-    """One observer's environments and, where it decides by itself, its copy of the policy."""
+    """One observer's environments, and its copy of the policy."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
         self._params = context.params
         self._rank = context.role_rank
         self._device = context.device
         self._policy = new_policy(self._params, environments.describe(self._params.environment)).to(self._device)
-        self._training = self._collector(self._params.environments)
-        self._judging: dict[int, Collector] = {}
+        self._collector = self._make_collector(self._params.environments)
+        self._eval_collectors: dict[int, Collector] = {}
 
-    def carry_out(self, order: Play | Evaluate | None) -> Played | None:
-        """What came of one order."""
-        match order:
-            case Play():
-                return self._play(order)
-            case Evaluate():
-                return self._evaluate(order)
+    def execute(self, request: CollectRollout | RunEvaluation | None) -> RolloutResult | None:
+        match request:
+            case CollectRollout():
+                return self._collect_rollout(request)
+            case RunEvaluation():
+                return self._run_evaluation(request)
             case None:
-                raise _Dismissed
+                raise _ShutDown
 
-    def _play(self, order: Play) -> Played:
-        place = (self._rank, order.update)
-        if order.restart or self._params.algorithm.name == "reinforce":
-            self._training.restart(self._seeds(place))
-        if order.weights is None:
-            return Played(None, self._trajectory(self._ask))
-        self._policy.load_state_dict(order.weights)
-        torch.manual_seed(seed_of(self._params.seed, Stream.ACTIONS, *place))
-        trace = Trace()
-        outcomes = self._trajectory(lambda observations: self._draw(observations, trace))
-        return Played(trace.decisions(), outcomes)
+    def _collect_rollout(self, request: CollectRollout) -> RolloutResult:
+        key = (self._rank, request.update)
+        if request.reset or self._params.algorithm.name == "reinforce":
+            self._collector.reset(self._seeds(key))
+        if request.weights is None:
+            return RolloutResult(None, self._run_environments(self._request_actions))
+        self._policy.load_state_dict(request.weights)
+        torch.manual_seed(seed_of(self._params.seed, RandomStream.ACTIONS, *key))
+        buffer = AgentOutputBuffer()
+        env_outputs = self._run_environments(lambda observations: self._sample(observations, buffer))
+        return RolloutResult(buffer.agent_outputs(), env_outputs)
 
-    def _trajectory(self, decide: Decide) -> Outcomes:
+    def _run_environments(self, act: ActFn) -> EnvOutputs:
         algorithm = self._params.algorithm
         if algorithm.name == "reinforce":
-            return self._training.episodes(decide)
-        return self._training.steps(decide, algorithm.steps)
+            return self._collector.collect_episodes(act)
+        return self._collector.collect_steps(act, algorithm.steps)
 
-    def _evaluate(self, order: Evaluate) -> Played:
-        self._policy.load_state_dict(order.weights)
-        torch.manual_seed(seed_of(self._params.seed, Stream.ACTIONS, order.seeds[0]))
-        count = len(order.seeds)
-        if count not in self._judging:  # Shares stay the same while no observer is lost: few sets are kept.
-            self._judging[count] = self._collector(count, loop=True)
-        self._judging[count].restart(list(order.seeds))
-        return Played(None, self._judging[count].episodes(self._judge))
-
-    @torch.inference_mode()
-    def _draw(self, observations: Tensor, trace: Trace) -> Tensor:
-        actions, log_probs = self._policy.decide(observations.to(self._device))
-        trace.add(observations, actions.cpu(), log_probs.cpu())
-        return self._policy.head.playable(actions)
+    def _run_evaluation(self, request: RunEvaluation) -> RolloutResult:
+        self._policy.load_state_dict(request.weights)
+        torch.manual_seed(seed_of(self._params.seed, RandomStream.ACTIONS, request.seeds[0]))
+        count = len(request.seeds)
+        # The number of seeds changes only if an observer is lost, so few collectors are kept.
+        if count not in self._eval_collectors:
+            self._eval_collectors[count] = self._make_collector(count, loop=True)
+        self._eval_collectors[count].reset(list(request.seeds))
+        return RolloutResult(None, self._eval_collectors[count].collect_episodes(self._act))
 
     @torch.inference_mode()
-    def _judge(self, observations: Tensor) -> Tensor:
+    def _sample(self, observations: Tensor, buffer: AgentOutputBuffer) -> Tensor:
+        actions, log_probs = self._policy.sample_actions(observations.to(self._device))
+        buffer.add(observations, actions.cpu(), log_probs.cpu())
+        return self._policy.head.to_env_actions(actions)
+
+    @torch.inference_mode()
+    def _act(self, observations: Tensor) -> Tensor:
         outputs = self._policy.outputs(observations.to(self._device))
-        head = self._policy.head
-        return head.playable(head.mode(outputs) if self._params.evaluation.deterministic else head.sample(outputs))
+        head, deterministic = self._policy.head, self._params.evaluation.deterministic
+        return head.to_env_actions(head.mode(outputs) if deterministic else head.sample(outputs))
 
-    def _ask(self, observations: Tensor) -> Tensor:
+    def _request_actions(self, observations: Tensor) -> Tensor:
         try:
             return rpc.rpc_sync(AGENT, inference.act, args=(self._rank, observations))
         except RuntimeError:
-            _require_use()  # The agent may have left with the question in hand.
+            _check_shutdown()  # The agent may have left with the request pending.
             raise
 
-    def _seeds(self, place: tuple[int, int]) -> list[int] | int:
-        """Of each environment; those of an own vector implementation share one."""
-        seeds = seeds_of(self._params.seed, Stream.ENVIRONMENTS, *place, count=self._params.environments)
+    def _seeds(self, key: tuple[int, int]) -> list[int] | int:
+        """A seed for each environment, or a single one for a vector implementation."""
+        seeds = seeds_of(self._params.seed, RandomStream.ENVIRONMENTS, *key, count=self._params.environments)
         return seeds if self._params.environment.vectorization == "loop" else seeds[0]
 
-    def _collector(self, count: int, *, loop: bool = False) -> Collector:
-        """`loop` where every episode has a seed of its own, which an own vector implementation does not take."""
+    def _make_collector(self, count: int, *, loop: bool = False) -> Collector:
+        """`loop` is needed for one seed per episode, which vector implementations don't support."""
         changes = {"vectorization": "loop"} if loop else {}
         environment = self._params.environment.model_copy(update=changes)
-        return Collector(environments.make_vector(environment, count), _require_use)
+        return Collector(environments.make_vector(environment, count), _check_shutdown)
 
 
-def _require_use() -> None:
-    if _dismissed.is_set():
-        raise _Dismissed
+def _check_shutdown() -> None:
+    if _shutdown_requested.is_set():
+        raise _ShutDown

@@ -1,6 +1,6 @@
-"""Seeds of everything that is drawn, each derived from the job's and from where it is drawn.
+"""Seeds of all random numbers, derived from the job's seed, a purpose and a position.
 
-So nothing that is drawn depends on what was drawn before it: a resumed job draws what an uninterrupted one would.
+So random numbers don't depend on earlier ones, and a resumed job gets the same as an uninterrupted one.
 """
 
 from enum import IntEnum
@@ -8,8 +8,8 @@ from enum import IntEnum
 import numpy as np
 
 
-class Stream(IntEnum):
-    """What a seed is for."""
+class RandomStream(IntEnum):
+    """The purpose of a seed."""
 
     WEIGHTS = 0
     ENVIRONMENTS = 1
@@ -17,12 +17,12 @@ class Stream(IntEnum):
     MINIBATCHES = 3
 
 
-def seed_of(seed: int, stream: Stream, *place: int) -> int:
-    """The seed of one stream at one place (an observer, an update), 0 to 2^63 - 1."""
+def seed_of(seed: int, stream: RandomStream, *place: int) -> int:
+    """The seed of a stream at a place, e.g. (observer, update); in [0, 2^63)."""
     return seeds_of(seed, stream, *place, count=1)[0]
 
 
-def seeds_of(seed: int, stream: Stream, *place: int, count: int) -> list[int]:
-    """As many independent seeds for one place."""
+def seeds_of(seed: int, stream: RandomStream, *place: int, count: int) -> list[int]:
+    """`count` independent seeds for one place."""
     words = np.random.SeedSequence([seed, int(stream), *place]).generate_state(count, np.uint64)
     return [int(word >> np.uint64(1)) for word in words]

@@ -1,4 +1,4 @@
-"""The trainer is the agent: it learns a policy from what its observers live through."""
+"""The trainer is the agent: it trains the policy on the observers' rollouts."""
 
 from rolecall.runtime.context import WorkerContext
 from rolecall.workloads.reinforce.params import Params
@@ -6,5 +6,5 @@ from rolecall.workloads.reinforce.training import Training
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Learn to the end (or until asked to leave), and let the observers leave."""
+    """Train to the end or to a stop request, then shut the observers down."""
     Training(context).play()

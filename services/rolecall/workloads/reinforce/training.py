@@ -1,4 +1,4 @@
-"""The agent's loop: have trajectories played, learn from them, judge the policy, write checkpoints."""
+"""The agent's loop: collect rollouts, update the policy, evaluate it, write checkpoints."""
 
 import math
 import time
@@ -17,60 +17,59 @@ from rolecall.spec.state import StopMode
 from rolecall.workloads.reinforce import environments
 from rolecall.workloads.reinforce.export import write_export
 from rolecall.workloads.reinforce.inference import Inference
-from rolecall.workloads.reinforce.learner import Learner, below, new_policy
+from rolecall.workloads.reinforce.learner import Learner, new_policy, strip_prefix
 from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.movie import NoPicture, film
-from rolecall.workloads.reinforce.observer import Play, Played, Weights
-from rolecall.workloads.reinforce.observers import Observers
+from rolecall.workloads.reinforce.movie import RenderError, record_episode
+from rolecall.workloads.reinforce.observer import CollectRollout, RolloutResult, Weights
+from rolecall.workloads.reinforce.observer_pool import ObserverPool
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.trajectory import Outcomes, Trajectory
+from rolecall.workloads.reinforce.trajectory import EnvOutputs, Trajectory
 
 _PART = "agent"
 _BEST = "best/"
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Where the training stands; everything that a resumed attempt needs besides the tensors."""
+class UpdatePosition:
+    """State of a training in updates that a resumed attempt needs, besides the tensors."""
 
     update: int = 0
-    """Updates done."""
+    """Updates since the start of the job."""
     env_steps: int = 0
-    """Steps of environments learnt from."""
+    """Environment steps trained on."""
     episodes: int = 0
-    """Episodes that ended in them."""
+    """Episodes that ended in these steps."""
     evaluated: int = 0
-    """The update after which the policy was judged last."""
+    """The update of the last evaluation."""
     best: dict[str, float] | None = None
-    """The scores of the best evaluation so far, whose weights are kept."""
+    """The metrics of the best evaluation so far, whose weights are kept."""
 
 
-class Training(JobLoop[Position, Params]):
-    """The agent's part of a job, from the first update (or the checkpoint) to the job's result."""
+class Training(JobLoop[UpdatePosition, Params]):
+    """The agent's loop."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
-        super().__init__(context, Position())
+        super().__init__(context, UpdatePosition())
         params = context.params
         spaces = environments.describe(params.environment)
         self._learner = Learner(params, spaces, context.device)
-        self._observers = Observers(
-            context.count(Role.OBSERVER), params.least_observers, context.report.event, self._look
+        self._observers = ObserverPool(
+            context.count(Role.OBSERVER), params.least_observers, context.report.event, self._poll
         )
         self._inference = self._make_inference(spaces) if params.policy_at == "agent" else None
-        self._best: Weights = {}
-        self._restart = True
+        self._best_weights: Weights = {}
+        self._reset = True
         self._saved_update = 0
 
     @property
     def step(self) -> int:
-        """Updates done."""
+        """Updates since the start of the job."""
         return self.position.update
 
     def run(self) -> dict[str, float]:
-        """Train to the end; the job's result.
+        """Train to the end. Returns the job's result.
 
-        Raises `Stopped` if the gang was asked to leave, `PeerLost` (with a checkpoint written) if too few observers are
-        left.
+        Raises `Stopped` after a stop request, and `PeerLost`, after writing a checkpoint, if too few observers remain.
         """
         began = time.monotonic()
         self.resume()
@@ -79,7 +78,7 @@ class Training(JobLoop[Position, Params]):
             if self._inference is not None:
                 stack.enter_context(self._inference.serving())
             self._train()
-            self._observers.dismiss(stopped=False)
+            self._observers.shutdown(stopped=False)
         wall_s = time.monotonic() - began
         rate = (self.position.env_steps - first_step) / wall_s
         self._export()
@@ -87,17 +86,17 @@ class Training(JobLoop[Position, Params]):
 
     def _train(self) -> None:
         try:
-            self._all_updates()
+            self._run_updates()
         except Stopped:
             if self.context.stop_requested() in (StopMode.PAUSE, StopMode.DRAIN):
-                self._save_once()
-            self._observers.dismiss(stopped=True)
+                self._save_if_new()
+            self._observers.shutdown(stopped=True)
             raise
         except PeerLost:
-            self._save_once()
+            self._save_if_new()
             raise
 
-    def _all_updates(self) -> None:
+    def _run_updates(self) -> None:
         while True:
             if self._evaluation_due():
                 self._evaluate()
@@ -105,7 +104,7 @@ class Training(JobLoop[Position, Params]):
                 return
             self._update()
             if self._checkpoint_due():
-                self._save_once()
+                self._save_if_new()
 
     def _finished(self) -> bool:
         best, target = self.position.best, self.params.target_return
@@ -118,45 +117,45 @@ class Training(JobLoop[Position, Params]):
         )
 
     def _update(self) -> None:
-        """Have a trajectory played by every observer that is idle, and learn from those that are there."""
+        """Request rollouts from all idle observers, and train on those that are available."""
         update = self.position.update + 1
-        self._order(update)
+        self._start_rollouts(update)
         trajectories = {rank: self._trajectory(rank, one) for rank, one in self._gather().items()}
         rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
-        losses = self._learner.learn(update, trajectories, rate)
-        outcomes = {rank: trajectory.outcomes for rank, trajectory in trajectories.items()}
-        steps = sum(int(one.valid.sum()) for one in outcomes.values())
+        losses = self._learner.train(update, trajectories, rate)
+        env_outputs = {rank: trajectory.env_outputs for rank, trajectory in trajectories.items()}
+        steps = sum(int(one.valid.sum()) for one in env_outputs.values())
         self.position = replace(
             self.position,
             update=update,
             env_steps=self.position.env_steps + steps,
-            episodes=self.position.episodes + sum(len(one.episode_returns) for one in outcomes.values()),
+            episodes=self.position.episodes + sum(len(one.episode_returns) for one in env_outputs.values()),
         )
-        self._report(steps, losses, outcomes)
+        self._report(steps, losses, env_outputs)
 
-    def _order(self, update: int) -> None:
-        """All that are idle play with the newest weights."""
+    def _start_rollouts(self, update: int) -> None:
+        """Request rollouts with the newest weights from all idle observers."""
         weights = self._learner.weights()
         if self._inference is not None:
-            self._inference.use(weights)
+            self._inference.load_weights(weights)
         for rank in self._observers.idle:
             if self._inference is not None:
-                self._inference.begin(rank)
+                self._inference.start_trajectory(rank)
             sent = weights if self._inference is None else None
-            self._observers.order(rank, Play(update, self._restart, sent))
-        self._restart = False
+            self._observers.send(rank, CollectRollout(update, self._reset, sent))
+        self._reset = False
 
-    def _gather(self) -> dict[int, Played]:
+    def _gather(self) -> dict[int, RolloutResult]:
         return self._observers.gather(self.params.wait_for)
 
-    def _trajectory(self, rank: int, played: Played) -> Trajectory:
-        decisions = played.decisions
-        if decisions is None:
+    def _trajectory(self, rank: int, rollout: RolloutResult) -> Trajectory:
+        agent_outputs = rollout.agent_outputs
+        if agent_outputs is None:
             assert self._inference is not None
-            decisions = self._inference.decisions(rank)
-        return Trajectory(decisions, played.outcomes)
+            agent_outputs = self._inference.agent_outputs(rank)
+        return Trajectory(agent_outputs, rollout.env_outputs)
 
-    def _report(self, steps: int, losses: dict[str, float], outcomes: dict[int, Outcomes]) -> None:
+    def _report(self, steps: int, losses: dict[str, float], env_outputs: dict[int, EnvOutputs]) -> None:
         position = self.position
         self.context.report(
             position.update,
@@ -165,14 +164,14 @@ class Training(JobLoop[Position, Params]):
             steps=self._expected_updates(),
             metrics={
                 "env_steps": position.env_steps,
-                "observers": len(self._observers.left),
+                "observers": len(self._observers.alive),
                 **{name: value for name, value in losses.items() if name != "loss"},
-                **episode_metrics(outcomes),
+                **episode_metrics(env_outputs),
             },
         )
 
     def _expected_updates(self) -> int:
-        """The job's updates if those to come have as many steps as those so far, and it does not end early."""
+        """The estimated total updates, from the mean steps per update so far."""
         position = self.position
         expected = math.ceil(position.update * self.params.env_steps / max(1, position.env_steps))
         return max(position.update, min(expected, self.params.max_updates or expected))
@@ -183,7 +182,7 @@ class Training(JobLoop[Position, Params]):
         return due and update > self.position.evaluated
 
     def _evaluate(self) -> None:
-        """Play the evaluation's episodes with the newest weights, and keep these if they are the best so far."""
+        """Evaluate the newest weights, and keep them if they are the best so far."""
         chosen = self.params.evaluation
         seeds = list(range(chosen.seed, chosen.seed + chosen.episodes))
         weights = self._learner.weights()
@@ -193,12 +192,12 @@ class Training(JobLoop[Position, Params]):
         best = self.position.best
         if best is None or scores["evaluation_return"] > best["evaluation_return"]:
             self.position = replace(self.position, best=scores)
-            self._best = weights
+            self._best_weights = weights
 
-    def _look(self) -> None:
-        """While waiting: raises `Stopped` when asked to leave, and what may have ended the inference."""
+    def _poll(self) -> None:
+        """Called while waiting: raises `Stopped` after a stop request, or the error of the inference thread."""
         if self.context.stop_requested() is not None:
-            raise Stopped("left between two updates, as asked")
+            raise Stopped("stopped between two updates, as requested")
         if self._inference is not None:
             self._inference.check()
 
@@ -208,7 +207,7 @@ class Training(JobLoop[Position, Params]):
         if self.params.protocol == "tutorial":
             return Inference(policy, self.context.device, lambda: 1, 0.0)
         return Inference(
-            policy, self.context.device, lambda: chosen.batch or self._observers.at_work, chosen.deadline_ms / 1000
+            policy, self.context.device, lambda: chosen.batch or self._observers.busy_count, chosen.deadline_ms / 1000
         )
 
     def _checkpoint_due(self) -> bool:
@@ -217,39 +216,39 @@ class Training(JobLoop[Position, Params]):
             params.checkpoint_every_s
         )
 
-    def _save_once(self) -> None:
+    def _save_if_new(self) -> None:
         if self._saved_update != self.step:
             self.save()
 
     def save_parts(self, step: int) -> list[CheckpointPart]:
-        """The agent's part. The environments are not in it, so they begin anew after it, resumed or not."""
-        self._saved_update, self._restart = step, True
-        tensors = self._learner.tensors() | {_BEST + name: value for name, value in self._best.items()}
+        """The agent's part. Environments can't be saved, so they are reset after every checkpoint, resumed or not."""
+        self._saved_update, self._reset = step, True
+        tensors = self._learner.tensors() | {_BEST + name: value for name, value in self._best_weights.items()}
         return [self.context.checkpoints.save_part(step, _PART, tensors)]
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Go back to the agent's part."""
+        """Restore the agent's part."""
         tensors = self.context.checkpoints.load_part(manifest, _PART)
         self._learner.restore(tensors)
-        self._best = below(tensors, _BEST)
+        self._best_weights = strip_prefix(tensors, _BEST)
         self._saved_update = manifest.step
 
     def _export(self) -> None:
-        """Leave the policy that was judged best, and a movie of it."""
-        self._learner.policy.load_state_dict(self._best)
+        """Write and store the policy of the best evaluation, and a movie of it."""
+        self._learner.policy.load_state_dict(self._best_weights)
         policy = self._learner.policy.cpu()
         scratch, artifacts = self.context.workdir.scratch, self.context.artifacts
         path = write_export(scratch, policy, self.params)
         artifacts.put(path.name, path)
         if self.params.evaluation.movie:
-            self._film(policy)
+            self._record_movie(policy)
 
-    def _film(self, policy: Policy) -> None:
+    def _record_movie(self, policy: Policy) -> None:
         path = self.context.workdir.scratch / "episode.gif"
         try:
-            film(policy, self.params, path)
-        except NoPicture as error:
-            self.context.report.event(f"there is no movie: {error}")
+            record_episode(policy, self.params, path)
+        except RenderError as error:
+            self.context.report.event(f"no movie: {error}")
             return
         self.context.artifacts.put(path.name, path)
 
@@ -259,17 +258,17 @@ class Training(JobLoop[Position, Params]):
             "env_steps": float(position.env_steps),
             "episodes": float(position.episodes),
             "updates": float(position.update),
-            "observers": float(len(self._observers.left)),
+            "observers": float(len(self._observers.alive)),
         }
         return {**(position.best or {}), **counts}
 
 
-def episode_metrics(outcomes: dict[int, Outcomes]) -> dict[str, float]:
-    """The mean return and length of the episodes that ended in an update, of all observers and of each."""
-    ended = {rank: one.episode_returns for rank, one in outcomes.items() if len(one.episode_returns)}
+def episode_metrics(env_outputs: dict[int, EnvOutputs]) -> dict[str, float]:
+    """Mean return and length of the episodes that ended in an update, over all observers; mean return of each."""
+    ended = {rank: one.episode_returns for rank, one in env_outputs.items() if len(one.episode_returns)}
     if not ended:
         return {}
-    lengths = torch.cat([outcomes[rank].episode_lengths for rank in ended])
+    lengths = torch.cat([env_outputs[rank].episode_lengths for rank in ended])
     return {
         "episode_return": float(torch.cat(list(ended.values())).mean()),
         "episode_length": float(lengths.double().mean()),
@@ -277,10 +276,10 @@ def episode_metrics(outcomes: dict[int, Outcomes]) -> dict[str, float]:
     }
 
 
-def evaluation_scores(outcomes: list[Outcomes]) -> dict[str, float]:
-    """Mean, deviation and extremes of the returns of an evaluation's episodes."""
-    returns = torch.cat([one.episode_returns for one in outcomes])
-    lengths = torch.cat([one.episode_lengths for one in outcomes])
+def evaluation_scores(env_outputs: list[EnvOutputs]) -> dict[str, float]:
+    """Mean, standard deviation and range of the returns of an evaluation, and mean length."""
+    returns = torch.cat([one.episode_returns for one in env_outputs])
+    lengths = torch.cat([one.episode_lengths for one in env_outputs])
     return {
         "evaluation_return": float(returns.mean()),
         "evaluation_return_std": float(returns.std(correction=0)),

@@ -1,4 +1,4 @@
-"""What is recorded while environments are played. T steps of n environments each."""
+"""Recorded trajectories: T steps of n environments."""
 
 from dataclasses import dataclass
 
@@ -7,63 +7,63 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Decisions:
-    """What the policy saw and did."""
+class AgentOutputs:
+    """The policy's inputs and outputs."""
 
     observations: Tensor
-    """[T, n, ...], as the environments give them."""
+    """[T, n, ...], raw."""
     actions: Tensor
-    """[T, n, ...], as the policy drew them."""
+    """[T, n, ...], as sampled by the policy."""
     log_probs: Tensor
-    """[T, n], in nats, of the policy that drew them."""
+    """[T, n], in nats, under the policy that sampled the actions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcomes:
-    """What the environments answered."""
+class EnvOutputs:
+    """The environments' outputs."""
 
     rewards: Tensor
     """[T, n]."""
     terminated: Tensor
-    """[T, n]: the task ended here, and nothing comes after it."""
+    """[T, n]: the episode ended in a terminal state."""
     truncated: Tensor
-    """[T, n]: the episode was cut off here; the next observation is its last."""
+    """[T, n]: the episode was cut off; the next observation is its last."""
     valid: Tensor
-    """[T, n]: false for steps that only begin the next episode, and for what comes after the episode that is wanted."""
+    """[T, n]: false for steps that only reset, and for steps after the requested episode."""
     last_observation: Tensor
-    """[n, ...], what the policy would see next."""
+    """[n, ...], after the last step."""
     episode_returns: Tensor
-    """[k], the sums of rewards of the episodes that ended, undiscounted."""
+    """[k], undiscounted returns of the episodes that ended."""
     episode_lengths: Tensor
-    """[k], their steps."""
-    restarted: bool
-    """Whether all environments began a new episode with the first step."""
+    """[k], lengths of these episodes in steps."""
+    was_reset: bool
+    """Whether all environments were reset before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """Decisions and what came of them, from one observer."""
+    """One observer's agent and environment outputs."""
 
-    decisions: Decisions
-    outcomes: Outcomes
+    agent_outputs: AgentOutputs
+    env_outputs: EnvOutputs
 
     @property
     def observations(self) -> Tensor:
-        """[T + 1, n, ...], the last one too."""
-        return torch.cat([self.decisions.observations, self.outcomes.last_observation.unsqueeze(0)])
+        """[T + 1, n, ...], including the last one."""
+        return torch.cat([self.agent_outputs.observations, self.env_outputs.last_observation.unsqueeze(0)])
 
 
-class Trace:
-    """Collects decisions step by step."""
+class AgentOutputBuffer:
+    """Accumulates agent outputs step by step."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, observations: Tensor, actions: Tensor, log_probs: Tensor) -> None:
-        """One step of n environments: [n, ...], [n, ...] and [n]."""
+        """Add one step of n environments: [n, ...], [n, ...] and [n]."""
         self._steps.append((observations, actions, log_probs))
 
-    def decisions(self) -> Decisions:
-        """All steps."""
+    def agent_outputs(self) -> AgentOutputs:
+        """The outputs of all steps."""
         observations, actions, log_probs = (torch.stack(column) for column in zip(*self._steps, strict=True))
-        return Decisions(observations, actions, log_probs)
+        return AgentOutputs(observations, actions, log_probs)

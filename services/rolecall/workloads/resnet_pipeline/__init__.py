@@ -1,12 +1,11 @@
-"""`resnet-pipeline`: an image classifier whose layers are spread over stages that work on micro-batches in turn.
+"""`resnet-pipeline`: an image classifier in pipeline stages that process micro-batches over RPC.
 
-After the PyTorch tutorial "Distributed Pipeline Parallelism Using RPC". The master drives; the first stage of each
-replica reads the images; activations and gradients go from stage to stage; the loss is computed on the last.
+After the PyTorch tutorial "Distributed Pipeline Parallelism Using RPC". The master drives the stages. The
+first stage of each replica reads images, stages exchange activations and gradients, the last computes the loss.
 
-`model` is what users get too, `costs` measures what decides the cuts, `shard` is one stage's part of the model, `wire`
-how tensors reach a neighbour, `pipeline` the stage that joins them,
-`tutorial_protocol` the tutorial's own way; `training` is the master's loop. This file, `params`
-and `check` never import torch.
+`model`: the model, shared with exports. `costs`: block costs, for the cuts. `model_part`: a stage's layers and
+optimizer. `p2p`: tensors between stages. `pipeline`: the stage. `tutorial_protocol`: the tutorial's protocol.
+`training`: the master's loop. This file, `params` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

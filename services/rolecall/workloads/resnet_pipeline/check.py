@@ -1,20 +1,20 @@
-"""What can be decided about a `resnet-pipeline` job before its gang meets. Torch-free."""
+"""Checks of `resnet-pipeline` jobs before the gang starts. Torch-free."""
 
 from rolecall.kit.builders import Builder, check_builder
 from rolecall.kit.images.sources import check_images
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
-_MOST = 256
+_MAX_STAGES = 256
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
-    """Raises `ValueError` unless the stages divide by the replicas, and the blocks suffice for a pipeline's stages."""
-    stages, replicas, most = counts[Role.STAGE], params.replicas, _most_stages(params)
-    if stages % replicas or not 2 <= stages // replicas <= most:
+    """Raises `ValueError` unless the stages are divisible by the replicas, and the model has a block for each stage."""
+    stages, replicas, max_stages = counts[Role.STAGE], params.replicas, _max_stages(params)
+    if stages % replicas or not 2 <= stages // replicas <= max_stages:
         raise ValueError(
             f"{stages} stages for {replicas} replica(s): roles.stage counts the stages of all replicas, and each has 2 "
-            f"or more and at most as many as its model has blocks; legal: {replicas} times 2 to {most}"
+            f"or more and at most as many as its model has blocks; legal: {replicas} times 2 to {max_stages}"
         )
     if params.cuts is not None and len(params.cuts) != stages // replicas - 1:
         raise ValueError(
@@ -23,15 +23,13 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
         )
 
 
-def _most_stages(params: Params) -> int:
-    """The blocks of a model of the job's own are counted when it is built."""
-    return len(block_names(params.model)) if isinstance(params.model, str) else _MOST
+def _max_stages(params: Params) -> int:
+    """The number of blocks; a custom model is checked when it is built."""
+    return len(block_names(params.model)) if isinstance(params.model, str) else _MAX_STAGES
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a stage's node, raises `InputError` unless the images are there (any of them may play the first stage) and
-    the job may bring its model.
-    """
+    """On a stage's node, raises `InputError` for missing images (any stage may be a first one) or a forbidden model."""
     if role is not Role.STAGE:
         return
     if isinstance(params.model, Builder):
@@ -40,5 +38,5 @@ def check_node(params: Params, role: Role) -> None:
 
 
 def rpc_threads(params: Params, counts: dict[Role, int]) -> int:
-    """In protocol `tutorial` every micro-batch may hold one thread of a stage, and others must still be answered."""
+    """In protocol `tutorial` every micro-batch may block one thread of a stage; two more serve other calls."""
     return params.micro_batches + 2

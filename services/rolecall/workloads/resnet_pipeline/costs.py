@@ -1,4 +1,4 @@
-"""What each block costs the process that asks: one forward and one backward pass on made-up images."""
+"""Measured costs of the blocks: one forward and one backward pass on zeros."""
 
 import time
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ import torch
 
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.workloads.resnet_pipeline.model import blocks_of
+from rolecall.workloads.resnet_pipeline.model_part import to_device, whole_model
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.shard import on_device, whole_model
 
-# Enough to be measured well, and little enough to take a few seconds on a core.
+# Large enough for stable measurements, small enough for a few seconds on one core.
 _PIXELS = 2**18
 _PASSES = 2
 
 
 def block_costs(params: Params, classes: int, device: torch.device) -> list[float]:
-    """Seconds for each block of the model; the better of two passes, so that a neighbour's work counts little."""
-    model = on_device(whole_model(params, classes), params, device)
+    """Seconds for each block of the model; the minimum of two passes, to reduce noise from other processes."""
+    model = to_device(whole_model(params, classes), params, device)
     chain = list(blocks_of(model).values())
-    # One pass is for warming up: libraries choose their kernels at the first call.
+    # Warm-up pass: libraries select kernels at the first call.
     passes = [list(_one_pass(params, chain, device)) for _ in range(1 + _PASSES)]
     return [min(seconds) for seconds in zip(*passes[1:], strict=True)]
 

@@ -1,4 +1,4 @@
-"""Writes the trained model as one file that needs no cluster."""
+"""Exports the trained model as a self-contained zip."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ The model is made by `{builder}`, whose module must be importable; `model.safete
 
 
 def write_export(folder: Path, params: Params, classes: Sequence[str], weights: Mapping[str, torch.Tensor]) -> Path:
-    """Writes `model.zip` into `folder` and gives its path; `weights` bear the whole model's names."""
+    """Write `model.zip` to `folder` and return its path; `weights` has the names of the whole model."""
     tensors = folder / "model.safetensors"
     save_file(dict(weights), tensors)
     about = {

@@ -1,4 +1,4 @@
-"""The master drives the stages from the choice of the cuts to the job's result."""
+"""The master drives the stages, from choosing the cuts to the job's result."""
 
 from rolecall.runtime.context import WorkerContext
 from rolecall.workloads.resnet_pipeline.params import Params

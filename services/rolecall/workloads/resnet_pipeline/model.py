@@ -1,9 +1,6 @@
-"""Torchvision's ResNets as chains of blocks.
+"""Torchvision's ResNets as chains of blocks. Exported models contain a copy of this file.
 
-Needs torch and torchvision, and nothing of Rolecall; where the job brought a model of its own, also the package that
-makes it.
-
-An exported model carries a copy of this file.
+Requires torch and torchvision, and for a custom model the package that builds it.
 """
 
 import importlib
@@ -34,31 +31,31 @@ def _group_norm(channels: int) -> nn.Module:
 
 
 class Stem(nn.Module):
-    """What comes before the residual blocks: images [b, 3, s, s] to features [b, 64, s/4, s/4]."""
+    """The layers before the residual blocks: images [b, 3, s, s] to features [b, 64, s/4, s/4]."""
 
     def __init__(self, resnet: ResNet) -> None:
         super().__init__()
         self.conv1, self.bn1, self.relu, self.maxpool = resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """As torchvision's ResNet does it."""
+        """The first layers of torchvision's `ResNet.forward`."""
         return self.maxpool(self.relu(self.bn1(self.conv1(images))))
 
 
 class Head(nn.Module):
-    """What comes after them: features [b, f, h, w] to logits [b, classes]."""
+    """The layers after the residual blocks: features [b, f, h, w] to logits [b, classes]."""
 
     def __init__(self, resnet: ResNet) -> None:
         super().__init__()
         self.avgpool, self.fc = resnet.avgpool, resnet.fc
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """As torchvision's ResNet does it."""
+        """The last layers of torchvision's `ResNet.forward`."""
         return self.fc(torch.flatten(self.avgpool(features), 1))
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
-    """What a model can be cut between, in order: the children of an `nn.Sequential`, else those of a ResNet."""
+    """The blocks of a model in order, between which it can be cut: children of an `nn.Sequential`, or ResNet blocks."""
     if isinstance(model, nn.Sequential):
         return dict(model.named_children())
     layers = [(name, layer) for name, layer in model.named_children() if name.startswith("layer")]
@@ -76,22 +73,22 @@ class Blocks(nn.Module):
         self.chain = nn.ModuleList([every[name] for name in names])
         there = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
         self.model_names = {name: there[id(tensor)] for name, tensor in self.state_dict(keep_vars=True).items()}
-        """The names that parameters and buffers have in the whole model, by those that they have here."""
+        """Maps names of parameters and buffers in this module to their names in the whole model."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """One block after another."""
+        """Apply the blocks in order."""
         for block in self.chain:
             features = block(features)
         return features
 
 
-def bring_to_size(size: int) -> v2.Transform:
-    """Resizes the shorter side and crops the centre: an image of any form becomes a square."""
+def resize_and_crop(size: int) -> v2.Transform:
+    """Resize the shorter side and crop the center to a square."""
     return v2.Compose([v2.Resize(size), v2.CenterCrop(size)])
 
 
 def normalized(images: torch.Tensor, mean: Iterable[float], std: Iterable[float], dtype: torch.dtype) -> torch.Tensor:
-    """Bytes [b, 3, s, s] as the numbers that the model sees."""
+    """Bytes [b, 3, s, s] as the model's normalized inputs."""
     middle, deviation = (
         torch.tensor(tuple(values), dtype=dtype, device=images.device).view(1, 3, 1, 1) for values in (mean, std)
     )
@@ -99,7 +96,7 @@ def normalized(images: torch.Tensor, mean: Iterable[float], std: Iterable[float]
 
 
 class Classifier:
-    """A trained model with all that it needs to know about images."""
+    """A trained model with its preprocessing."""
 
     def __init__(self, model: nn.Module, about: dict) -> None:
         self.model = model.eval()
@@ -107,8 +104,8 @@ class Classifier:
         self._about = about
 
     def predict(self, images: Iterable[Image.Image]) -> torch.Tensor:
-        """[b, classes] the probability of each class."""
-        prepare = v2.Compose([bring_to_size(self._about["size"]), v2.RGB(), v2.PILToTensor()])
+        """The probability of each class, [b, classes]."""
+        prepare = v2.Compose([resize_and_crop(self._about["size"]), v2.RGB(), v2.PILToTensor()])
         pixels = torch.stack([prepare(image) for image in images])
         dtype = next(self.model.parameters()).dtype
         with torch.inference_mode():
@@ -117,7 +114,7 @@ class Classifier:
 
 
 def load(folder: str | Path) -> Classifier:
-    """The model of an unpacked `model.zip`."""
+    """Load the model of an unpacked `model.zip`."""
     about = json.loads(Path(folder, "model.json").read_text())
     model = _described(about)
     weights = load_file(Path(folder, "model.safetensors"))

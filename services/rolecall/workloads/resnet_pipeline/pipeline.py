@@ -1,7 +1,6 @@
-"""One stage of a pipeline: its shard, its neighbours, and at the first stage the images.
+"""One stage of a pipeline: its part of the model, its neighbors, and at the first stage the images.
 
-The master gives orders, one at a time and to all stages at once; the stages settle among themselves who needs what, and
-when.
+The master calls one method at a time on all stages; the stages exchange tensors peer to peer.
 """
 
 from dataclasses import dataclass
@@ -13,46 +12,46 @@ from torch.distributed import rpc
 from torchvision.transforms import v2
 
 from rolecall.kit.data_order import DataOrder, derive_seed, share_of
-from rolecall.kit.images.loader import Split, TrainBatches, augmentation, held_batches, open_splits
+from rolecall.kit.images.loader import ImageSplit, TrainBatches, augmentation, eval_batches, open_splits
 from rolecall.kit.pipelining import one_forward_one_backward
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.costs import block_costs
-from rolecall.workloads.resnet_pipeline.evaluation import Scorer, Scores
-from rolecall.workloads.resnet_pipeline.model import blocks_of, bring_to_size, normalized
+from rolecall.workloads.resnet_pipeline.evaluation import ImageMetrics, ImageMetricsAccumulator
+from rolecall.workloads.resnet_pipeline.model import blocks_of, normalized, resize_and_crop
+from rolecall.workloads.resnet_pipeline.model_part import ModelPart, whole_model
+from rolecall.workloads.resnet_pipeline.p2p import Outbox, inbox
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.shard import Shard, whole_model
-from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialShard
-from rolecall.workloads.resnet_pipeline.wire import Outbox, inbox
+from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialStage
 
-# How many micro-batches of an evaluation may wait in front of a stage.
-_AHEAD = 2
+# Micro-batches of an evaluation that may be queued at a stage.
+_MAX_PENDING = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
-    """What the first stage found in the images."""
+class DatasetInfo:
+    """Classes and split sizes of the images."""
 
     classes: tuple[str, ...]
     images: dict[str, int]
-    """By split."""
+    """The number of images by split."""
 
 
 class PipelineStage:
-    """Stage `place` of `stages` of one replica. All methods run in the main thread, when the master orders it."""
+    """Stage `place` of `stages` of one replica. Its methods run in the main thread, called by the master."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
         self._context = context
         self._params = context.params
         self._stages = context.count(Role.STAGE) // self._params.replicas
         self._replica, self._place = divmod(context.role_rank, self._stages)
-        self._replica_group = self._twins()
-        self._splits: dict[str, Split] = {}
+        self._replica_group = self._make_replica_group()
+        self._splits: dict[str, ImageSplit] = {}
         self._outboxes = {place: self._outbox(place) for place in range(self._stages) if place != self._place}
-        self.dismissed: Literal["done", "stopped"] | None = None
-        """Why the master needs this stage no longer."""
+        self.shutdown_reason: Literal["done", "stopped"] | None = None
+        """Set by `shutdown`; ends the stage's loop."""
 
     @property
     def _is_first(self) -> bool:
@@ -64,13 +63,13 @@ class PipelineStage:
 
     # Before the first step.
 
-    def open(self) -> Inventory:
-        """At a first stage: find the images; raises `InputError` if they are wrong."""
+    def open(self) -> DatasetInfo:
+        """At a first stage, open the images; raises `InputError` if they are invalid."""
         data, seed = self._params.data, self._params.seed
         self._splits = open_splits(data, seed)
         train = self._splits["train"]
         order = DataOrder(len(train), self._params.batch_size, seed)
-        transform = v2.Compose([*augmentation(data), bring_to_size(data.size)])
+        transform = v2.Compose([*augmentation(data), resize_and_crop(data.size)])
         self._batches = TrainBatches(
             train,
             transform,
@@ -79,38 +78,38 @@ class PipelineStage:
             replicas=self._params.replicas,
             processes=data.loader_processes,
         )
-        return Inventory(train.source.classes, {name: len(split) for name, split in self._splits.items()})
+        return DatasetInfo(train.source.classes, {name: len(split) for name, split in self._splits.items()})
 
     def measure(self, classes: int) -> list[float]:
-        """What each block costs here, in seconds."""
+        """The cost of each block on this device, in seconds."""
         return block_costs(self._params, classes, self._context.device)
 
     def block_names(self, classes: int) -> tuple[str, ...]:
-        """What the model can be cut between."""
+        """The names of the model's blocks, between which it can be cut."""
         return tuple(blocks_of(whole_model(self._params, classes)))
 
     def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
-        """Take this stage's blocks; `partition` has the names of every stage's."""
-        self._shard = Shard(self._params, classes, partition[self._place], self._context.device)
-        self._scorer = Scorer(classes, self._context.device)
+        """Build this stage's blocks; `partition` has the block names of all stages."""
+        self._part = ModelPart(self._params, classes, partition[self._place], self._context.device)
+        self._metrics = ImageMetricsAccumulator(classes, self._context.device)
 
     def _outbox(self, place: int) -> Outbox:
-        """To the stage at `place` of this replica."""
+        """The outbox to the stage at `place` of this replica."""
         name = worker_name(Role.STAGE, self._replica * self._stages + place)
         workers = self._context.launch.gang.workers
         on_gpu = {worker_name(worker.role, worker.role_rank) for worker in workers if worker.gpu is not None}
-        return Outbox(name, takes_gpu=name in on_gpu)
+        return Outbox(name, accepts_gpu=name in on_gpu)
 
     # Training.
 
     def train(self, epoch: int, step: int, rate_factor: float) -> float:
-        """One optimizer step, on batch `step` of `epoch`; at a last stage the mean loss, elsewhere 0."""
-        # What random layers draw depends on the position alone, so that there is no generator's state to save.
+        """One optimizer step on batch `step` of `epoch`. Returns the mean loss at a last stage, elsewhere 0."""
+        # Dropout depends only on the position, so checkpoints need no generator state.
         torch.manual_seed(
             derive_seed(derive_seed(derive_seed(self._params.seed, epoch), step), self._context.role_rank)
         )
         if self._is_first:
-            self._images = self._fed(epoch, step)
+            self._images = self._load_batch(epoch, step)
         losses: list[torch.Tensor] = []
         for _, kind, micro_batch in one_forward_one_backward(self._stages, self._params.micro_batches)[self._place]:
             if kind == "B":
@@ -120,54 +119,54 @@ class PipelineStage:
             else:
                 self._forward(micro_batch)
         self._flush()
-        self._average()
-        self._shard.update(rate_factor)
+        self._average_replicas()
+        self._part.update(rate_factor)
         return float(torch.stack(losses).sum()) if losses else 0.0
 
-    def _fed(self, epoch: int, step: int) -> list[torch.Tensor]:
-        """The images by micro-batch; their labels are on their way to the last stage."""
+    def _load_batch(self, epoch: int, step: int) -> list[torch.Tensor]:
+        """Split the images into micro-batches, and send the labels to the last stage."""
         images, labels = self._batches.at(epoch, step)
         for micro_batch, part in enumerate(labels.chunk(self._params.micro_batches)):
             self._outboxes[self._stages - 1].send("labels", micro_batch, part)
-        return list(self._normalized(images).chunk(self._params.micro_batches))
+        return list(self._normalize(images).chunk(self._params.micro_batches))
 
-    def _normalized(self, images: torch.Tensor) -> torch.Tensor:
+    def _normalize(self, images: torch.Tensor) -> torch.Tensor:
         data = self._params.data
         return normalized(images.to(self._context.device), data.mean, data.std, weight_dtype(self._params.precision))
 
     def _forward(self, micro_batch: int) -> None:
         features = self._images[micro_batch] if self._is_first else inbox.take(("activation", micro_batch))
-        outputs = self._shard.forward(micro_batch, features, from_neighbour=not self._is_first)
+        outputs = self._part.forward(micro_batch, features, needs_input_gradient=not self._is_first)
         self._outboxes[self._place + 1].send("activation", micro_batch, outputs)
 
     def _forward_loss(self, micro_batch: int) -> torch.Tensor:
         features, labels = inbox.take(("activation", micro_batch)), inbox.take(("labels", micro_batch))
-        return self._shard.forward_loss(micro_batch, features, labels)
+        return self._part.forward_loss(micro_batch, features, labels)
 
     def _backward(self, micro_batch: int) -> None:
         gradient = None if self._is_last else inbox.take(("gradient", micro_batch))
-        passed = self._shard.backward(micro_batch, gradient)
-        if passed is not None:
-            self._outboxes[self._place - 1].send("gradient", micro_batch, passed)
+        input_gradient = self._part.backward(micro_batch, gradient)
+        if input_gradient is not None:
+            self._outboxes[self._place - 1].send("gradient", micro_batch, input_gradient)
 
     def _flush(self) -> None:
-        """The step is over when every neighbour has taken what was sent."""
+        """Wait until the other stages have received all tensors."""
         for outbox in self._outboxes.values():
             outbox.flush()
 
-    def _twins(self) -> dist.ProcessGroup | None:
-        """The stages at this place of all replicas. Every stage makes every group: torch asks for it."""
+    def _make_replica_group(self) -> dist.ProcessGroup | None:
+        """The group of the stages at this place in all replicas. All ranks must call `new_group` for all groups."""
         if self._params.replicas == 1:
             return None
         starts = range(0, self._params.replicas * self._stages, self._stages)
         groups = [dist.new_group([start + place for start in starts]) for place in range(self._stages)]
-        return cast(dist.ProcessGroup, groups[self._place])  # torch gives who is no member a number
+        return cast(dist.ProcessGroup, groups[self._place])  # torch returns an int only to non-members
 
-    def _average(self) -> None:
-        """Gradients and running statistics become the means over the replicas, in one collective."""
+    def _average_replicas(self) -> None:
+        """Average gradients and running statistics over the replicas, in one all-reduce."""
         if self._replica_group is None:
             return
-        shared = list(self._shard.to_be_averaged())
+        shared = list(self._part.replicated_tensors())
         flat = torch.cat([tensor.reshape(-1) for tensor in shared])
         dist.all_reduce(flat, group=self._replica_group)
         means = (flat / self._params.replicas).split([tensor.numel() for tensor in shared])
@@ -176,63 +175,63 @@ class PipelineStage:
 
     # The tutorial's protocol.
 
-    def offer(self) -> "rpc.RRef[TutorialShard]":
-        """The shard, for calls by the tutorial's protocol."""
-        self._seed_shard = TutorialShard(self._shard, self._params.micro_batches)
-        return rpc.RRef(self._seed_shard)
+    def tutorial_ref(self) -> "rpc.RRef[TutorialStage]":
+        """A reference for the RPC calls of the tutorial's protocol."""
+        self._tutorial_stage = TutorialStage(self._part, self._params.micro_batches)
+        return rpc.RRef(self._tutorial_stage)
 
-    def hold(self, epoch: int, step: int) -> None:
-        """At the first stage: have batch `step` of `epoch` ready for the tutorial's protocol."""
+    def load_tutorial_batch(self, epoch: int, step: int) -> None:
+        """At the first stage, load batch `step` of `epoch` for the tutorial's protocol."""
         images, labels = self._batches.at(epoch, step)
-        self._seed_shard.hold(self._normalized(images), labels)
+        self._tutorial_stage.set_batch(self._normalize(images), labels)
 
-    # Scores, checkpoints, export.
+    # Evaluation, checkpoints, export.
 
-    def score(self, split: str, images: int) -> Scores | None:
-        """Score this replica's share of a split that has so many `images`; at a last stage the scores."""
+    def evaluate(self, split: str, images: int) -> ImageMetrics | None:
+        """Evaluate this replica's share of a split of `images` images. Returns the metrics at a last stage."""
         share = share_of(images, self._replica, self._params.replicas)
-        with self._shard.inference():
+        with self._part.inference():
             if self._is_first:
-                self._feed_scoring(split, share)
+                self._evaluate_first(split, share)
             else:
-                self._follow_scoring(-(-(share.stop - share.start) // self._params.micro_batch_size))
+                self._evaluate_later(-(-(share.stop - share.start) // self._params.micro_batch_size))
         self._flush()
-        return self._scorer.scores() if self._is_last else None
+        return self._metrics.compute() if self._is_last else None
 
-    def _feed_scoring(self, split: str, share: slice) -> None:
+    def _evaluate_first(self, split: str, share: slice) -> None:
         data = self._params.data
-        batches = held_batches(
-            self._splits[split], share, bring_to_size(data.size), self._params.micro_batch_size, data.loader_processes
+        batches = eval_batches(
+            self._splits[split], share, resize_and_crop(data.size), self._params.micro_batch_size, data.loader_processes
         )
         for number, (images, labels) in enumerate(batches):
             self._outboxes[self._stages - 1].send("labels", number, labels)
             self._outboxes[self._place + 1].send(
-                "activation", number, self._shard.compute(self._normalized(images)), ahead=_AHEAD
+                "activation", number, self._part.compute(self._normalize(images)), max_pending=_MAX_PENDING
             )
 
-    def _follow_scoring(self, micro_batches: int) -> None:
+    def _evaluate_later(self, micro_batches: int) -> None:
         for number in range(micro_batches):
-            outputs = self._shard.compute(inbox.take(("activation", number)))
+            outputs = self._part.compute(inbox.take(("activation", number)))
             if self._is_last:
-                self._scorer.add(outputs, inbox.take(("labels", number)))
+                self._metrics.add(outputs, inbox.take(("labels", number)))
             else:
-                self._outboxes[self._place + 1].send("activation", number, outputs, ahead=_AHEAD)
+                self._outboxes[self._place + 1].send("activation", number, outputs, max_pending=_MAX_PENDING)
 
     def save(self, step: int) -> CheckpointPart:
-        """Write this stage's part of the checkpoint after `step`; replicas are alike, the first one's is enough."""
-        return self._context.checkpoints.save_part(step, f"stage-{self._place}", self._shard.state())
+        """Write this stage's part of the checkpoint of `step`; called in the first replica, all replicas are equal."""
+        return self._context.checkpoints.save_part(step, f"stage-{self._place}", self._part.state())
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Go back to `manifest`. The cuts may lie elsewhere than when it was written, so look into every part."""
+        """Restore `manifest`. Reads all parts, because the cuts may differ from those of the checkpoint."""
         tensors: dict[str, torch.Tensor] = {}
         for part in manifest.parts:
             tensors |= self._context.checkpoints.load_part(manifest, part.name)
-        self._shard.restore(tensors)
+        self._part.restore(tensors)
 
-    def dismiss(self, reason: Literal["done", "stopped"]) -> None:
-        """Leave the gang after this order."""
-        self.dismissed = reason
+    def shutdown(self, reason: Literal["done", "stopped"]) -> None:
+        """Leave the gang after this call."""
+        self.shutdown_reason = reason
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers, by their names in the whole model."""
-        return self._shard.weights()
+        """Parameters and buffers by their names in the whole model."""
+        return self._part.weights()

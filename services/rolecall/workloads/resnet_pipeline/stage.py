@@ -1,4 +1,4 @@
-"""A stage waits for the master's orders and carries them out in its main thread."""
+"""A stage executes the master's calls in its main thread."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,19 +12,19 @@ from rolecall.spec.errors import Stopped
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.pipeline import PipelineStage
 
-_orders: Mailbox[tuple[Callable[..., Any], tuple[Any, ...]], Any] = Mailbox()
+_requests: Mailbox[tuple[Callable[..., Any], tuple[Any, ...]], Any] = Mailbox()
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Serve until the master dismisses this stage."""
+    """Serve calls until the master shuts this stage down."""
     stage = PipelineStage(context)
-    while stage.dismissed is None:
-        _orders.serve(lambda order: order[0](stage, *order[1]))
-    if stage.dismissed == "stopped":
-        raise Stopped("left between two steps, as asked")
+    while stage.shutdown_reason is None:
+        _requests.serve(lambda request: request[0](stage, *request[1]))
+    if stage.shutdown_reason == "stopped":
+        raise Stopped("stopped between two steps, as requested")
 
 
 @rpc.functions.async_execution
-def obey(method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Called by the master: what `method` of `PipelineStage` answers here."""
-    return _orders.post((method, arguments))
+def execute(method: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Called by the master: the result of a method of this process's `PipelineStage`."""
+    return _requests.post((method, arguments))

@@ -1,4 +1,4 @@
-"""The master's side: it drives all stages through the steps; no image, activation or gradient passes through it."""
+"""The master's loop: calls all stages for each step. No image, activation or gradient passes through it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.distributed import rpc
 
-from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.pipelining import best_cuts
 from rolecall.kit.same_input import require_same
 from rolecall.runtime.context import WorkerContext, worker_name
@@ -15,15 +15,15 @@ from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline import stage
-from rolecall.workloads.resnet_pipeline.evaluation import together
+from rolecall.workloads.resnet_pipeline.evaluation import merge
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names, places
-from rolecall.workloads.resnet_pipeline.pipeline import Inventory, PipelineStage
+from rolecall.workloads.resnet_pipeline.pipeline import DatasetInfo, PipelineStage
 from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialProtocol
 
 
-class Crew:
-    """All stages of a job, by replica and place."""
+class Stages:
+    """The worker names of all stages, by replica and place."""
 
     def __init__(self, stages: int, replicas: int) -> None:
         names = [worker_name(Role.STAGE, rank) for rank in range(stages)]
@@ -31,41 +31,41 @@ class Crew:
         self.pipelines = [names[replica * stages // replicas :][: stages // replicas] for replica in range(replicas)]
 
     @property
-    def firsts(self) -> list[str]:
+    def first_stages(self) -> list[str]:
         """The first stage of every replica."""
         return [names[0] for names in self.pipelines]
 
 
-def ask(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Have all these stages carry out an order at once; their answers.
+def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call a method of `PipelineStage` on these stages concurrently. Returns the results in order.
 
-    Without a timeout: a step takes as long as it takes, and a stage that dies closes its connection.
+    Has no timeout: steps may be long, and a stage that dies closes its connection.
     """
-    calls = [rpc.rpc_async(name, stage.obey, args=(method, *arguments), timeout=0) for name in names]
+    calls = [rpc.rpc_async(name, stage.execute, args=(method, *arguments), timeout=0) for name in names]
     return torch.futures.wait_all(calls)
 
 
 class PipelineTraining(TrainingLoop[int, Params]):
-    """A batch is the number of a step in its epoch; the first stages know what is in it."""
+    """The master's loop. A batch is the number of a step in its epoch; the first stages load its images."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
         super().__init__(context)
         params = context.params
-        self._crew = Crew(context.count(Role.STAGE), params.replicas)
-        self._inventory = self._opened()
+        self._stages = Stages(context.count(Role.STAGE), params.replicas)
+        self._dataset = self._open_datasets()
         self._build()
-        self._tutorial = self._tutorial_protocol() if params.protocol == "tutorial" else None
+        self._tutorial = self._make_tutorial_protocol() if params.protocol == "tutorial" else None
 
     def run(self) -> dict[str, float] | None:
-        """Train to the end and let all stages go; the job's result, or None if the gang was asked to leave."""
+        """As `TrainingLoop.run`, then shuts down all stages."""
         result = super().run()
-        ask(self._crew.all, PipelineStage.dismiss, "done" if result is not None else "stopped")
+        call(self._stages.all, PipelineStage.shutdown, "done" if result is not None else "stopped")
         return result
 
-    def _opened(self) -> Inventory:
-        """What the first stages found; each has read the images by itself, so they could differ."""
-        found: list[Inventory] = ask(self._crew.firsts, PipelineStage.open)
-        require_same(dict(zip(self._crew.firsts, found, strict=True)), "images")
+    def _open_datasets(self) -> DatasetInfo:
+        """Open the images on all first stages, and check that they are the same on all of them."""
+        found: list[DatasetInfo] = call(self._stages.first_stages, PipelineStage.open)
+        require_same(dict(zip(self._stages.first_stages, found, strict=True)), "images")
         if (there := found[0].images["train"]) < self.params.batch_size:
             raise InputError(f"there are {there} training images; take a batch_size of at most that many")
         return found[0]
@@ -74,71 +74,70 @@ class PipelineTraining(TrainingLoop[int, Params]):
         names = self._block_names()
         cuts = self._cuts(names)
         partition = [names[begin:end] for begin, end in pairwise([0, *cuts, len(names)])]
-        ask(self._crew.all, PipelineStage.build, partition, len(self._inventory.classes))
+        call(self._stages.all, PipelineStage.build, partition, len(self._dataset.classes))
         self.context.report.event(f"cut before {', '.join(names[cut] for cut in cuts)}")
 
     def _block_names(self) -> tuple[str, ...]:
         if isinstance(self.params.model, str):
             return block_names(self.params.model)
-        return ask(self._crew.firsts[:1], PipelineStage.block_names, len(self._inventory.classes))[0]
+        return call(self._stages.first_stages[:1], PipelineStage.block_names, len(self._dataset.classes))[0]
 
     def _cuts(self, names: tuple[str, ...]) -> list[int]:
-        """The numbers of the blocks with which the second and every later stage begins."""
-        stages, given = len(self._crew.pipelines[0]), self.params.cuts
+        """The first block of every stage but the first, as given or from measured costs."""
+        stages, given = len(self._stages.pipelines[0]), self.params.cuts
         if stages > len(names):
             raise InputError(f"{stages} stages can't share {len(names)} blocks; take at most {len(names)}")
         if given is not None:
             return places(given, names)
-        costs: list[list[float]] = ask(self._crew.all, PipelineStage.measure, len(self._inventory.classes))
-        # Replicas wait for one another after every step: at each place the slowest counts.
+        costs: list[list[float]] = call(self._stages.all, PipelineStage.measure, len(self._dataset.classes))
+        # Replicas synchronize after every step, so the slowest replica determines the cost at each place.
         slowest = [[max(block) for block in zip(*costs[place::stages], strict=True)] for place in range(stages)]
         return best_cuts(slowest)
 
-    def _tutorial_protocol(self) -> TutorialProtocol:
-        return TutorialProtocol(self.params, ask(self._crew.all, PipelineStage.offer))
+    def _make_tutorial_protocol(self) -> TutorialProtocol:
+        return TutorialProtocol(self.params, call(self._stages.all, PipelineStage.tutorial_ref))
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches only."""
-        return self._inventory.images["train"] // self.params.batch_size
+        """Full batches in one pass; the last incomplete batch is dropped."""
+        return self._dataset.images["train"] // self.params.batch_size
 
     def batches(self, epoch: int, done: int) -> Iterator[int]:
         """The numbers of the epoch's steps."""
         return iter(range(done, self.steps_per_epoch))
 
     def samples(self, batch: int) -> int:
-        """Every batch is whole."""
+        """All batches are full."""
         return self.params.batch_size
 
     def train_step(self, batch: int) -> float:
         """The mean loss over the global batch."""
         epoch = self.position.epoch
         if self._tutorial is not None:
-            ask(self._crew.firsts, PipelineStage.hold, epoch, batch)
+            call(self._stages.first_stages, PipelineStage.load_tutorial_batch, epoch, batch)
             return self._tutorial.step()
-        losses = ask(self._crew.all, PipelineStage.train, epoch, batch, self.rate_factor)
+        losses = call(self._stages.all, PipelineStage.train, epoch, batch, self.rate_factor)
         return sum(losses) / self.params.replicas
 
-    def score(self, split: Held) -> dict[str, float] | None:
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Loss and accuracy."""
-        images = self._inventory.images.get(split, 0)
+        images = self._dataset.images.get(split, 0)
         if not images:
             return None
-        answers = ask(self._crew.all, PipelineStage.score, split, images)
-        return together([scores for scores in answers if scores is not None]).named(split)
+        results = call(self._stages.all, PipelineStage.evaluate, split, images)
+        return merge([metrics for metrics in results if metrics is not None]).named(split)
 
     def save_parts(self, step: int) -> list[CheckpointPart]:
-        """One part for each stage of the first replica; the others are equal."""
-        return ask(self._crew.pipelines[0], PipelineStage.save, step)
+        """The parts of the first replica's stages; all replicas are equal."""
+        return call(self._stages.pipelines[0], PipelineStage.save, step)
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """All stages of all replicas."""
-        ask(self._crew.all, PipelineStage.load, manifest)
+        """Restore all stages of all replicas."""
+        call(self._stages.all, PipelineStage.load, manifest)
 
     def export(self) -> None:
-        """`model.zip`."""
-        weights = {
-            name: value for part in ask(self._crew.pipelines[0], PipelineStage.weights) for name, value in part.items()
-        }
-        path = write_export(self.context.workdir.scratch, self.params, self._inventory.classes, weights)
+        """Write and store `model.zip`."""
+        parts = call(self._stages.pipelines[0], PipelineStage.weights)
+        weights = {name: value for part in parts for name, value in part.items()}
+        path = write_export(self.context.workdir.scratch, self.params, self._dataset.classes, weights)
         self.context.artifacts.put(path.name, path)

@@ -1,12 +1,12 @@
-"""`rnn-lm`: a recurrent language model with its vocabulary on parameter servers and its LSTM in DDP.
+"""`rnn-lm`: a recurrent language model with embedding and decoder on parameter servers and the LSTM in DDP.
 
-After the second half of the PyTorch tutorial "Getting Started with Distributed RPC Framework". Embedding table and
-decoder, whose size grows with the vocabulary, live on the parameter servers; the LSTM between them in the trainers.
+After the second half of the PyTorch tutorial "Getting Started with Distributed RPC Framework". Embedding and
+decoder grow with the vocabulary and are on the parameter servers; the LSTM is in the trainers.
 
-Input: `params` says what is read, `check` looks at it before the gang meets, `streams` hands it out. Model: `model`
-(also what users get), `export`. On the servers: `vocabulary`. In the trainers: `remote` calls the
-decoder there, `recurrent` makes the layers between, `training` goes through the text.
-This file, `params` and `check` never import torch.
+`params`: the parameters. `check`: checks before the gang starts. `streams`: the text in batches. `model`: the model,
+shared with exports. `export`: the exported archive. `vocabulary`: the layers on the servers. `remote`: the trainers'
+calls of the decoder. `recurrent`: the layers in the trainers. `training`: the loop. This file, `params` and `check`
+never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -1,4 +1,4 @@
-"""What can be decided about an `rnn-lm` job before its gang meets. Torch-free."""
+"""Checks of `rnn-lm` jobs before the gang starts. Torch-free."""
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.params import require_shares
@@ -8,12 +8,12 @@ from rolecall.workloads.rnn_lm.params import Params
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
-    """Raises `ValueError` if a trainer would have no stream of the text."""
+    """Raises `ValueError` if a trainer would get no stream of the text."""
     require_shares(params.batch_size, counts[Role.TRAINER])
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a trainer's node, raises `InputError` unless every file is text, and the model one that the job may bring."""
+    """On a trainer's node, raises `InputError` for a file that is not text, or a forbidden model."""
     if role is not Role.TRAINER:
         return
     if params.model is not None:

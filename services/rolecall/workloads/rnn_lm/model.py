@@ -1,11 +1,10 @@
-"""The language model, as it trains and as it is handed to users: this file goes into every exported model, unchanged.
+"""The language model, for training and in exported models, which contain this file unchanged.
 
     from model import load
     model = load(".")
     print(model.generate("It is a truth", tokens=50))
 
-It needs torch, safetensors and tokenizers, and nothing of the service that trained it; where the job brought a
-recurrent part of its own, also the package that makes it.
+Requires torch, safetensors and tokenizers, and for a custom recurrent part the package that builds it.
 """
 
 import importlib
@@ -21,11 +20,11 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 State = tuple[Tensor, ...]
-"""What the recurrent part carries on; an LSTM's hidden and cell state, [layers, b, hidden_dim] each."""
+"""The recurrent state; for an LSTM hidden and cell state, [layers, b, hidden_dim] each."""
 
 
 class Recurrent(nn.Module):
-    """The part between embedding and decoder: an LSTM with dropout before, between and after its layers."""
+    """The layers between embedding and decoder: an LSTM with dropout before, between and after its layers."""
 
     def __init__(self, embedding_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -33,13 +32,13 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(embedding_dim, hidden_dim, layers, dropout=dropout if layers > 1 else 0.0)
 
     def forward(self, vectors: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Hidden states [t, b, hidden_dim] of vectors [t, b, embedding_dim], and the state after them."""
+        """Hidden states [t, b, hidden_dim] of vectors [t, b, embedding_dim], and the final state."""
         hidden, after = self.lstm(self.dropout(vectors), state)
         return self.dropout(hidden), after
 
 
 class LanguageModel(nn.Module):
-    """The whole model in one process: embedding, recurrent part, decoder, and the tokenizer of its text."""
+    """The complete model: embedding, recurrent part, decoder, and tokenizer."""
 
     def __init__(self, shape: dict[str, Any], tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -49,25 +48,25 @@ class LanguageModel(nn.Module):
         self.decoder = nn.Linear(shape["hidden_dim"], tokenizer.get_vocab_size())
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Logits [t, b, vocabulary] of the token after each of tokens [t, b], and the state after them."""
+        """Logits [t, b, vocabulary] of the next tokens after tokens [t, b], and the final state."""
         hidden, after = self.recurrent(self.embedding(tokens), state)
         return self.decoder(hidden), after
 
     @torch.inference_mode()
     def generate(self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, seed: int = 0) -> str:
-        """The prompt, continued by `tokens` tokens drawn at random; never by an unknown one."""
+        """The prompt, continued by `tokens` sampled tokens, never `<unk>`."""
         ids = self._encoded(prompt)
         generator = torch.Generator().manual_seed(seed)
         given, state = torch.tensor(ids), None
         for _ in range(tokens):
             logits, state = self(given.unsqueeze(1).to(self.decoder.weight.device), state)
-            given = torch.multinomial(self._odds(logits[-1, 0], temperature), 1, generator=generator)
+            given = torch.multinomial(self._token_probabilities(logits[-1, 0], temperature), 1, generator=generator)
             ids.append(int(given))
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     @torch.inference_mode()
     def perplexity(self, text: str) -> float:
-        """Exp of the mean cross-entropy of the text's tokens but the first, read as one stream."""
+        """Exp of the mean cross-entropy of the text's tokens except the first, read as one stream."""
         ids = torch.tensor(self._encoded(text), device=self.decoder.weight.device).unsqueeze(1)
         loss, state = 0.0, None
         for given, wanted in zip(ids[:-1].split(1000), ids[1:].split(1000), strict=True):
@@ -75,7 +74,7 @@ class LanguageModel(nn.Module):
             loss += float(F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"))
         return math.exp(loss / (len(ids) - 1))
 
-    def _odds(self, logits: Tensor, temperature: float) -> Tensor:
+    def _token_probabilities(self, logits: Tensor, temperature: float) -> Tensor:
         unknown = self.tokenizer.token_to_id("<unk>")
         if unknown is not None:
             logits[unknown] = -torch.inf
@@ -97,7 +96,7 @@ def _recurrent(shape: dict[str, Any]) -> nn.Module:
 
 
 def load(folder: str | Path) -> LanguageModel:
-    """The model in an unpacked export, ready to write."""
+    """Load the model of an unpacked archive in evaluation mode."""
     description = json.loads((Path(folder) / "model.json").read_text())
     tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     weights = load_file(Path(folder) / "model.safetensors")

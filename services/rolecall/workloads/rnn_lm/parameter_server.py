@@ -1,4 +1,4 @@
-"""A parameter server holds shards of embedding and decoder, which the first trainer makes and all trainers call."""
+"""A parameter server holds shards of embedding and decoder; created by the first trainer, called by all."""
 
 from rolecall.kit.parameter_server import serve as run
 

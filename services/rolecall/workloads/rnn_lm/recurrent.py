@@ -1,4 +1,4 @@
-"""The recurrent part that a job asks for."""
+"""The recurrent part of a job's model."""
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,9 @@ from rolecall.workloads.rnn_lm.params import Params
 
 
 def make_recurrent(params: Params) -> nn.Module:
-    """A fresh recurrent part: the job's own, or an LSTM.
+    """A newly initialized recurrent part: a custom module or an LSTM.
 
-    Raises `InputError` if the job's own does not give what the decoder needs.
+    Raises `InputError` if the custom module does not return what the decoder needs.
     """
     if params.model is None:
         return Recurrent(params.embedding_dim, params.hidden_dim, params.layers, params.dropout)

@@ -1,7 +1,7 @@
-"""A text as parallel streams: cut into equal parts that are read side by side, so many tokens at a time.
+"""A text as parallel streams: cut into parts of equal length that are read together, `bptt` tokens per step.
 
-The streams are the columns of a global batch. Trainers share the columns, so that together they see the same batches
-however many they are, and a stream's hidden state stays with its trainer.
+The streams are the columns of a global batch. Each trainer has a share of the columns, so that the global batches don't
+depend on the number of trainers, and a stream's hidden state stays in its trainer.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ class Segment:
     targets: torch.Tensor
     """[t, b] int64: the token after each of them."""
     global_tokens: int
-    """Tokens of all streams together, also those of other trainers."""
+    """Tokens of all streams, including those of other trainers."""
     first: bool
-    """Whether the streams begin here."""
+    """Whether the segment is at the start of the streams."""
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
-    """`count` streams of a text [n] int32, `bptt` tokens a step; the up to `count` tokens at its end are left out."""
+class TokenStreams:
+    """`count` streams of a text [n] int32, `bptt` tokens a step; drops up to `count` tokens at its end."""
 
     text: torch.Tensor
     count: int
@@ -36,16 +36,16 @@ class Streams:
 
     @property
     def length(self) -> int:
-        """Tokens that each stream predicts."""
+        """Target tokens in each stream."""
         return (len(self.text) - 1) // self.count
 
     @property
     def steps(self) -> int:
-        """Segments from beginning to end; the last may be short."""
+        """Segments in each stream; the last may be short."""
         return -(-self.length // self.bptt)
 
     def segments(self, columns: slice, start: int = 0) -> Iterator[Segment]:
-        """The segments of some of the streams, from segment `start` on."""
+        """The segments of the streams `columns`, starting at segment `start`."""
         size = self.count * self.length
         inputs = self.text[:size].view(self.count, self.length)[columns]
         targets = self.text[1 : size + 1].view(self.count, self.length)[columns]
@@ -55,11 +55,11 @@ class Streams:
             yield Segment(inputs[:, here].t().long(), targets[:, here].t().long(), tokens, begin == 0)
 
 
-def open_streams(text: torch.Tensor, count: int, bptt: int, split: str) -> Streams:
-    """Raises `InputError` if the text is too short for so many streams."""
+def open_streams(text: torch.Tensor, count: int, bptt: int, split: str) -> TokenStreams:
+    """Raises `InputError` if the text is too short for `count` streams."""
     if len(text) <= count:
         raise InputError(
             f"the {split} text has {len(text)} tokens, too few for {count} streams; "
             f"lower batch_size below {len(text)}, or give more text"
         )
-    return Streams(text, count, bptt)
+    return TokenStreams(text, count, bptt)

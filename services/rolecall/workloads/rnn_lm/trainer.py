@@ -1,4 +1,4 @@
-"""A trainer reads its streams of the text and trains the LSTM in DDP, between embedding and decoder on the servers."""
+"""A trainer trains the LSTM in DDP on its streams of the text; embedding and decoder are on the servers."""
 
 from rolecall.kit.parameter_server import share_shards
 from rolecall.kit.precision import require_precision
@@ -13,7 +13,7 @@ from rolecall.workloads.rnn_lm.vocabulary import sharded_vocabulary
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Read the text, share the vocabulary's shards with the other trainers, train; the first tells the result."""
+    """Read the text, share the shards with the other trainers, and train; the first trainer reports the result."""
     require_precision(context.params.precision, context.device)
     corpus = open_corpus(context.params.text, context.cache)
     require_same_in_group(corpus.fingerprint, Role.TRAINER, "texts")

@@ -1,4 +1,4 @@
-"""One trainer's way through the text; all trainers go in step."""
+"""The training loop of one trainer; all trainers run it in lockstep."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.data_order import share_of
-from rolecall.kit.loop import Held
+from rolecall.kit.loop import EvalSplit
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.parameter_server import (
     ServerOptimizers,
@@ -29,13 +29,13 @@ from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 from rolecall.workloads.rnn_lm.remote import RemoteDecoder
-from rolecall.workloads.rnn_lm.streams import Segment, Streams, open_streams
+from rolecall.workloads.rnn_lm.streams import Segment, TokenStreams, open_streams
 
 _STATE = "state/"
 
 
 class Training(ShardedTrainingLoop[Segment, Params]):
-    """Carries the recurrent part's state from segment to segment; at an epoch's beginning it is zero."""
+    """One trainer's share of an `rnn-lm` job. The recurrent state carries over between segments of an epoch."""
 
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
@@ -43,48 +43,48 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         super().__init__(context, shards, _make_protocol(context, shards, recurrent), recurrent)
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
-        self._streams = _open_all(corpus, params)
-        wire = shards.wire(context.device)
-        self._embedding = ShardedEmbedding(shards.of("embedding"), wire)
-        self._decoder = RemoteDecoder(shards.of("decoder"), wire, params.loss_at)
+        self._streams = _open_splits(corpus, params)
+        transfer_device = shards.transfer_device(context.device)
+        self._embedding = ShardedEmbedding(shards.of("embedding"), transfer_device)
+        self._decoder = RemoteDecoder(shards.of("decoder"), transfer_device, params.loss_at)
         self._recurrent = DistributedDataParallel(recurrent)
         self._state: State | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Segments from the text's beginning to its end."""
+        """Segments in each training stream."""
         return self._streams["train"].steps
 
     def batches(self, epoch: int, done: int) -> Iterator[Segment]:
-        """This trainer's streams; the same in every epoch."""
+        """The segments of this trainer's streams; the same in every epoch."""
         return self._streams["train"].segments(self._columns, done)
 
     def samples(self, batch: Segment) -> int:
-        """Tokens."""
+        """Tokens of all trainers."""
         return batch.global_tokens
 
     def losses(self, batch: Segment) -> Tensor:
-        """The loss [t · b] of each token. Gradients go back to the segment's beginning and no further."""
+        """The loss [t · b] of each token. Truncated BPTT: gradients end at the start of the segment."""
         losses, state = self._losses(self._recurrent, batch, None if batch.first else self._state)
         self._state = tuple(one.detach() for one in state)
         return losses
 
     def _losses(self, recurrent: nn.Module, batch: Segment, state: State | None) -> tuple[Tensor, State]:
-        """The loss [t · b] of each token, and the state after the segment."""
+        """The loss [t · b] of each token, and the final state."""
         vectors = self._embedding(batch.inputs).to(self.context.device)
         with autocast(self.params.precision, self.context.device):
             hidden, after = recurrent(vectors, state)
         return self._decoder.losses(hidden.flatten(0, 1), batch.targets.flatten()), after
 
-    def score(self, split: Held) -> dict[str, float] | None:
-        """Loss (nats per token) and perplexity, of all trainers' streams together."""
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
+        """Loss (nats per token) and perplexity over all trainers' streams."""
         if split not in self._streams:
             return None
         loss = self._mean_loss(self._streams[split])
         return {f"{split}_loss": loss, f"{split}_perplexity": math.exp(loss)}
 
     @torch.no_grad()
-    def _mean_loss(self, streams: Streams) -> float:
+    def _mean_loss(self, streams: TokenStreams) -> float:
         recurrent = self._recurrent.module.eval()
         total, state = torch.zeros((), dtype=torch.float64), None
         for batch in streams.segments(self._columns):
@@ -95,9 +95,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         return float(total) / (streams.count * streams.length)
 
     def export(self) -> None:
-        """The first trainer writes the model and its sample. The others don't wait until the files are stored: a
-        master that is away may take longer to come back than a barrier waits.
-        """
+        """The first trainer writes and stores the model and the sample."""
         files: list[Path] = []
         if self.rank == 0:
             weights = {f"recurrent.{name}": value.cpu() for name, value in self._recurrent.module.state_dict().items()}
@@ -105,16 +103,17 @@ class Training(ShardedTrainingLoop[Segment, Params]):
                 weights[f"{module}.{parameter}"] = torch.cat(list(self.shards.blocks(module, parameter)))
             for write in (write_model, write_sample) if self.params.sample.tokens else (write_model,):
                 files.append(write(self.context.workdir.scratch, self.params, self._corpus, weights))
+        # Before the upload: it waits for an unavailable master, possibly longer than the timeout of a barrier.
         dist.barrier()
         for path in files:
             self.context.artifacts.put(path.name, path)
 
     def trainer_state(self) -> dict[str, Tensor]:
-        """The state with which the next segment begins."""
+        """The initial recurrent state of the next segment."""
         return {f"{_STATE}{index}": one for index, one in enumerate(self._state or ())}
 
     def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
-        """Of this trainer's own streams."""
+        """Restore the recurrent state of this trainer's streams."""
         count = sum(key.startswith(_STATE) for key in tensors)
         self._state = tuple(tensors[f"{_STATE}{index}"].to(self.context.device) for index in range(count)) or None
 
@@ -127,7 +126,7 @@ def _make_protocol(context: WorkerContext[Params], shards: Shards, recurrent: nn
     return ServerOptimizers(shards, context.role_rank, local, max_norm=params.max_grad_norm)
 
 
-def _open_all(corpus: Corpus, params: Params) -> dict[str, Streams]:
+def _open_splits(corpus: Corpus, params: Params) -> dict[str, TokenStreams]:
     """The streams of each split that the job has."""
     given = {split: corpus.tokens(split) for split in SPLITS}
     return {

@@ -1,4 +1,4 @@
-"""What grows with the vocabulary, on the parameter servers: the embedding table and the decoder."""
+"""The layers that grow with the vocabulary, on the parameter servers: embedding table and decoder."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
-from rolecall.kit.parameter_server import Part, ShardedModule, Uniform, initial_rows, sharded_embedding
+from rolecall.kit.parameter_server import ShardedModule, ShardSpec, Uniform, initial_rows, sharded_embedding
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, require_precision, weight_dtype
 from rolecall.runtime.context import current
@@ -16,8 +16,9 @@ from rolecall.workloads.rnn_lm.params import Params
 
 
 def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[ShardedModule]:
-    """Embedding and decoder of `vocabulary` tokens: one server holds both; of several the first third holds the
-    embedding, the others the decoder, each of whose rows computes for every token.
+    """Embedding and decoder of `vocabulary` tokens. A single server holds both.
+
+    With several servers, a third holds the embedding; the decoder gets more, because every token uses all its rows.
     """
     first = max(1, servers // 3) if servers > 1 else 0
     embedding, decoder = (range(first), range(first, servers)) if first else (range(1), range(1))
@@ -26,57 +27,57 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
         "embedding",
         vocabulary,
         dim=params.embedding_dim,
-        draw=_draw(params, 0),
+        initializer=_initializer(params, 0),
         optimizer=optimizer,
         servers=embedding,
         dtype=weight_dtype(params.precision),
-        sparse=False,  # so that every optimizer takes its gradient
+        sparse=False,  # every optimizer supports dense gradients
     )
     return [table, ShardedModule("decoder", vocabulary, partial(make_decoder, params), optimizer, decoder)]
 
 
-def make_decoder(params: Params, part: Part) -> "DecoderShard":
-    """The decoder for some of the tokens."""
+def make_decoder(params: Params, spec: ShardSpec) -> "DecoderShard":
+    """One shard of the decoder; called on its server."""
     require_precision(params.precision, current().device)
-    return DecoderShard(params, part)
+    return DecoderShard(params, spec)
 
 
-def _draw(params: Params, module: int) -> Uniform:
+def _initializer(params: Params, module: int) -> Uniform:
     return Uniform(derive_seed(params.seed, module), params.init_range)
 
 
 class DecoderShard(nn.Module):
-    """The decoder's logits for some of the tokens, and their part in the loss."""
+    """One shard of the decoder: logits of some tokens, and their terms of the loss."""
 
-    def __init__(self, params: Params, part: Part) -> None:
+    def __init__(self, params: Params, spec: ShardSpec) -> None:
         super().__init__()
-        self._part = part
+        self._spec = spec
         self._precision: Precision = params.precision
-        weight = initial_rows(part, params.hidden_dim, _draw(params, 1), weight_dtype(params.precision))
+        weight = initial_rows(spec, params.hidden_dim, _initializer(params, 1), weight_dtype(params.precision))
         self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(part.size, dtype=weight.dtype))
+        self.bias = nn.Parameter(torch.zeros(spec.size, dtype=weight.dtype))
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The logits [n, size] of hidden states [n, h]."""
         with autocast(self._precision, hidden.device):
-            # A trainer with mixed precision may send bfloat16 to a server without.
+            # A trainer with mixed precision may send bfloat16 to a server without bfloat16.
             return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
     def loss_terms(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[2, n]: the log of the sum of exp(logits), and the target's logit, or 0 if another shard has it.
+        """[2, n]: logsumexp of the logits, and the target's logit, or 0 if another shard has the target.
 
-        After the vocabulary-parallel cross-entropy of Megatron-LM (Shoeybi et al., 2019): see `combine`.
+        As the vocabulary-parallel cross-entropy of Megatron-LM (Shoeybi et al., 2019); see `combine_loss_terms`.
         """
         logits = self(hidden).to(self.weight.dtype)
-        own = targets % self._part.count == self._part.index
-        rows = torch.where(own, targets // self._part.count, 0)
-        picked = logits.gather(1, rows.unsqueeze(1)).squeeze(1)
-        # Torch's cross-entropy is the log of the sum less the picked logit, and quicker than logsumexp.
-        sums = F.cross_entropy(logits, rows, reduction="none") + picked
-        return torch.stack([sums, torch.where(own, picked, 0)])
+        own = targets % self._spec.count == self._spec.index
+        rows = torch.where(own, targets // self._spec.count, 0)
+        target_logits = logits.gather(1, rows.unsqueeze(1)).squeeze(1)
+        # Torch's cross-entropy is logsumexp minus the target's logit, and faster than logsumexp.
+        sums = F.cross_entropy(logits, rows, reduction="none") + target_logits
+        return torch.stack([sums, torch.where(own, target_logits, 0)])
 
 
-def combine(terms: list[Tensor]) -> Tensor:
-    """The cross-entropy [n], in nats, from all shards' terms [2, n]."""
-    sums, picked = torch.stack(terms).unbind(1)
-    return sums.logsumexp(0) - picked.sum(0)
+def combine_loss_terms(terms: list[Tensor]) -> Tensor:
+    """The cross-entropy [n], in nats, from the terms [2, n] of all shards."""
+    sums, target_logits = torch.stack(terms).unbind(1)
+    return sums.logsumexp(0) - target_logits.sum(0)

@@ -1,12 +1,13 @@
 """`transformer-pipeline`: a GPT-style language model cut into stages by `torch.distributed.pipelining`.
 
-After the PyTorch tutorial "Introduction to Distributed Pipeline Parallelism". Text comes in; micro-batches pass the
-stages in the order of a schedule; the whole pipeline may stand several times, each replica with its share of a batch.
+After the PyTorch tutorial "Introduction to Distributed Pipeline Parallelism". Micro-batches of text pass the
+stages by a schedule. The pipeline can be replicated; each replica gets its share of a batch.
 
-Rules: `params` says what is asked, `schedules` which combinations are legal, `check` compares them with the counts.
-Model: `model` (also what users get), `split` cuts it. Running: `grid` (ranks and replicas), `pipeline` (stages and
-schedule), `meter` (where the time goes) against `kit.pipelining` (where it should), `sequences` (the text in batches),
-`training`, `sample`, `export`. This file, `params`, `schedules` and `check` never import torch.
+`params`: the parameters. `schedules`: the schedules and their limits. `check`: checks before the gang starts. `model`:
+the model, shared with exports. `custom_layers`: layers of a job. `split`: cuts the model. `grid`: ranks and replicas.
+`pipeline`: stages and schedule. `meter`: measured bubble; `kit.pipelining` has the theoretical one. `sequences`: the
+text in batches. `training`: the loop. `sample`: generates text. `export`: the exported archive. This file, `params`,
+`schedules` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -1,4 +1,4 @@
-"""What can be decided about a `transformer-pipeline` job before its gang meets. Torch-free."""
+"""Checks of `transformer-pipeline` jobs before the gang starts. Torch-free."""
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.divisors import nearest
@@ -8,7 +8,7 @@ from rolecall.workloads.transformer_pipeline.params import Params
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
-    """Raises `ValueError` if the stages that are asked for can't form the pipelines that the parameters describe."""
+    """Raises `ValueError` if the number of stages doesn't fit the parameters."""
     ranks = _pipeline_ranks(params, counts[Role.STAGE])
     stages = ranks * params.stages_per_rank
     if params.layers < stages:
@@ -20,18 +20,18 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a stage's node, raises `InputError` unless every file is text, and the layers ones that the job may bring."""
+    """On a stage's node, raises `InputError` for a file that is not text, or a forbidden layer builder."""
     if params.model is not None:
         check_builder(params.model)
     check_text(params.text)
 
 
 def _pipeline_ranks(params: Params, workers: int) -> int:
-    """How many ranks one replica of the pipeline has."""
+    """The number of ranks in one replica of the pipeline."""
     ranks, rest = divmod(workers, params.replicas)
     if rest:
         raise ValueError(
-            f"{workers} stages are not shared evenly by {params.replicas} replicas; "
+            f"{workers} stages are not divisible by {params.replicas} replicas; "
             f"take {params.replicas} × the pipeline's ranks: {_nearest_stages(params.replicas, ranks)}"
         )
     if ranks < 2:
@@ -43,7 +43,7 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
 
 
 def _nearest_stages(replicas: int, ranks: int) -> str:
-    """The stages of `ranks` or more ranks next to what was asked, as a pipeline has two ranks or more."""
+    """The nearest legal numbers of stages, as text; a pipeline has at least two ranks."""
     return " or ".join(str(replicas * count) for count in sorted({max(2, ranks), max(2, ranks + 1)}))
 
 
@@ -52,12 +52,12 @@ def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:
     if rules.micro_batches.legal(params.micro_batches, ranks, stages):
         return
     legal = rules.legal_micro_batches(params.replica_batch, ranks, stages)
-    said = (
+    hint = (
         f"nearest legal for batches of {params.replica_batch}: {nearest(legal, params.micro_batches)}"
         if legal
         else (f"batches of {params.replica_batch} have no such number: take a larger batch_size")
     )
     raise ValueError(
         f"micro_batches is {params.micro_batches}; schedule {rules.name} with {ranks} ranks and {stages} virtual "
-        f"stages needs {rules.micro_batches.said}; {said}"
+        f"stages needs {rules.micro_batches.description}; {hint}"
     )

@@ -1,4 +1,4 @@
-"""What a job leaves to its user: an archive that needs no cluster, and a text that the model wrote."""
+"""Exports the trained model as a self-contained zip, and a sample of generated text."""
 
 import json
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ print(model.perplexity("Some text of your own."))
 
 `model.decoder` is a plain `torch.nn.Module` from tokens [b, t] to logits [b, t, vocabulary].
 """
-_OWN_LAYERS = "\nIts layers are made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_LAYERS = "\nIts layers are made by `{builder}`, whose module must be importable.\n"
 
 
 def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:
-    """Stores `model.zip` and `sample.txt`; called by all workers, of whom the first replica's do it.
+    """Write and store `model.zip` and `sample.txt`; called by all workers, done by the first replica.
 
-    The others don't wait until the files are stored: a master that is away may take longer to come back than a barrier
-    waits. So nothing that takes every worker may follow.
+    The upload follows the last barrier: it waits for an unavailable master, possibly longer than the timeout of a
+    barrier. So no collective of all workers may follow this call.
     """
     params, scratch = context.params, context.workdir.scratch
     files = list[Path]()
@@ -60,15 +60,15 @@ def _write_sample(scratch: Path, pipeline: Pipeline, params: Params, corpus: Cor
 
 
 def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape, corpus: Corpus) -> list[Path]:
-    """The first rank writes the stages' weights one after the other, so that it never holds more than one of them."""
-    weights = {path.name: path for path in _collected(pipeline, shape, scratch)}
+    """The first rank writes the weights stage by stage, so that it never holds more than one stage."""
+    weights = {path.name: path for path in _collect_files(pipeline, shape, scratch)}
     if pipeline.grid.rank != 0:
         return []
     files: dict[str, str | bytes | Path] = {
         "model.py": Path(model.__file__),
         "model.json": json.dumps(_description(params, shape), indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
-        "README.md": _README + (_OWN_LAYERS.format(builder=params.model.builder) if params.model else ""),
+        "README.md": _README + (_CUSTOM_LAYERS.format(builder=params.model.builder) if params.model else ""),
     }
     path = write_archive(scratch, "model.zip", files | weights)
     for file in weights.values():
@@ -85,8 +85,8 @@ def _description(params: Params, shape: Shape) -> dict[str, object]:
     }
 
 
-def _collected(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]:
-    """On the first rank each virtual stage's file; the other ranks send what they hold."""
+def _collect_files(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]:
+    """Write a file for each virtual stage on the first rank; the other ranks send their weights."""
     for stage in range(len(pipeline.cuts)):
         weights = _collect(pipeline, shape, stage)
         if pipeline.grid.rank == 0:
@@ -96,7 +96,7 @@ def _collected(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]
 
 
 def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, torch.Tensor]:
-    """One virtual stage's weights, on the CPU of the first rank; nothing elsewhere."""
+    """One virtual stage's weights on the first rank, on the CPU; empty on other ranks."""
     owner, rank = pipeline.rank_of(stage), pipeline.grid.rank
     if rank not in (0, owner):
         return {}
@@ -104,15 +104,15 @@ def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, torch.Te
         names = dict(Decoder(shape, pipeline.cuts[stage], pipeline.make_layer).named_parameters())
     if rank != owner:
         return {name: _receive(weight, owner, pipeline) for name, weight in names.items()}
-    held = {name: weight.detach() for name, weight in pipeline.parts[stage].named_parameters()}
+    held = {name: weight.detach() for name, weight in pipeline.model_parts[stage].named_parameters()}
     if owner == 0:
         return {name: held[name].cpu() for name in names}
     for name in names:
-        dist.send(held[name].contiguous(), group=pipeline.grid.pipeline, group_dst=0)
+        dist.send(held[name].contiguous(), group=pipeline.grid.pipeline_group, group_dst=0)
     return {}
 
 
 def _receive(weight: torch.Tensor, owner: int, pipeline: Pipeline) -> torch.Tensor:
     buffer = torch.empty(weight.shape, dtype=pipeline.dtype, device=pipeline.grid.device)
-    dist.recv(buffer, group=pipeline.grid.pipeline, group_src=owner)
+    dist.recv(buffer, group=pipeline.grid.pipeline_group, group_src=owner)
     return buffer.cpu()

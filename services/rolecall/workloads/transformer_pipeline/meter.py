@@ -1,4 +1,4 @@
-"""Where a pipeline rank's time goes, measured at every piece of work that the schedule gives it."""
+"""Measures each pipeline rank's compute, wait and idle time, for every computation of the schedule."""
 
 import time
 from array import array
@@ -15,23 +15,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Moment = TypeVar("Moment")
 _WORK = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
-"""The methods of torch's stages that compute; what they need was received before and is sent after."""
+"""The methods of torch's stages that compute. Communication happens before and after them."""
 
 
 class Clock(Protocol, Generic[Moment]):
-    """Takes moments now and reads them later."""
+    """Records moments; reads the time between them later."""
 
     def now(self) -> Moment:
         """This moment."""
         ...
 
     def between(self, begin: Moment, end: Moment) -> float:
-        """Seconds from one moment to the other, when both have come."""
+        """Seconds between two moments."""
         ...
 
 
 class HostClock:
-    """For the CPU, which computes while the caller waits."""
+    """A clock for synchronous execution on the CPU."""
 
     def now(self) -> float:
         """This moment."""
@@ -43,22 +43,22 @@ class HostClock:
 
 
 class GpuClock:
-    """For a GPU, which is given work and does it later: moments are marks between its pieces of work."""
+    """A clock for asynchronous execution on a GPU, by CUDA events."""
 
     def now(self) -> torch.cuda.Event:
-        """This moment of the stream under way."""
+        """An event in the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def between(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Seconds; waits until the GPU has come to `end`."""
+        """Seconds; waits until the GPU has reached `end`."""
         end.synchronize()
         return begin.elapsed_time(end) / 1000
 
 
 class Meter:
-    """Notes each step's length, the work in it, and the span from the first piece of work to the last's end."""
+    """Records for each step its duration, its compute time, and the span from first to last computation, in seconds."""
 
     def __init__(self, clock: Clock[Any]) -> None:
         self._clock = clock
@@ -66,45 +66,45 @@ class Meter:
         self.lengths, self.worked, self.spans = array("d"), array("d"), array("d")
 
     def watch(self, stage: Any) -> None:
-        """Measure what one of torch's pipeline stages computes from now on."""
+        """Measure the computations of a torch pipeline stage from now on."""
         for name in _WORK:
             setattr(stage, name, self.timed(getattr(stage, name)))
 
     def timed(self, work: Callable[P, R]) -> Callable[P, R]:
-        """`work`, measured."""
+        """A wrapper of `work` that measures each call."""
 
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
             begin = self._clock.now()
-            done = work(*args, **kwargs)
+            result = work(*args, **kwargs)
             self._work.append((begin, self._clock.now()))
-            return done
+            return result
 
         return measured
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Around one run of the schedule."""
+        """A context for one step of the schedule."""
         self._work.clear()
         begin = self._clock.now()
         yield
         between = self._clock.between
         self.lengths.append(between(begin, self._clock.now()))
-        self.worked.append(sum(between(*piece) for piece in self._work))
+        self.worked.append(sum(between(*call) for call in self._work))
         self.spans.append(between(self._work[0][0], self._work[-1][1]))
 
 
 def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:
-    """Seconds per pipeline rank, over all steps but an attempt's first, means over the replicas; equal on all workers.
+    """Seconds per pipeline rank, summed over steps and averaged over replicas; equal on all workers.
 
-    A step lasts until the slowest rank of its replica is done. Of that time a rank computes, waits for its neighbours
-    between its first and its last piece of work, and is idle before and after. The first step also sets connections
-    up. Called by all workers together.
+    A step ends when the slowest rank of the replica is done. A rank computes, waits for its neighbors between its first
+    and last computation, and idles before and after. The first step of an attempt is excluded, because it also sets up
+    connections. A collective of all workers.
     """
     lengths, worked, spans = (
         torch.tensor(times[1:], dtype=torch.float64) for times in (meter.lengths, meter.worked, meter.spans)
     )
     slowest = lengths.to(grid.device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=grid.pipeline)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=grid.pipeline_group)
     whole = float(slowest.sum())
     compute, span = float(worked.sum()), float(spans.sum())
     table = torch.zeros(grid.ranks, 3, dtype=torch.float64, device=grid.device)

@@ -1,14 +1,13 @@
-"""The decoder, as it trains and as it is handed to users: this file goes into every exported model, unchanged.
+"""The decoder, for training and in exported models, which contain this file unchanged.
 
     from model import load
     model = load(".")
     print(model.generate("It is a truth", tokens=50))
 
-It needs torch, safetensors and tokenizers, and nothing of the service that trained it; where the job brought layers of
-its own, also the package that makes them.
+Requires torch, safetensors and tokenizers, and for custom layers the package that builds them.
 
-A causal transformer with its norms before attention and perceptron, as in GPT-2 (Radford et al., 2019), positions
-learned or rotary (Su et al., 2021). Input and output embeddings are two matrices.
+A causal pre-norm transformer as GPT-2 (Radford et al., 2019), with learned or rotary (Su et al., 2021) positions and
+untied input and output embeddings.
 """
 
 import importlib
@@ -27,21 +26,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 MakeLayer = Callable[[int], nn.Module]
-"""Makes the layer with this number, a module from [b, t, dim] to the same shape."""
+"""Builds the layer with the given number, a module from [b, t, dim] to the same shape."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the decoder's parameters and how they are used."""
+    """The hyperparameters of the decoder."""
 
     vocabulary: int
     context: int
-    """The most tokens of one sequence."""
+    """The maximum number of tokens in a sequence."""
     layers: int
     dim: int
     heads: int
     hidden: int
-    """The width of each layer's perceptron."""
+    """The hidden width of each layer's feed-forward network."""
     positions: str
     """`rope` or `learned`."""
     dropout: float = 0.0
@@ -49,18 +48,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cut:
-    """The part of the decoder that one pipeline stage holds: layers [first, end), and perhaps an end of the model."""
+    """The part of the decoder in one pipeline stage: layers [first, end), and possibly the embedding or the head."""
 
     first: int
     end: int
     embeds: bool
-    """Whether tokens come in, not activations."""
+    """Whether the part has the embedding: its inputs are tokens, not activations."""
     predicts: bool
-    """Whether logits go out, not activations."""
+    """Whether the part has the head: its outputs are logits, not activations."""
 
 
-class Rotation(nn.Module):
-    """Turns pairs of a head's features by angles that grow with the position (RoPE)."""
+class RotaryEmbedding(nn.Module):
+    """Rotary position embedding (RoPE) of queries and keys."""
 
     cos: Tensor
     sin: Tensor
@@ -80,7 +79,7 @@ class Rotation(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads."""
+    """Causal multi-head self-attention."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -89,27 +88,28 @@ class Attention(nn.Module):
         self.inputs = nn.Linear(shape.dim, 3 * shape.dim, bias=False)
         self.output = nn.Linear(shape.dim, shape.dim, bias=False)
         rotates = shape.positions == "rope"
-        self.rotation = Rotation(shape.context, shape.dim // shape.heads) if rotates else nn.Identity()
+        self.rotation = RotaryEmbedding(shape.context, shape.dim // shape.heads) if rotates else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, t, dim] to the same shape; no token sees a later one."""
+        """[b, t, dim] to the same shape."""
         batch, length, dim = x.shape
         heads = self.inputs(x).view(batch, length, 3, self.heads, dim // self.heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
         dropped = self.dropout if self.training else 0.0
-        seen = F.scaled_dot_product_attention(
+        outputs = F.scaled_dot_product_attention(
             self.rotation(query), self.rotation(key), value, dropout_p=dropped, is_causal=True
         )
-        return self.output(seen.transpose(1, 2).reshape(batch, length, dim))
+        return self.output(outputs.transpose(1, 2).reshape(batch, length, dim))
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron, each added to what comes in."""
+    """A pre-norm transformer layer: attention and feed-forward network with residual connections."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.dim)
         self.attention = Attention(shape)
+        # The names `perceptron…` are keys of checkpoints and exports, and seed the initial weights.
         self.perceptron_norm = nn.LayerNorm(shape.dim)
         self.perceptron = nn.Sequential(
             nn.Linear(shape.dim, shape.hidden), nn.GELU(), nn.Linear(shape.hidden, shape.dim)
@@ -123,7 +123,7 @@ class Layer(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens to vectors, with their positions if those are learned."""
+    """Token embedding, plus the position embedding if positions are learned."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """Vectors to logits over the vocabulary."""
+    """Final norm and output projection to logits over the vocabulary."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Head(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A whole decoder, or the part of it that `cut` names; parameters are called the same in both."""
+    """A whole decoder, or the part in `cut`; parameter names are the same in both."""
 
     def __init__(self, shape: Shape, cut: Cut | None = None, make_layer: MakeLayer | None = None) -> None:
         super().__init__()
@@ -159,13 +159,13 @@ class Decoder(nn.Module):
         cut = cut or Cut(0, shape.layers, embeds=True, predicts=True)
         self.shape = shape
         self.recompute = False
-        """Whether layers' inner activations are computed anew in the backward pass instead of kept."""
+        """Activation checkpointing: whether layers are recomputed in the backward pass."""
         self.embedding = Embedding(shape) if cut.embeds else None
         self.layers = nn.ModuleDict({str(index): make(index) for index in range(cut.first, cut.end)})
         self.head = Head(shape) if cut.predicts else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [b, t] int64, or activations [b, t, dim]; gives activations, or logits [b, t, vocabulary]."""
+        """Tokens [b, t] int64 or activations [b, t, dim], to activations or logits [b, t, vocabulary]."""
         if self.embedding is not None:
             x = self.embedding(x)
         for layer in self.layers.values():
@@ -174,7 +174,7 @@ class Decoder(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The whole model in one process, with the tokenizer of its text."""
+    """The complete model with its tokenizer."""
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -182,22 +182,22 @@ class LanguageModel(nn.Module):
         self.tokenizer = tokenizer
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [b, t, vocabulary] of the token after each of tokens [b, t]."""
+        """Logits [b, t, vocabulary] of the next tokens after tokens [b, t]."""
         return self.decoder(tokens)
 
     @torch.inference_mode()
     def generate(self, prompt: str, *, tokens: int = 100, temperature: float = 0.8, seed: int = 0) -> str:
-        """The prompt, continued by `tokens` tokens drawn at random; never by an unknown one."""
+        """The prompt, continued by `tokens` sampled tokens, never `<unk>`."""
         ids = self._encoded(prompt)
         generator = torch.Generator().manual_seed(seed)
         for _ in range(tokens):
             logits = self(self._batch(ids[-self.decoder.shape.context :]))[0, -1]
-            ids.append(draw(logits, temperature, generator, self.tokenizer.token_to_id("<unk>")))
+            ids.append(sample_token(logits, temperature, generator, self.tokenizer.token_to_id("<unk>")))
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     @torch.inference_mode()
     def perplexity(self, text: str) -> float:
-        """Exp of the mean cross-entropy of the text's tokens but the first, cut into sequences as in training."""
+        """Exp of the mean cross-entropy of the text's tokens except the first, cut into sequences as in training."""
         ids, context = self._encoded(text), self.decoder.shape.context
         loss = 0.0
         for start in range(0, len(ids) - 1, context):
@@ -216,8 +216,8 @@ class LanguageModel(nn.Module):
         return ids
 
 
-def draw(logits: Tensor, temperature: float, generator: torch.Generator, unknown: int | None = None) -> int:
-    """A token but `unknown`, from logits [vocabulary]; on the CPU, so that every device draws the same."""
+def sample_token(logits: Tensor, temperature: float, generator: torch.Generator, unknown: int | None = None) -> int:
+    """Sample a token other than `unknown` from logits [vocabulary]; on the CPU, so that all devices agree."""
     scores = logits.double().cpu()
     if unknown is not None:
         scores[unknown] = -torch.inf
@@ -225,19 +225,19 @@ def draw(logits: Tensor, temperature: float, generator: torch.Generator, unknown
 
 
 def load(folder: str | Path) -> LanguageModel:
-    """The model in an unpacked export, ready to write."""
+    """Load the model of an unpacked archive in evaluation mode."""
     folder = Path(folder)
     description = json.loads((folder / "model.json").read_text())
     weights: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model-*.safetensors")):
         weights |= load_file(path)
     shape = Shape(**description["shape"])
-    decoder = Decoder(shape, make_layer=_own_layers(description["model"], shape))
+    decoder = Decoder(shape, make_layer=_make_custom_layers(description["model"], shape))
     decoder.to(next(iter(weights.values())).dtype).load_state_dict(weights)
     return LanguageModel(decoder, Tokenizer.from_file(str(folder / "tokenizer.json"))).eval()
 
 
-def _own_layers(own: dict[str, Any] | None, shape: Shape) -> MakeLayer | None:
+def _make_custom_layers(own: dict[str, Any] | None, shape: Shape) -> MakeLayer | None:
     if own is None:
         return None
     module, _, function = own["builder"].partition(":")

@@ -26,7 +26,7 @@ from rolecall.workloads.transformer_pipeline.schedules import (
     Name,
     Schedule,
     Split,
-    range_said,
+    format_range,
 )
 
 
@@ -157,7 +157,7 @@ class Params(TrainingParams):
         least, most = rules.virtual_stages
         if not least <= self.stages_per_rank <= most:
             raise ValueError(
-                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} takes {range_said(least, most)}"
+                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} takes {format_range(least, most)}"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""A text's tokens as sequences of one length, packed without gaps, and their order in each epoch."""
+"""Packed sequences of equal length from a text's tokens, and their shuffled batches."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ from rolecall.kit.data_order import DataOrder
 from rolecall.spec.errors import InputError
 
 IGNORED = -100
-"""A target that does not count, as `torch.nn.functional.cross_entropy` has it."""
+"""The `ignore_index` of `torch.nn.functional.cross_entropy`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Sequence `i` predicts tokens `i · context + 1` to `(i + 1) · context` of the text, each from those before it."""
+    """Sequence `i` has the targets `i · context + 1` to `(i + 1) · context` of the text."""
 
     tokens: torch.Tensor
     """[n] int32."""
     context: int
 
     def __len__(self) -> int:
-        """How many whole sequences there are; the rest of the text is left out."""
+        """The number of full sequences; the rest of the text is dropped."""
         return max(0, (len(self.tokens) - 1) // self.context)
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The inputs and the targets [rows, context] int64 of some sequences."""
+        """Inputs and targets [rows, context] int64 of the given sequences."""
         starts = torch.as_tensor(rows, dtype=torch.int64)[:, None] * self.context
         whole = self.tokens[starts + torch.arange(self.context + 1)].to(torch.int64)
         return whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
 
     def padded(self, first: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `take`, sequences `first` to `first + rows`; those past the end have no targets that count."""
+        """As `take` for sequences [first, first + rows); targets past the end are `IGNORED`."""
         places = range(first, first + rows)
         inputs, targets = self.take([place if place < len(self) else 0 for place in places])
         targets[max(0, len(self) - first) :] = IGNORED
@@ -42,14 +42,14 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """The training sequences in global batches, each epoch in its own order; the position is one integer."""
+    """The training sequences in shuffled global batches; a position is one integer."""
 
     sequences: Sequences
     batch_size: int
     seed: int
 
     def __post_init__(self) -> None:
-        """Raises `InputError` if there is not one whole batch."""
+        """Raises `InputError` if there is no full batch."""
         if self.steps_per_epoch == 0:
             raise InputError(
                 f"the training text has {len(self.sequences.tokens)} tokens, {len(self.sequences)} sequences of "
@@ -59,14 +59,14 @@ class Epochs:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in one pass; which sequences are left over differs from epoch to epoch."""
+        """Full batches in one pass; each epoch drops other sequences."""
         return len(self.sequences) // self.batch_size
 
     def share(self, epoch: int, step: int, replica: int, replicas: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `replica` takes of global batch `step` of `epoch`: inputs and targets [batch / replicas, context]."""
+        """Inputs and targets [batch / replicas, context] of `replica` in global batch `step` of `epoch`."""
         order = DataOrder(len(self.sequences), self.batch_size, self.seed)
         return self.sequences.take(order.share(epoch, step, replica, replicas))
 
     def shares(self, epoch: int, done: int, replica: int, replicas: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The shares of the epoch's batches from step `done` on."""
+        """The shares of the epoch's batches, starting at step `done`."""
         return (self.share(epoch, step, replica, replicas) for step in range(done, self.steps_per_epoch))

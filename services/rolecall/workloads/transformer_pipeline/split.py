@@ -1,4 +1,4 @@
-"""The decoder cut into virtual stages: where, with which first weights, and by which of torch's two ways."""
+"""Cuts the decoder into virtual stages, with either of torch's two methods, and initializes its weights."""
 
 import zlib
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ _STD = 0.02
 
 
 def layer_cuts(layers: int, stages: int, head: float) -> list[Cut]:
-    """`stages` (2 or more) parts of at least a layer each, the costliest as cheap as can be.
+    """Balanced cuts into `stages` (2 or more) parts of at least one layer, with minimal cost of the slowest part.
 
-    `head` is the cost of the output matrix, in layers: it runs in the last stage, which gets fewer layers for it.
+    `head` is the cost of the output projection in layers; the last stage gets fewer layers to compensate.
     """
     choices = range(1, layers - stages + 2)
     last = min(choices, key=lambda count: (max(count + head, -(-(layers - count) // (stages - 1))), -count))
@@ -30,7 +30,7 @@ def layer_cuts(layers: int, stages: int, head: float) -> list[Cut]:
 
 
 def head_cost(shape: Shape, make_layer: MakeLayer | None = None) -> float:
-    """The output matrix's cost in layers: as many multiplications for each token as there are weights."""
+    """The output projection's cost in layers: multiplications per token are equal to the number of weights."""
     with torch.device("meta"):
         layer = make_layer(0) if make_layer else Layer(shape)
     return shape.dim * shape.vocabulary / max(1, sum(weight.numel() for weight in layer.parameters()))
@@ -45,33 +45,33 @@ def build(
     device: torch.device,
     make_layer: MakeLayer | None = None,
 ) -> Decoder:
-    """A part of the decoder, or the whole, with its first weights, which are the same however it is cut."""
+    """The decoder or a part of it, with initial weights that don't depend on the cuts."""
     part = Decoder(shape, cut, make_layer)
     for name, parameter in part.named_parameters():
         if make_layer is None or not name.startswith("layers."):
-            _fill(name, parameter, seed, shape.layers)
+            _init_weight(name, parameter, seed, shape.layers)
     return part.to(device, dtype)
 
 
 @torch.no_grad()
-def _fill(name: str, parameter: nn.Parameter, seed: int, layers: int) -> None:
-    """GPT-2's first weights: normal, smaller where a layer adds to what came in; biases 0, the norms' gains 1."""
+def _init_weight(name: str, parameter: nn.Parameter, seed: int, layers: int) -> None:
+    """GPT-2's initialization: normal, scaled down for residual projections; biases 0, norm weights 1."""
     if parameter.ndim == 1:
         parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
         return
-    adds = name.endswith(("attention.output.weight", "perceptron.2.weight"))
+    residual = name.endswith(("attention.output.weight", "perceptron.2.weight"))
     key = derive_seed(seed, zlib.crc32(name.encode()))
     generator = torch.Generator().manual_seed(key % 2**63)
-    parameter.normal_(0.0, _STD / (2 * layers) ** 0.5 if adds else _STD, generator=generator)
+    parameter.normal_(0.0, _STD / (2 * layers) ** 0.5 if residual else _STD, generator=generator)
 
 
 def manual_stages(
     parts: dict[int, Decoder], stages: int, rows: int, logits: torch.dtype, grid: Grid
 ) -> list[PipelineStage]:
-    """Torch's stages of the parts that this rank holds, by their place in the pipeline; `rows` sequences pass at once.
+    """Torch's stages for this rank's `parts`, keyed by stage index; a micro-batch has `rows` sequences.
 
-    They are told what comes in and goes out. Else torch would find out by a pass of its own, in which some versions
-    (2.11) draw dropout, and a resumed training would go another way.
+    Passes input and output shapes explicitly. Otherwise torch infers them by a forward pass, which in some versions
+    (2.11) advances the random state for dropout, so that a resumed training would differ.
     """
     return [
         PipelineStage(
@@ -79,9 +79,9 @@ def manual_stages(
             index,
             stages,
             grid.device,
-            input_args=_tokens(part, rows) if index == 0 else _vectors(part, rows),
-            output_args=_logits(part, rows, logits) if index == stages - 1 else _vectors(part, rows),
-            group=grid.pipeline,
+            input_args=_tokens(part, rows) if index == 0 else _activations(part, rows),
+            output_args=_logits(part, rows, logits) if index == stages - 1 else _activations(part, rows),
+            group=grid.pipeline_group,
         )
         for index, part in parts.items()
     ]
@@ -91,7 +91,7 @@ def _tokens(part: Decoder, rows: int) -> torch.Tensor:
     return torch.empty(rows, part.shape.context, dtype=torch.int64, device="meta")
 
 
-def _vectors(part: Decoder, rows: int) -> torch.Tensor:
+def _activations(part: Decoder, rows: int) -> torch.Tensor:
     kind = next(part.parameters()).dtype
     return torch.empty(rows, part.shape.context, part.shape.dim, dtype=kind, device="meta", requires_grad=True)
 
@@ -102,12 +102,12 @@ def _logits(part: Decoder, rows: int, kind: torch.dtype) -> torch.Tensor:
 
 
 def traced_stages(
-    whole: Decoder, cuts: Sequence[Cut], held: Sequence[int], micro_batch: torch.Tensor, grid: Grid
+    whole: Decoder, cuts: Sequence[Cut], stage_indices: Sequence[int], micro_batch: torch.Tensor, grid: Grid
 ) -> list[Any]:
-    """Torch's stages `held`, cut out of a trace of the whole model, which must fit into memory for that moment.
+    """Torch's stages `stage_indices` from a trace of the whole model, which must temporarily fit in memory.
 
-    The trace works for tokens [sequences, context] of the same shape as `micro_batch` alone.
+    The trace is specialized to tokens [sequences, context] of the shape of `micro_batch`.
     """
     points = {f"layers.{cut.first}": SplitPoint.BEGINNING for cut in cuts if not cut.embeds}
     pipe = pipeline(whole, mb_args=(micro_batch,), split_spec=points)
-    return [pipe.build_stage(index, grid.device, grid.pipeline) for index in held]
+    return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices]

@@ -1,4 +1,4 @@
-"""A stage holds a part of the layers and trains them in step with the other stages."""
+"""A stage holds part of the layers and trains them in lockstep with the other stages."""
 
 from rolecall.kit.precision import require_precision
 from rolecall.kit.same_input import require_same_in_group
@@ -10,7 +10,7 @@ from rolecall.workloads.transformer_pipeline.training import Training
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Read the text, train with the others, and tell the job's result."""
+    """Read the text and train; the first stage reports the result."""
     require_precision(context.params.precision, context.device)
     corpus = open_corpus(context.params.text, context.cache)
     require_same_in_group(corpus.fingerprint, Role.STAGE, "texts")

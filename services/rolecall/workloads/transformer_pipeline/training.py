@@ -1,4 +1,4 @@
-"""The training loop of one stage; all stages of all replicas run it in step."""
+"""The training loop of one stage; all stages of all replicas run it in lockstep."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rolecall.kit.loop import Held, TrainingLoop
+from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.corpus import Corpus
@@ -16,11 +16,11 @@ from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.export import export
-from rolecall.workloads.transformer_pipeline.grid import arrange
+from rolecall.workloads.transformer_pipeline.grid import make_grid
 from rolecall.workloads.transformer_pipeline.meter import stage_times
 from rolecall.workloads.transformer_pipeline.model import Shape
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.pipeline import Pipeline, summed_loss
+from rolecall.workloads.transformer_pipeline.pipeline import Pipeline, sum_loss
 from rolecall.workloads.transformer_pipeline.sequences import IGNORED, Epochs, Sequences
 
 _WEIGHTS = "weights/"
@@ -35,50 +35,50 @@ class Batch:
 
 
 class Training(TrainingLoop[Batch, Params]):
-    """One stage's part of a job."""
+    """One stage's share of a `transformer-pipeline` job."""
 
     def __init__(self, context: WorkerContext[Params], corpus: Corpus) -> None:
         super().__init__(context)
         params = context.params
         self._corpus = corpus
         self._epochs = Epochs(Sequences(corpus.tokens("train"), params.context), params.batch_size, params.seed)
-        self._grid = arrange(params.replicas, context.device)
+        self._grid = make_grid(params.replicas, context.device)
         self._shape = decoder_shape(params, corpus.vocabulary_size)
         self._pipeline = Pipeline(params, self._shape, self._grid)
-        torch.manual_seed(params.seed + 1 + context.role_rank)  # every worker drops other units
+        torch.manual_seed(params.seed + 1 + context.role_rank)  # different dropout masks on each worker
         self._optimizer = self._make_optimizer()
 
     def run(self) -> dict[str, float] | None:
-        """Train to the end; the result has where the pipeline ranks' time went, and the bubble that theory expects."""
+        """As `TrainingLoop.run`; the result also has the pipeline ranks' times, and the theoretical bubble."""
         result = super().run()
         return result and result | self._stage_times | {"bubble_theory": bubble(self._pipeline.order)}
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in one pass."""
+        """Full global batches in one pass."""
         return self._epochs.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """This replica's shares."""
+        """This replica's shares of the epoch's batches."""
         for inputs, targets in self._epochs.shares(epoch, done, self._grid.replica, self._grid.replicas):
             yield Batch(inputs.to(self._grid.device), targets.to(self._grid.device))
 
     def samples(self, batch: Batch) -> int:
-        """Sequences."""
+        """Sequences of all replicas."""
         return self.params.batch_size
 
     def train_step(self, batch: Batch) -> Tensor:
-        """One step of all stages; the global batch's mean loss per token."""
+        """One optimizer step of all stages. Returns the global batch's mean loss per token."""
         scale_rates(self._optimizer, self.rate_factor)
         self._optimizer.zero_grad()
         loss = self._pipeline.step(batch.inputs, batch.targets)
-        self._grid.add_gradients(self._parameters())
-        loss = self._agree(loss)
+        self._grid.all_reduce_gradients(self._parameters())
+        loss = self._clip_and_reduce(loss)
         self._optimizer.step()
         return loss
 
-    def score(self, split: Held) -> dict[str, float] | None:
-        """The mean loss per token of all whole sequences, and its exponential."""
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
+        """Mean loss per token of all full sequences, and perplexity."""
         sequences = Sequences(self._corpus.tokens(split), self.params.context)
         if len(sequences) == 0:
             return None
@@ -86,7 +86,7 @@ class Training(TrainingLoop[Batch, Params]):
         return {f"{split}_loss": mean, f"{split}_perplexity": torch.tensor(mean).exp().item()}
 
     def save_parts(self, step: int) -> Sequence[CheckpointPart]:
-        """The replicas' weights are equal, so the first one writes them; everyone writes what it draws from."""
+        """Weights from the first replica, since all are equal; the random state from every worker."""
         tensors = random_state(self._grid.device)
         if self._grid.replica == 0:
             tensors |= {_WEIGHTS + name: weight for name, weight in self._pipeline.named_parameters()}
@@ -94,7 +94,7 @@ class Training(TrainingLoop[Batch, Params]):
         return [self.context.checkpoints.save_part(step, worker_name(Role.STAGE, self.context.role_rank), tensors)]
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Weights and optimizer from the first replica's same rank, random state from this worker's own part."""
+        """Restore weights and optimizer from the first replica's part, the random state from this worker's."""
         checkpoints = self.context.checkpoints
         own = checkpoints.load_part(manifest, worker_name(Role.STAGE, self.context.role_rank))
         shared = own
@@ -108,8 +108,8 @@ class Training(TrainingLoop[Batch, Params]):
         dist.barrier()
 
     def export(self) -> None:
-        """The model that runs without a cluster, and a text that it wrote. All that the ranks do together is done."""
-        # Before the first replica writes its files, so that no rank's waiting for that counts.
+        """Write and store the model and a sample."""
+        # Collect the times first: no collective may follow `export`, and waiting for it must not count.
         self._stage_times = stage_times(self._pipeline.meter, self._grid)
         export(self.context, self._pipeline, self._shape, self._corpus)
 
@@ -117,14 +117,14 @@ class Training(TrainingLoop[Batch, Params]):
         return [parameter for _, parameter in self._pipeline.named_parameters()]
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        """Weight decay is for matrices: norms and biases go without."""
+        """The optimizer, with weight decay for matrices only, not for norms and biases."""
         matrices = [parameter for parameter in self._parameters() if parameter.ndim > 1]
         vectors = [parameter for parameter in self._parameters() if parameter.ndim == 1]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         return dense_optimizer(self.params.optimizer).build([group for group in groups if group["params"]])
 
-    def _agree(self, loss: Tensor) -> Tensor:
-        """Clip the gradient by its norm over all stages, and give every rank the loss, in one message."""
+    def _clip_and_reduce(self, loss: Tensor) -> Tensor:
+        """Clip gradients by their norm over all stages, and sum the loss over all ranks, in one all-reduce."""
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
         square = torch.stack(norms).square().sum()
@@ -137,7 +137,7 @@ class Training(TrainingLoop[Batch, Params]):
         return sums[1]
 
     def _mean_loss(self, sequences: Sequences) -> float:
-        """Each replica takes every so many-th micro-batch; the last ones are filled up with what does not count."""
+        """The mean loss per token. Replicas take micro-batches round-robin; the last ones are padded."""
         size, replicas = self.params.micro_batch, self._grid.replicas
         rounds = -(-len(sequences) // (size * replicas))
         firsts = [(turn * replicas + self._grid.replica) * size for turn in range(rounds)]
@@ -145,7 +145,7 @@ class Training(TrainingLoop[Batch, Params]):
 
         def add(number: int, logits: Tensor) -> None:
             targets = sequences.padded(firsts[number], size)[1].to(self._grid.device)
-            sums.add_(torch.stack([summed_loss(logits, targets).double(), (targets != IGNORED).sum().double()]))
+            sums.add_(torch.stack([sum_loss(logits, targets).double(), (targets != IGNORED).sum().double()]))
 
         inputs = (sequences.padded(first, size)[0].to(self._grid.device) for first in firsts)
         self._pipeline.forward(inputs, add)
@@ -154,7 +154,7 @@ class Training(TrainingLoop[Batch, Params]):
 
 
 def decoder_shape(params: Params, vocabulary: int) -> Shape:
-    """The whole decoder's shape."""
+    """The shape of the whole decoder."""
     return Shape(
         vocabulary=vocabulary,
         context=params.context,

@@ -1,4 +1,4 @@
-"""Encoded rows on this node's disk: fixed-size records, memory-mapped, so that any row is one look away."""
+"""Encoded rows on the node's disk: memory-mapped, fixed-size records for random access."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from rolecall.kit.cache import build_once
 from rolecall.kit.data_order import derive_seed, splitmix64
 from rolecall.kit.tables.columns import Columns
 from rolecall.kit.tables.encoding import IdColumn, NumberColumn
-from rolecall.kit.tables.files import File, find
+from rolecall.kit.tables.files import TableFile, find_tables
 from rolecall.kit.tables.fit import Fit
 from rolecall.kit.tables.params import Data
 from rolecall.kit.tables.rows import BadRows, Rows, read
@@ -27,40 +27,40 @@ _SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
-    """What one pass over the input learnt and where its encoded rows lie."""
+class EncodedTable:
+    """The fitted columns of a table, and its encoded rows on disk."""
 
     folder: Path
     columns: Columns
     rows: dict[str, int]
     """Rows per split; `train` counts streamed rows too."""
     bad_rows: int
-    """Rows that could not be parsed and were left out."""
+    """Rows that could not be parsed and were skipped."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of dictionaries and counts; means and quantiles may differ in their last bit between kinds of CPU."""
+        """A hash of dictionaries and row counts. Means and quantiles may differ in the last bit between CPU types."""
         dictionaries = [(column.offset, column.size, column.values) for column in self.columns.ids]
         return hashlib.sha256(json.dumps([dictionaries, self.rows, self.bad_rows]).encode()).hexdigest()
 
     def records(self, split: str) -> NDArray[np.void]:
-        """[rows] the split's records, memory-mapped."""
+        """The split's records [rows], memory-mapped."""
         kind, rows = self.columns.record, self.rows[split]
         return np.memmap(self.folder / split, kind, "r", shape=(rows,)) if rows else np.empty(0, kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TableSource:
     """A job's input files and how they are split."""
 
     data: Data
-    """What the files mean."""
+    """How to read the files."""
     seed: int
-    """Decides which rows are held out."""
-    files: dict[str, list[File]]
+    """The seed of the hold-out hash."""
+    files: dict[str, list[TableFile]]
 
-    def pieces(self, split: str, bad: BadRows) -> Iterator[Rows]:
-        """The good rows of a split, piece by piece, in the files' order."""
+    def chunks(self, split: str, bad: BadRows) -> Iterator[Rows]:
+        """The valid rows of a split in chunks, in the files' order."""
         share = self.data.validation
         if isinstance(share, list) or split == "test":
             yield from read(self.files.get(split, []), self.data, bad)
@@ -71,54 +71,54 @@ class Source:
 
     @property
     def key(self) -> str:
-        """The name of the cache: a hash of all that decides its content."""
+        """The cache key: a hash of everything that the content depends on."""
         identities = {split: [file.identity for file in files] for split, files in self.files.items()}
         content = [_LAYOUT, self.data.model_dump(mode="json"), self.seed, identities]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def open_source(data: Data, seed: int) -> Source:
-    """Finds the input files; raises `InputError` for one that is not there."""
-    return Source(data, seed, {split: find(paths, data) for split, paths in data.sources.items()})
+def open_table_source(data: Data, seed: int) -> TableSource:
+    """Find the input files; raises `InputError` if one does not exist."""
+    return TableSource(data, seed, {split: find_tables(paths, data) for split, paths in data.sources.items()})
 
 
 def held_out_rows(numbers: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
-    """[b] whether each row number belongs to the validation rows; a hash of it and the seed decides."""
+    """A mask [b] of the row numbers in the validation split, by a seeded hash of each number."""
     return splitmix64(numbers.astype(np.uint64), derive_seed(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
 
 
-def open_cache(source: Source, folder: Path) -> Cache:
-    """This node's cache of `source` below `folder`, built if it isn't there; others who want it wait."""
+def open_encoded_table(source: TableSource, folder: Path) -> EncodedTable:
+    """The encoded rows of `source` in the cache `folder`, built if missing; concurrent callers wait."""
     return _load(build_once(folder / "tables", source.key, lambda draft: _build(source, draft)))
 
 
-def _build(source: Source, folder: Path) -> None:
+def _build(source: TableSource, folder: Path) -> None:
     bad = BadRows(source.data.max_bad_rows)
-    columns, train_rows = _fit(source, bad)
+    columns, train_rows = _fit_columns(source, bad)
     cached = _SPLITS[1:] if source.data.stream else _SPLITS
     rows = {"train": train_rows}
     for split in cached:
-        # Training rows were counted while they were fitted, and validation rows drawn from them with those.
+        # Bad training rows were counted during the fit, together with the validation rows held out from them.
         counted = bad if split in source.files and split != "train" else BadRows(source.data.max_bad_rows)
         rows[split] = _write(folder / split, columns, source, split, counted)
     for report in bad.first:
-        _log.warning("left out: %s", report)
+        _log.warning("skipped: %s", report)
     about = {"columns": asdict(columns), "rows": rows, "bad_rows": bad.count}
     (folder / "about.json").write_text(json.dumps(about))
 
 
-def _fit(source: Source, bad: BadRows) -> tuple[Columns, int]:
+def _fit_columns(source: TableSource, bad: BadRows) -> tuple[Columns, int]:
     fit, count, positive = Fit(source.data, source.seed), 0, 0.0
-    for rows in source.pieces("train", bad):
+    for rows in source.chunks("train", bad):
         fit.add(rows)
         count += len(rows.labels)
         positive += float(rows.labels.sum())
     if positive in (0, count):
-        raise InputError(_one_class(source.data, count, positive))
+        raise InputError(_single_class_error(source.data, count, positive))
     return fit.columns(), count
 
 
-def _one_class(data: Data, count: int, positive: float) -> str:
+def _single_class_error(data: Data, count: int, positive: float) -> str:
     if not count:
         return "there are no training rows"
     which = "positive" if positive else "negative"
@@ -127,17 +127,17 @@ def _one_class(data: Data, count: int, positive: float) -> str:
     )
 
 
-def _write(path: Path, columns: Columns, source: Source, split: str, bad: BadRows) -> int:
+def _write(path: Path, columns: Columns, source: TableSource, split: str, bad: BadRows) -> int:
     count = 0
     with path.open("wb") as file:
-        for rows in source.pieces(split, bad):
+        for rows in source.chunks(split, bad):
             columns.encode(rows, source.data).tofile(file)
             count += len(rows.labels)
     return count
 
 
-def _load(folder: Path) -> Cache:
+def _load(folder: Path) -> EncodedTable:
     about: dict[str, Any] = json.loads((folder / "about.json").read_text())
     ids = tuple(IdColumn(**column) for column in about["columns"]["ids"])
     numbers = tuple(NumberColumn(**column) for column in about["columns"]["numbers"])
-    return Cache(folder, Columns(ids, numbers), about["rows"], about["bad_rows"])
+    return EncodedTable(folder, Columns(ids, numbers), about["rows"], about["bad_rows"])

@@ -3,23 +3,30 @@
 import pytest
 import torch
 
-from rolecall.kit.parameter_server.init import BLOCK_ROWS, Draw, Normal, Part, Uniform, initial_rows
+from rolecall.kit.parameter_server.initialization import (
+    BLOCK_ROWS,
+    Initializer,
+    Normal,
+    ShardSpec,
+    Uniform,
+    initial_rows,
+)
 
 ROWS = BLOCK_ROWS + 4_465
 
 
-@pytest.mark.parametrize("draw", [Uniform(seed=1, bound=0.5), Normal(seed=1, std=0.5)])
+@pytest.mark.parametrize("initializer", [Uniform(seed=1, bound=0.5), Normal(seed=1, std=0.5)])
 @pytest.mark.parametrize("count", [2, 3, 7])
-def test_the_first_values_do_not_depend_on_the_shards(draw: Draw, count: int) -> None:
-    whole = initial_rows(Part(0, 1, ROWS), 3, draw, torch.float64)
+def test_the_first_values_do_not_depend_on_the_shards(initializer: Initializer, count: int) -> None:
+    whole = initial_rows(ShardSpec(0, 1, ROWS), 3, initializer, torch.float64)
     for index in range(count):
-        part = Part(index, count, ROWS)
+        part = ShardSpec(index, count, ROWS)
         assert part.size == len(range(index, ROWS, count))
-        assert torch.equal(initial_rows(part, 3, draw, torch.float64), whole[index::count])
+        assert torch.equal(initial_rows(part, 3, initializer, torch.float64), whole[index::count])
 
 
 def test_the_first_values_are_distributed_as_asked() -> None:
-    whole = Part(0, 1, ROWS)
+    whole = ShardSpec(0, 1, ROWS)
     even = initial_rows(whole, 3, Uniform(seed=2, bound=0.5), torch.float64)
     assert float(even.abs().max()) <= 0.5
     assert float(even.std()) == pytest.approx(0.5 / 3**0.5, rel=0.01)

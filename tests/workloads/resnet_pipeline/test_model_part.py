@@ -9,8 +9,8 @@ import torch
 from rolecall.spec.errors import CheckpointError, InputError
 from rolecall.workloads.resnet_pipeline.costs import block_costs
 from rolecall.workloads.resnet_pipeline.model import blocks_of
+from rolecall.workloads.resnet_pipeline.model_part import ModelPart, whole_model
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
-from rolecall.workloads.resnet_pipeline.shard import Shard, whole_model
 
 NAMES = block_names("resnet18")
 CPU = torch.device("cpu")
@@ -21,19 +21,19 @@ def params(**changes: object) -> Params:
     return Params.model_validate(given)
 
 
-def stepped(names: tuple[str, ...], **changes: object) -> Shard:
-    """A last shard after one step."""
-    shard = Shard(params(**changes), 3, names, CPU)
+def stepped(names: tuple[str, ...], **changes: object) -> ModelPart:
+    """A last part after one step."""
+    part = ModelPart(params(**changes), 3, names, CPU)
     features = torch.rand(4, 512, 2, 2, generator=torch.Generator().manual_seed(1))
-    shard.forward_loss(0, features, torch.tensor([0, 1, 2, 0]))
-    shard.backward(0)
-    shard.update(0.5)
-    return shard
+    part.forward_loss(0, features, torch.tensor([0, 1, 2, 0]))
+    part.backward(0)
+    part.update(0.5)
+    return part
 
 
 def test_a_state_goes_to_shards_of_other_cuts() -> None:
     written = stepped(NAMES[-2:]).state()
-    alone = Shard(params(seed=7), 3, NAMES[-1:], CPU)
+    alone = ModelPart(params(seed=7), 3, NAMES[-1:], CPU)
     alone.restore(written)
     restored = alone.state()
     assert {name for name in restored if "momentum" in name} == {
@@ -44,25 +44,25 @@ def test_a_state_goes_to_shards_of_other_cuts() -> None:
 
 def test_a_state_that_lacks_a_tensor_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"lacks model/layer4\.1\.conv1\.weight and 13 more"):
-        Shard(params(), 3, NAMES[-2:], CPU).restore({})
+        ModelPart(params(), 3, NAMES[-2:], CPU).restore({})
 
 
 def test_bfloat16_computes_in_it_and_keeps_float32_weights() -> None:
-    shard = Shard(params(precision="bfloat16"), 3, NAMES[:2], CPU)
-    outputs = shard.forward(0, torch.rand(4, 3, 32, 32), from_neighbour=False)
+    part = ModelPart(params(precision="bfloat16"), 3, NAMES[:2], CPU)
+    outputs = part.forward(0, torch.rand(4, 3, 32, 32), needs_input_gradient=False)
     assert outputs.dtype == torch.bfloat16
-    assert shard.backward(0, torch.ones_like(outputs)) is None
-    shard.update(1.0)
-    assert {value.dtype for value in shard.weights().values()} == {torch.float32, torch.int64}
+    assert part.backward(0, torch.ones_like(outputs)) is None
+    part.update(1.0)
+    assert {value.dtype for value in part.weights().values()} == {torch.float32, torch.int64}
 
 
 def test_inference_leaves_statistics_alone() -> None:
-    shard = Shard(params(), 3, NAMES, CPU)
-    before = shard.weights()
-    with shard.inference():
-        assert not shard.compute(torch.rand(4, 3, 32, 32)).requires_grad
-    torch.testing.assert_close(shard.weights(), before, rtol=0, atol=0)
-    assert shard.blocks.training
+    part = ModelPart(params(), 3, NAMES, CPU)
+    before = part.weights()
+    with part.inference():
+        assert not part.compute(torch.rand(4, 3, 32, 32)).requires_grad
+    torch.testing.assert_close(part.weights(), before, rtol=0, atol=0)
+    assert part.blocks.training
 
 
 def test_a_model_of_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +78,8 @@ def test_a_model_of_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     small = {"builder": "their_nets:small", "arguments": {"width": 4}}
     model = whole_model(params(model=small), 3)
     assert list(blocks_of(model)) == ["0", "1", "2"]
-    shard = Shard(params(model=small), 3, ["2"], CPU)
-    torch.testing.assert_close(shard.weights()["2.weight"], model.get_parameter("2.weight").detach(), rtol=0, atol=0)
+    part = ModelPart(params(model=small), 3, ["2"], CPU)
+    torch.testing.assert_close(part.weights()["2.weight"], model.get_parameter("2.weight").detach(), rtol=0, atol=0)
     with pytest.raises(InputError, match=r"their_nets:uncut gives a Linear; a model to be cut is an nn\.Sequential"):
         whole_model(params(model={"builder": "their_nets:uncut"}), 3)
 

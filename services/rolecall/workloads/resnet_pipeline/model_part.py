@@ -1,4 +1,4 @@
-"""One stage's part of the model, its gradients and its optimizer. It knows nothing of its neighbours."""
+"""One stage's part of the model, with its gradients and optimizer. Independent of the other stages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,9 +21,9 @@ _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
 def whole_model(params: Params, classes: int) -> nn.Module:
-    """The whole model with its first weights, the same in every process.
+    """The whole model with its initial weights, the same in every process.
 
-    Raises `InputError` if the job's own model can't be had or can't be cut.
+    Raises `InputError` if a custom model can't be built or can't be cut.
     """
     torch.manual_seed(params.seed)
     if isinstance(params.model, str):
@@ -34,76 +34,75 @@ def whole_model(params: Params, classes: int) -> nn.Module:
     return own
 
 
-def on_device(module: Module, params: Params, device: torch.device) -> Module:
-    """`module` where and in the type in which it trains; channels last is a third faster than contiguous on CPUs, and
-    what tensor cores want.
-    """
+def to_device(module: Module, params: Params, device: torch.device) -> Module:
+    """Move `module` to its device, dtype and memory format."""
+    # Channels last is a third faster than contiguous on CPUs, and the native format of tensor cores.
     place = {"device": device, "dtype": weight_dtype(params.precision), "memory_format": torch.channels_last}
     return module.to(**place)
 
 
-class Shard:
-    """Consecutive blocks; features come in and go out as [b, channels, height, width], at the last as the loss."""
+class ModelPart:
+    """Consecutive blocks. Inputs and outputs are [b, channels, height, width]; the last part outputs the loss."""
 
     def __init__(self, params: Params, classes: int, names: Sequence[str], device: torch.device) -> None:
         self._params, self._device = params, device
         self._autocast = autocast(params.precision, device)
         blocks = Blocks(whole_model(params, classes), names)
-        self.blocks = on_device(blocks, params, device)
+        self.blocks = to_device(blocks, params, device)
         self._optimizer = dense_optimizer(params.optimizer).build(self.blocks.parameters())
-        self._held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def compute(self, features: torch.Tensor) -> torch.Tensor:
-        """The blocks' outputs, with their graph."""
+        """The blocks' outputs, with autograd graph."""
         features = features.to(self._device).contiguous(memory_format=torch.channels_last)
         with self._autocast:
             return self.blocks(features)
 
     def scaled_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The micro-batch's part of its replica's mean cross-entropy, in nats."""
+        """The micro-batch's contribution to its replica's mean cross-entropy, in nats."""
         target = labels.to(self._device)
         loss = F.cross_entropy(
             logits.to(weight_dtype(self._params.precision)), target, label_smoothing=self._params.label_smoothing
         )
         return loss / self._params.micro_batches
 
-    def forward(self, micro_batch: int, features: torch.Tensor, *, from_neighbour: bool) -> torch.Tensor:
-        """The outputs for the next stage; what `backward` needs is held."""
-        inputs = features.to(self._device).requires_grad_(from_neighbour)
+    def forward(self, micro_batch: int, features: torch.Tensor, *, needs_input_gradient: bool) -> torch.Tensor:
+        """The outputs for the next stage; saves inputs and outputs for `backward`."""
+        inputs = features.to(self._device).requires_grad_(needs_input_gradient)
         outputs = self.compute(inputs)
-        self._held[micro_batch] = inputs, outputs
+        self._saved[micro_batch] = inputs, outputs
         return outputs.detach()
 
     def forward_loss(self, micro_batch: int, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """At the last stage: the micro-batch's part of the loss; what `backward` needs is held."""
-        self.forward(micro_batch, features, from_neighbour=True)
-        inputs, logits = self._held[micro_batch]
+        """At the last stage, the micro-batch's contribution to the loss; saves inputs and loss for `backward`."""
+        self.forward(micro_batch, features, needs_input_gradient=True)
+        inputs, logits = self._saved[micro_batch]
         loss = self.scaled_loss(logits, labels)
-        self._held[micro_batch] = inputs, loss
+        self._saved[micro_batch] = inputs, loss
         return loss.detach()
 
     def backward(self, micro_batch: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Add the micro-batch's gradients to those of this step; the gradient for the stage before, if there is one."""
-        inputs, outputs = self._held.pop(micro_batch)
+        """Accumulate the micro-batch's gradients. Returns the gradient for the previous stage, if any."""
+        inputs, outputs = self._saved.pop(micro_batch)
         outputs.backward(None if gradient is None else gradient.to(self._device))
         return inputs.grad
 
     @contextmanager
     def inference(self) -> Iterator[None]:
-        """Within, the blocks compute as a finished model does and hold nothing."""
+        """Evaluation mode without gradients."""
         self.blocks.eval()
         with torch.no_grad():
             yield
         self.blocks.train()
 
     def update(self, rate_factor: float) -> None:
-        """Step the optimizer, its learning rate times `rate_factor`, and forget the gradients."""
+        """Step the optimizer with the learning rate times `rate_factor`, then clear the gradients."""
         scale_rates(self._optimizer, rate_factor)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
-    def to_be_averaged(self) -> Iterator[torch.Tensor]:
-        """What replicas must share after a step's backward passes: gradients and running statistics."""
+    def replicated_tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors to average over replicas after a step's backward passes: gradients and running statistics."""
         yield from (parameter.grad for parameter in self.blocks.parameters() if parameter.grad is not None)
         yield from (buffer for buffer in self.blocks.buffers() if buffer.is_floating_point())
 
@@ -113,7 +112,7 @@ class Shard:
         return {names[name]: value.cpu().contiguous() for name, value in self.blocks.state_dict().items()}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All that a checkpoint needs, by names that don't depend on the cuts."""
+        """Weights and optimizer state for checkpoints, by names that don't depend on the cuts."""
         model = {_MODEL + name: value for name, value in self.weights().items()}
         return model | {
             self._prefix(name) + key: torch.as_tensor(value)
@@ -123,7 +122,7 @@ class Shard:
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `state` gave, of this and of other shards; raises `CheckpointError` if a tensor is missing."""
+        """Restore from the `state` of all parts; raises `CheckpointError` if a tensor is missing."""
         mine = {name: _MODEL + there for name, there in self.blocks.model_names.items()}
         if missing := [name for name in mine.values() if name not in tensors]:
             raise CheckpointError(

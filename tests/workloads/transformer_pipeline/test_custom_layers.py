@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rolecall.spec.errors import InputError
-from rolecall.workloads.transformer_pipeline.layers import own_layers
+from rolecall.workloads.transformer_pipeline.custom_layers import custom_layers
 from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.split import build, layer_cuts
@@ -61,7 +61,7 @@ def params(function: str, **arguments: Any) -> Params:
 
 def decoder(given: Params, shape: Shape, part: int | None = None) -> Decoder:
     cut = None if part is None else layer_cuts(4, 3, 0.0)[part]
-    make = own_layers(given)
+    make = custom_layers(given)
     return build(shape, cut, seed=0, dtype=torch.float32, device=torch.device("cpu"), make_layer=make)
 
 
@@ -89,4 +89,4 @@ def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
 )
 def test_layers_that_no_stage_can_hold_are_refused(function: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        own_layers(params(function, **arguments))
+        custom_layers(params(function, **arguments))

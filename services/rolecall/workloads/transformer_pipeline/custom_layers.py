@@ -1,4 +1,4 @@
-"""The layers that a job brings of its own."""
+"""Custom layers of a job."""
 
 import torch
 from torch import nn
@@ -10,10 +10,10 @@ from rolecall.workloads.transformer_pipeline.model import MakeLayer
 from rolecall.workloads.transformer_pipeline.params import Params
 
 
-def own_layers(params: Params) -> MakeLayer | None:
-    """Makes the job's own layers, each with first weights that depend on the seed and its number alone.
+def custom_layers(params: Params) -> MakeLayer | None:
+    """A function that builds the job's custom layers. Initial weights depend only on the seed and the layer's number.
 
-    None if the job brings none; raises `InputError` if they are not what a stage can hold.
+    None without custom layers; raises `InputError` if they can't run in a stage.
     """
     own = params.model
     if own is None:
