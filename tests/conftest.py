@@ -52,6 +52,12 @@ class ByGroup(LoadScopeScheduling):
         return _group(nodeid)
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """The event loop of async tests is the one of the programs."""
+    return "asyncio"
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
     """pytest-xdist's hook."""
     return ByGroup(config, log)

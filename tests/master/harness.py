@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import sqlite3
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -108,14 +108,11 @@ async def serving(settings: MasterSettings, verify: ssl.SSLContext | bool = True
                 await task
 
 
-def on_master(data: Path, flow: Callable[["Client"], Awaitable[None]], **values: Any) -> None:
-    """Run `flow(client)` against a master whose settings are these `values`."""
-
-    async def run() -> None:
-        async with serving(make_settings(data, **values)) as client:
-            await flow(client)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def on_master(data: Path, **values: Any) -> AsyncIterator["Client"]:
+    """A master whose settings are these `values`."""
+    async with serving(make_settings(data, **values)) as client:
+        yield client
 
 
 @dataclass
@@ -205,7 +202,7 @@ class Node:
     async def enter(self) -> None:
         """Register, trying again as long as a node does that is refused."""
         async with asyncio.timeout(5):
-            while not (await self.register()).is_success:  # noqa: ASYNC110 - a refused node is told of nothing
+            while not (await self.register()).is_success:
                 await asyncio.sleep(0.1)
 
     async def beat(self, wait_s: float = 0.0) -> list[DesiredWorker]:

@@ -101,8 +101,9 @@ def test_the_table_has_every_route(tmp_path: Path) -> None:
     assert routes(create_app(make_settings(tmp_path), CATALOGUE).routes) == ROUTES.keys() | OPEN
 
 
-def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path: Path) -> None:
+    async with on_master(tmp_path, metrics_token=METRICS_TOKEN) as client:
+
         async def found() -> dict[str, Any]:
             findings = (await client.user("GET", "/findings")).json()["findings"]
             return next(one for one in findings if one["check"] == "metrics token")
@@ -117,42 +118,37 @@ def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path: Path
         assert "since this master's start 3 calls of /metrics used an admin token" in said["message"]
         assert "boss from 127.0.0.1" in said["message"]
 
-    on_master(tmp_path, flow, metrics_token=METRICS_TOKEN)
+
+async def test_every_route_takes_the_scopes_of_the_table_and_no_other(client: Client) -> None:
+    job = (await client.submit())["id"]
+    filled = {"job": job, "attempt": 1, "rank": 0, "kind": "log", "number": 1, "name": "x", "node": "x"}
+    secrets = {scope: await make_token(client, f"only-{scope}", scope) for scope in Scope}
+    for (method, path), allowed in ROUTES.items():
+        where = path.replace(":path", "").format_map(filled)
+        for scope, secret in secrets.items():
+            answer = await client.call(secret, method, where)
+            # What no scope opens takes the token of an attempt; users are barred from it as from all of /internal.
+            expected = 403 if allowed or scope is not Scope.NODE else 401
+            assert (answer.status_code not in {401, 403}) == (scope in allowed), (scope, method, path, answer.text)
+            if scope not in allowed:
+                assert answer.status_code == expected, (scope, method, path)
+                assert answer.headers["content-type"] == "application/problem+json"
+            if answer.status_code == 403:
+                assert all(name in answer.json()["detail"] for name in allowed), answer.text
+            if scope is S and "{job}" in path and allowed & USERS:
+                assert answer.status_code == 404, "the job is another's"
+        for wrong in (None, "rc_wrong"):
+            answer = await client.call(wrong, method, where)
+            assert answer.status_code == 401, (wrong, method, path, answer.text)
+            assert answer.headers["www-authenticate"].startswith(("Bearer", "Basic"))
+    for wrong in (TOKEN[:-1].encode(), f"{TOKEN}\N{LATIN SMALL LETTER E WITH ACUTE}".encode(), b"\xff"):
+        answer = await client.http.get("/jobs", headers={b"Authorization": b"Bearer " + wrong})
+        assert answer.status_code == 401, wrong
+    assert (await client.http.get("/healthz")).json() == {"status": "ok"}
 
 
-def test_every_route_takes_the_scopes_of_the_table_and_no_other(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        job = (await client.submit())["id"]
-        filled = {"job": job, "attempt": 1, "rank": 0, "kind": "log", "number": 1, "name": "x", "node": "x"}
-        secrets = {scope: await make_token(client, f"only-{scope}", scope) for scope in Scope}
-        for (method, path), allowed in ROUTES.items():
-            where = path.replace(":path", "").format_map(filled)
-            for scope, secret in secrets.items():
-                answer = await client.call(secret, method, where)
-                # What no scope opens takes the token of an attempt; users are barred from it as from all of /internal.
-                expected = 403 if allowed or scope is not Scope.NODE else 401
-                assert (answer.status_code not in {401, 403}) == (scope in allowed), (scope, method, path, answer.text)
-                if scope not in allowed:
-                    assert answer.status_code == expected, (scope, method, path)
-                    assert answer.headers["content-type"] == "application/problem+json"
-                if answer.status_code == 403:
-                    assert all(name in answer.json()["detail"] for name in allowed), answer.text
-                if scope is S and "{job}" in path and allowed & USERS:
-                    assert answer.status_code == 404, "the job is another's"
-            for wrong in (None, "rc_wrong"):
-                answer = await client.call(wrong, method, where)
-                assert answer.status_code == 401, (wrong, method, path, answer.text)
-                assert answer.headers["www-authenticate"].startswith(("Bearer", "Basic"))
-        for wrong in (TOKEN[:-1].encode(), f"{TOKEN}\N{LATIN SMALL LETTER E WITH ACUTE}".encode(), b"\xff"):
-            answer = await client.http.get("/jobs", headers={b"Authorization": b"Bearer " + wrong})
-            assert answer.status_code == 401, wrong
-        assert (await client.http.get("/healthz")).json() == {"status": "ok"}
-
-    on_master(tmp_path, flow)
-
-
-def test_built_in_tokens_open_what_their_names_say(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_built_in_tokens_open_what_their_names_say(tmp_path: Path) -> None:
+    async with on_master(tmp_path, metrics_token=METRICS_TOKEN) as client:
         assert (await client.call(METRICS_TOKEN, "GET", "/metrics")).status_code == 200
         assert (await client.call(METRICS_TOKEN, "GET", "/nodes")).status_code == 403
         assert (await client.call(NODE_TOKEN, "GET", "/metrics")).status_code == 403
@@ -169,85 +165,69 @@ def test_built_in_tokens_open_what_their_names_say(tmp_path: Path) -> None:
         nodes = await client.call(TOKEN, "GET", "/nodes")
         assert "started" not in nodes.text
 
-    on_master(tmp_path, flow, metrics_token=METRICS_TOKEN)
+
+async def test_users_do_not_see_the_life_of_a_node(client: Client) -> None:
+    await one_trainer(client)
+    (node,) = (await client.user("GET", "/nodes")).json()["nodes"]
+    assert node["alive"]
+    assert "started" not in node["spec"]
+    assert "trainer-0-first" not in (await client.user("GET", "/nodes")).text
 
 
-def test_users_do_not_see_the_life_of_a_node(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        await one_trainer(client)
-        (node,) = (await client.user("GET", "/nodes")).json()["nodes"]
-        assert node["alive"]
-        assert "started" not in node["spec"]
-        assert "trainer-0-first" not in (await client.user("GET", "/nodes")).text
+async def test_a_token_is_rotated_and_revoked_without_a_restart(client: Client, tmp_path: Path) -> None:
+    async def valid(secrets: list[str]) -> list[bool]:
+        return [(await client.call(one, "GET", "/jobs")).is_success for one in secrets]
 
-    on_master(tmp_path, flow)
-
-
-def test_a_token_is_rotated_and_revoked_without_a_restart(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        async def valid(secrets: list[str]) -> list[bool]:
-            return [(await client.call(one, "GET", "/jobs")).is_success for one in secrets]
-
-        first = await make_token(client, "alice", Scope.SUBMIT)
-        assert first.startswith("rc_")
-        assert len(first) >= 40
-        second, third = [
-            (await client.user("POST", "/tokens/alice/rotate", json={"overlap_s": 3600})).json()["secret"]
-            for _ in range(2)
-        ]
-        assert await valid([first, second, third]) == [False, True, True], "two at once, not more"
-        listed = (await client.user("GET", "/tokens")).json()["tokens"]
-        assert [one["secrets"] for one in listed if one["name"] == "alice"] == [2]
-        assert not any(secret in str(listed) for secret in (first, second, third))
-        fourth = (await client.user("POST", "/tokens/alice/rotate", json={})).json()["secret"]
-        assert await valid([second, third, fourth]) == [False, False, True]
-        fifth = (await client.user("POST", "/tokens/alice/rotate", json={"overlap_s": 0.2})).json()["secret"]
-        async with asyncio.timeout(5):
-            while (await valid([fourth]))[0]:  # noqa: ASYNC110 - the master tells nobody
-                await asyncio.sleep(0.05)
-        assert (await client.user("DELETE", "/tokens/alice")).status_code == 204
-        assert await valid([fifth]) == [False]
-        assert (await client.user("DELETE", "/tokens/alice")).status_code == 404
-        assert (await client.user("POST", "/tokens/alice/rotate", json={})).status_code == 404
-        stored = b"".join(path.read_bytes() for path in files(tmp_path, "rolecall.db*"))
-        assert digest_of(fifth).encode() in stored
-        assert not any(secret.encode() in stored for secret in (first, second, third, fourth, fifth))
-
-    on_master(tmp_path, flow)
+    first = await make_token(client, "alice", Scope.SUBMIT)
+    assert first.startswith("rc_")
+    assert len(first) >= 40
+    second, third = [
+        (await client.user("POST", "/tokens/alice/rotate", json={"overlap_s": 3600})).json()["secret"] for _ in range(2)
+    ]
+    assert await valid([first, second, third]) == [False, True, True], "two at once, not more"
+    listed = (await client.user("GET", "/tokens")).json()["tokens"]
+    assert [one["secrets"] for one in listed if one["name"] == "alice"] == [2]
+    assert not any(secret in str(listed) for secret in (first, second, third))
+    fourth = (await client.user("POST", "/tokens/alice/rotate", json={})).json()["secret"]
+    assert await valid([second, third, fourth]) == [False, False, True]
+    fifth = (await client.user("POST", "/tokens/alice/rotate", json={"overlap_s": 0.2})).json()["secret"]
+    async with asyncio.timeout(5):
+        while (await valid([fourth]))[0]:
+            await asyncio.sleep(0.05)
+    assert (await client.user("DELETE", "/tokens/alice")).status_code == 204
+    assert await valid([fifth]) == [False]
+    assert (await client.user("DELETE", "/tokens/alice")).status_code == 404
+    assert (await client.user("POST", "/tokens/alice/rotate", json={})).status_code == 404
+    stored = b"".join(path.read_bytes() for path in files(tmp_path, "rolecall.db*"))
+    assert digest_of(fifth).encode() in stored
+    assert not any(secret.encode() in stored for secret in (first, second, third, fourth, fifth))
 
 
-def test_tokens_and_the_signing_key_outlive_a_restart(tmp_path: Path) -> None:
+async def test_tokens_and_the_signing_key_outlive_a_restart(tmp_path: Path) -> None:
     kept: list[str] = []
 
-    async def before(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         kept.extend([await make_token(client, "alice", Scope.READ), client.master.signing_key])
-
-    async def after(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         assert (await client.call(kept[0], "GET", "/jobs")).status_code == 200
         assert client.master.signing_key == kept[1]
         assert len(bytes.fromhex(kept[1])) == 32
 
-    on_master(tmp_path, before)
-    on_master(tmp_path, after)
 
-
-def test_wrong_requests_for_tokens_are_refused(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        await make_token(client, "alice", Scope.READ)
-        for body, status in (
-            ({"name": "alice", "scopes": ["read"]}, 409),
-            ({"name": "Alice!", "scopes": ["read"]}, 422),
-            ({"name": "bob", "scopes": []}, 422),
-            ({"name": "bob", "scopes": ["root"]}, 422),
-            ({"name": "bob", "scopes": ["read"], "max_queue": 1}, 422),
-            ({"name": "bob", "scopes": ["read"], "expires_at": "2030-01-01T00:00:00"}, 422),
-            ({"name": "bob", "scopes": ["read"], "max_slots": -1}, 422),
-        ):
-            assert (await client.user("POST", "/tokens", json=body)).status_code == status, body
-        late = await client.user("POST", "/tokens/alice/rotate", json={"overlap_s": 1e9})
-        assert late.status_code == 422
-
-    on_master(tmp_path, flow)
+async def test_wrong_requests_for_tokens_are_refused(client: Client) -> None:
+    await make_token(client, "alice", Scope.READ)
+    for body, status in (
+        ({"name": "alice", "scopes": ["read"]}, 409),
+        ({"name": "Alice!", "scopes": ["read"]}, 422),
+        ({"name": "bob", "scopes": []}, 422),
+        ({"name": "bob", "scopes": ["root"]}, 422),
+        ({"name": "bob", "scopes": ["read"], "max_queue": 1}, 422),
+        ({"name": "bob", "scopes": ["read"], "expires_at": "2030-01-01T00:00:00"}, 422),
+        ({"name": "bob", "scopes": ["read"], "max_slots": -1}, 422),
+    ):
+        assert (await client.user("POST", "/tokens", json=body)).status_code == status, body
+    late = await client.user("POST", "/tokens/alice/rotate", json={"overlap_s": 1e9})
+    assert late.status_code == 422
 
 
 def test_an_expired_token_opens_nothing() -> None:
@@ -263,93 +243,81 @@ def test_an_expired_token_opens_nothing() -> None:
         TokenUpdate.model_validate({"max_queue": 1})
 
 
-def test_another_master_on_the_database_learns_of_a_change(tmp_path: Path) -> None:
-    async def run() -> None:
-        database = Database(sqlite_url(tmp_path / "one.db"))
-        await database.migrate()
-        access = Access([])
-        sync = AccessSync(database, access)
-        loop = asyncio.create_task(sync.run())
-        secret = new_secret()
-        request = TokenRequest(name="alice", scopes=frozenset({Scope.READ}))
-        try:
+async def test_another_master_on_the_database_learns_of_a_change(tmp_path: Path) -> None:
+    database = Database(sqlite_url(tmp_path / "one.db"))
+    await database.migrate()
+    access = Access([])
+    sync = AccessSync(database, access)
+    loop = asyncio.create_task(sync.run())
+    secret = new_secret()
+    request = TokenRequest(name="alice", scopes=frozenset({Scope.READ}))
+    try:
+        async with database.write() as connection:
+            await tokens.add(connection, request, digest_of(secret), "admin", datetime.now(UTC))
+        async with asyncio.timeout(10):
+            while access.principal(secret) is None:
+                await asyncio.sleep(0.05)
             async with database.write() as connection:
-                await tokens.add(connection, request, digest_of(secret), "admin", datetime.now(UTC))
-            async with asyncio.timeout(10):
-                while access.principal(secret) is None:  # noqa: ASYNC110 - it asks the database by itself
-                    await asyncio.sleep(0.05)
-                async with database.write() as connection:
-                    await tokens.remove(connection, "alice")
-                while access.principal(secret) is not None:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-        finally:
-            loop.cancel()
-            await asyncio.wait([loop])
-            await database.close()
-
-    asyncio.run(run())
+                await tokens.remove(connection, "alice")
+            while access.principal(secret) is not None:
+                await asyncio.sleep(0.05)
+    finally:
+        loop.cancel()
+        await asyncio.wait([loop])
+        await database.close()
 
 
-def test_the_time_of_use_is_written_once_a_minute(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        async def used() -> str | None:
-            await client.master.sync.refresh()
-            await client.master.sync.write()
-            found = (await client.user("GET", "/tokens")).json()["tokens"]
-            return next(one["last_used_at"] for one in found if one["name"] == "alice")
+async def test_the_time_of_use_is_written_once_a_minute(client: Client) -> None:
+    async def used() -> str | None:
+        await client.master.sync.refresh()
+        await client.master.sync.write()
+        found = (await client.user("GET", "/tokens")).json()["tokens"]
+        return next(one["last_used_at"] for one in found if one["name"] == "alice")
 
-        secret = await make_token(client, "alice", Scope.READ)
-        assert await used() is None
+    secret = await make_token(client, "alice", Scope.READ)
+    assert await used() is None
+    await client.call(secret, "GET", "/jobs")
+    first = await used()
+    assert first is not None
+    for _ in range(3):
         await client.call(secret, "GET", "/jobs")
-        first = await used()
-        assert first is not None
-        for _ in range(3):
-            await client.call(secret, "GET", "/jobs")
-            assert await used() == first
-
-    on_master(tmp_path, flow)
+        assert await used() == first
 
 
-def test_an_attempts_token_opens_its_blobs_while_it_holds_slots(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        (worker,) = await node.workers()
-        key = client.master.signing_key
-        assert worker.launch.token == attempt_token(key, job, 1) != attempt_token(NODE_TOKEN, job, 1)
-        assert worker.launch.token not in repr(worker)
-        await client.worker("PUT", job, 1, "/attempts/1/blobs/part", content=b"x")
-        blob = f"/internal/jobs/{job}/blobs/1/part"
-        assert (await client.call(worker.launch.token, "GET", blob)).content == b"x"
-        for wrong in (attempt_token(NODE_TOKEN, job, 1), attempt_token(key, "other", 1), NODE_TOKEN):
-            assert (await client.call(wrong, "GET", blob)).status_code == 401
-        # No attempt gets the token of another one; of those that are over it is told so.
-        assert (await client.call(attempt_token(key, job, 2), "GET", blob)).status_code == 409
-        assert (await client.call(TOKEN, "GET", blob)).status_code == 403
-        await node.say(worker, WorkerState.RUNNING)
-        await node.say(worker, WorkerState.SUCCEEDED)
-        await client.until(job, "succeeded")
-        assert (await client.call(worker.launch.token, "GET", blob)).status_code == 409
-        unknown = await client.call(worker.launch.token, "GET", "/internal/jobs/none/blobs/1/part")
-        assert unknown.status_code == 401
-
-    on_master(tmp_path, flow)
+async def test_an_attempts_token_opens_its_blobs_while_it_holds_slots(client: Client) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    key = client.master.signing_key
+    assert worker.launch.token == attempt_token(key, job, 1) != attempt_token(NODE_TOKEN, job, 1)
+    assert worker.launch.token not in repr(worker)
+    await client.worker("PUT", job, 1, "/attempts/1/blobs/part", content=b"x")
+    blob = f"/internal/jobs/{job}/blobs/1/part"
+    assert (await client.call(worker.launch.token, "GET", blob)).content == b"x"
+    for wrong in (attempt_token(NODE_TOKEN, job, 1), attempt_token(key, "other", 1), NODE_TOKEN):
+        assert (await client.call(wrong, "GET", blob)).status_code == 401
+    # No attempt gets the token of another one; of those that are over it is told so.
+    assert (await client.call(attempt_token(key, job, 2), "GET", blob)).status_code == 409
+    assert (await client.call(TOKEN, "GET", blob)).status_code == 403
+    await node.say(worker, WorkerState.RUNNING)
+    await node.say(worker, WorkerState.SUCCEEDED)
+    await client.until(job, "succeeded")
+    assert (await client.call(worker.launch.token, "GET", blob)).status_code == 409
+    unknown = await client.call(worker.launch.token, "GET", "/internal/jobs/none/blobs/1/part")
+    assert unknown.status_code == 401
 
 
-def test_the_nodes_token_is_rotated_node_by_node(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        (worker,) = await node.workers()
-        fresh = await make_token(client, "node-2", Scope.NODE)
-        beat = {"started": node.spec.started, "workers": []}
-        answer = await client.call(fresh, "POST", "/internal/nodes/trainer-0/heartbeat", json=beat)
-        assert answer.json()["workers"][0]["launch"]["token"] == worker.launch.token, "nothing hangs on a node's token"
-        assert (await client.job(job))["state"] == "placed"
-        await client.user("DELETE", "/tokens/node-2")
-        assert (await client.call(fresh, "POST", "/internal/nodes/trainer-0/heartbeat", json=beat)).status_code == 401
-
-    on_master(tmp_path, flow)
+async def test_the_nodes_token_is_rotated_node_by_node(client: Client) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    fresh = await make_token(client, "node-2", Scope.NODE)
+    beat = {"started": node.spec.started, "workers": []}
+    answer = await client.call(fresh, "POST", "/internal/nodes/trainer-0/heartbeat", json=beat)
+    assert answer.json()["workers"][0]["launch"]["token"] == worker.launch.token, "nothing hangs on a node's token"
+    assert (await client.job(job))["state"] == "placed"
+    await client.user("DELETE", "/tokens/node-2")
+    assert (await client.call(fresh, "POST", "/internal/nodes/trainer-0/heartbeat", json=beat)).status_code == 401
 
 
 def test_weak_settings_are_found(tmp_path: Path) -> None:
@@ -366,12 +334,9 @@ def test_weak_settings_are_found(tmp_path: Path) -> None:
     assert {finding.level for finding in weaknesses(strong, [], Scrapes())} == {Level.OK}
 
 
-def test_bearer_is_all_that_is_asked_of_a_call(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        basic = await client.http.get("/jobs", headers={"Authorization": f"Basic {TOKEN}"})
-        assert basic.status_code == 401
-        secret = await make_token(client, "alice", Scope.READ)
-        assert "swagger-ui" in (await client.http.get("/docs", auth=("me", secret))).text
-        assert (await client.http.get("/jobs", headers=bearer(secret))).status_code == 200
-
-    on_master(tmp_path, flow)
+async def test_bearer_is_all_that_is_asked_of_a_call(client: Client) -> None:
+    basic = await client.http.get("/jobs", headers={"Authorization": f"Basic {TOKEN}"})
+    assert basic.status_code == 401
+    secret = await make_token(client, "alice", Scope.READ)
+    assert "swagger-ui" in (await client.http.get("/docs", auth=("me", secret))).text
+    assert (await client.http.get("/jobs", headers=bearer(secret))).status_code == 200

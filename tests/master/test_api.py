@@ -62,215 +62,182 @@ def check_problem(response: httpx.Response, status: int) -> dict[str, Any]:
     return document
 
 
-def test_a_wrong_request_is_told_field_value_and_what_is_legal(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        for body, field, message, legal in REFUSED:
-            response = await client.user("POST", "/jobs", json={"workload": "toy"} | body)
-            (error,) = check_problem(response, 422)["errors"]
-            assert error["field"] == field
-            assert message in error["message"]
-            assert legal in error["legal"], error
-            assert error["given"]
-        assert (await client.user("GET", "/jobs")).json() == {"jobs": [], "next_cursor": None}
-
-    on_master(tmp_path, flow)
+async def test_a_wrong_request_is_told_field_value_and_what_is_legal(client: Client) -> None:
+    for body, field, message, legal in REFUSED:
+        response = await client.user("POST", "/jobs", json={"workload": "toy"} | body)
+        (error,) = check_problem(response, 422)["errors"]
+        assert error["field"] == field
+        assert message in error["message"]
+        assert legal in error["legal"], error
+        assert error["given"]
+    assert (await client.user("GET", "/jobs")).json() == {"jobs": [], "next_cursor": None}
 
 
-def test_broken_and_oversized_bodies(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        broken = check_problem(await client.user("POST", "/jobs", content=b'{"workload": '), 400)
-        assert "no JSON" in broken["detail"]
-        lone = await client.user("POST", "/jobs", content=b'{"workload": "toy", "params": {"\\ud800": 1}}')
-        assert "half of a surrogate pair" in check_problem(lone, 422)["detail"]
-        check_problem(await client.user("POST", "/jobs", content=b'{"workload": "\\ud800"}'), 422)
+async def test_broken_and_oversized_bodies(client: Client) -> None:
+    broken = check_problem(await client.user("POST", "/jobs", content=b'{"workload": '), 400)
+    assert "no JSON" in broken["detail"]
+    lone = await client.user("POST", "/jobs", content=b'{"workload": "toy", "params": {"\\ud800": 1}}')
+    assert "half of a surrogate pair" in check_problem(lone, 422)["detail"]
+    check_problem(await client.user("POST", "/jobs", content=b'{"workload": "\\ud800"}'), 422)
 
-        async def endless() -> Any:
-            for _ in range(1000):
-                yield b"x" * 10_000
+    async def endless() -> Any:
+        for _ in range(1000):
+            yield b"x" * 10_000
 
-        try:
-            large = await client.user("POST", "/jobs", content=endless())
-        except (httpx.WriteError, httpx.ReadError):
-            pass  # The server hung up in the middle of the body, which is as good an answer.
-        else:
-            check_problem(large, 413)
-        check_problem(await client.user("POST", "/jobs", content=b"x" * (1 << 21)), 413)
-
-    on_master(tmp_path, flow)
+    try:
+        large = await client.user("POST", "/jobs", content=endless())
+    except (httpx.WriteError, httpx.ReadError):
+        pass  # The server hung up in the middle of the body, which is as good an answer.
+    else:
+        check_problem(large, 413)
+    check_problem(await client.user("POST", "/jobs", content=b"x" * (1 << 21)), 413)
 
 
-def test_a_browser_presents_a_token_as_a_password(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        for path in ("/", "/docs", "/openapi.json"):
-            refused = await client.http.get(path, auth=("me", "another-token-for-sure"))
-            check_problem(refused, 401)
-            assert refused.headers["www-authenticate"].startswith("Basic")
-            check_problem(await client.http.get(path, auth=("me", NODE_TOKEN)), 403)
-            check_problem(await client.http.get(path), 401)
-        assert (await client.user("GET", "/")).headers["location"] == "/docs"
-        assert "openapi.json" in (await client.http.get("/docs/start.js", auth=("me", TOKEN))).text
-
-    on_master(tmp_path, flow)
+async def test_a_browser_presents_a_token_as_a_password(client: Client) -> None:
+    for path in ("/", "/docs", "/openapi.json"):
+        refused = await client.http.get(path, auth=("me", "another-token-for-sure"))
+        check_problem(refused, 401)
+        assert refused.headers["www-authenticate"].startswith("Basic")
+        check_problem(await client.http.get(path, auth=("me", NODE_TOKEN)), 403)
+        check_problem(await client.http.get(path), 401)
+    assert (await client.user("GET", "/")).headers["location"] == "/docs"
+    assert "openapi.json" in (await client.http.get("/docs/start.js", auth=("me", TOKEN))).text
 
 
-def test_the_frameworks_own_errors_are_problems_too(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        check_problem(await client.user("GET", "/nowhere"), 404)
-        check_problem(await client.user("DELETE", "/jobs"), 405)
-        check_problem(await client.user("GET", "/jobs/none"), 404)
-        check_problem(await client.user("GET", "/jobs/%00"), 404)
-        check_problem(await client.user("GET", "/jobs", params={"state": "odd"}), 422)
-        check_problem(await client.user("GET", "/jobs", params={"cursor": 10**30}), 422)
-        check_problem(await client.user("GET", "/workloads/tpy"), 404)
-
-    on_master(tmp_path, flow)
+async def test_the_frameworks_own_errors_are_problems_too(client: Client) -> None:
+    check_problem(await client.user("GET", "/nowhere"), 404)
+    check_problem(await client.user("DELETE", "/jobs"), 405)
+    check_problem(await client.user("GET", "/jobs/none"), 404)
+    check_problem(await client.user("GET", "/jobs/%00"), 404)
+    check_problem(await client.user("GET", "/jobs", params={"state": "odd"}), 422)
+    check_problem(await client.user("GET", "/jobs", params={"cursor": 10**30}), 422)
+    check_problem(await client.user("GET", "/workloads/tpy"), 404)
 
 
-def test_the_same_key_makes_one_job(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        key = {"Idempotency-Key": "k1"}
-        sent = [client.user("POST", "/jobs", json={"workload": "toy"}, headers=key) for _ in range(4)]
-        responses = await asyncio.gather(*sent)
-        assert {response.status_code for response in responses} == {201}
-        assert len({response.headers["location"] for response in responses}) == 1
-        other = await client.user("POST", "/jobs", json={"workload": "toy", "priority": 1}, headers=key)
-        assert check_problem(other, 422)["errors"][0]["field"] == "Idempotency-Key"
-
-    on_master(tmp_path, flow)
+async def test_the_same_key_makes_one_job(client: Client) -> None:
+    key = {"Idempotency-Key": "k1"}
+    sent = [client.user("POST", "/jobs", json={"workload": "toy"}, headers=key) for _ in range(4)]
+    responses = await asyncio.gather(*sent)
+    assert {response.status_code for response in responses} == {201}
+    assert len({response.headers["location"] for response in responses}) == 1
+    other = await client.user("POST", "/jobs", json={"workload": "toy", "priority": 1}, headers=key)
+    assert check_problem(other, 422)["errors"][0]["field"] == "Idempotency-Key"
 
 
-def test_jobs_are_listed_page_by_page(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        made = [(await client.submit(name=f"job {i}"))["id"] for i in range(5)]
-        seen: list[str] = []
-        params: dict[str, Any] = {"limit": 2, "state": "queued"}
-        while True:
-            page = (await client.user("GET", "/jobs", params=params)).json()
-            seen += [job["id"] for job in page["jobs"]]
-            if page["next_cursor"] is None:
-                break
-            params["cursor"] = page["next_cursor"]
-        assert seen == made[::-1]
-
-    on_master(tmp_path, flow)
+async def test_jobs_are_listed_page_by_page(client: Client) -> None:
+    made = [(await client.submit(name=f"job {i}"))["id"] for i in range(5)]
+    seen: list[str] = []
+    params: dict[str, Any] = {"limit": 2, "state": "queued"}
+    while True:
+        page = (await client.user("GET", "/jobs", params=params)).json()
+        seen += [job["id"] for job in page["jobs"]]
+        if page["next_cursor"] is None:
+            break
+        params["cursor"] = page["next_cursor"]
+    assert seen == made[::-1]
 
 
-def test_steering_in_every_state_without_a_gang(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        job = (await client.submit())["id"]
-        for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
-            assert (await client.user("POST", f"/jobs/{job}/{verb}")).json()["state"] == state
-        for verb in ("cancel", "pause", "resume"):
-            problem = check_problem(await client.user("POST", f"/jobs/{job}/{verb}"), 409)
-            assert "cancelled" in problem["detail"]
-        again = (await client.user("POST", f"/jobs/{job}/retry")).json()
-        assert (again["state"], again["ended_at"]) == ("queued", None)
-        check_problem(await client.user("POST", f"/jobs/{job}/retry"), 409)
-        check_problem(await client.user("POST", "/jobs/none/cancel"), 404)
-
-    on_master(tmp_path, flow)
+async def test_steering_in_every_state_without_a_gang(client: Client) -> None:
+    job = (await client.submit())["id"]
+    for verb, state in (("pause", "paused"), ("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        assert (await client.user("POST", f"/jobs/{job}/{verb}")).json()["state"] == state
+    for verb in ("cancel", "pause", "resume"):
+        problem = check_problem(await client.user("POST", f"/jobs/{job}/{verb}"), 409)
+        assert "cancelled" in problem["detail"]
+    again = (await client.user("POST", f"/jobs/{job}/retry")).json()
+    assert (again["state"], again["ended_at"]) == ("queued", None)
+    check_problem(await client.user("POST", f"/jobs/{job}/retry"), 409)
+    check_problem(await client.user("POST", "/jobs/none/cancel"), 404)
 
 
-def test_what_can_be_read_of_the_cluster(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        await one_trainer(client)
-        await client.submit(roles={"trainer": 9})
-        workloads = (await client.user("GET", "/workloads")).json()
-        assert workloads["workloads"][0]["params"]["properties"]["steps"]["minimum"] == 1
-        assert "sad" in workloads["broken"]
-        (node,) = (await client.user("GET", "/nodes")).json()["nodes"]
-        assert node["alive"]
-        ready = (await client.user("GET", "/readyz")).json()
-        assert ready["status"] == "ready"
-        assert ready["volume"]["total"] >= ready["volume"]["free"] > 0
-        text = (await client.user("GET", "/metrics")).text
-        for line in (
-            'rolecall_jobs{state="queued"} 1.0',
-            "rolecall_queue_depth 1.0",
-            'rolecall_slots{role="trainer"} 2.0',
-            'rolecall_slots_free{role="trainer"} 2.0',
-            'rolecall_nodes{role="trainer"} 1.0',
-            "rolecall_placement_seconds_count 0.0",
-        ):
-            assert line in text.splitlines()
-        schema = (await client.user("GET", "/openapi.json")).json()
-        assert schema["components"]["securitySchemes"]
-
-    on_master(tmp_path, flow)
+async def test_what_can_be_read_of_the_cluster(client: Client) -> None:
+    await one_trainer(client)
+    await client.submit(roles={"trainer": 9})
+    workloads = (await client.user("GET", "/workloads")).json()
+    assert workloads["workloads"][0]["params"]["properties"]["steps"]["minimum"] == 1
+    assert "sad" in workloads["broken"]
+    (node,) = (await client.user("GET", "/nodes")).json()["nodes"]
+    assert node["alive"]
+    ready = (await client.user("GET", "/readyz")).json()
+    assert ready["status"] == "ready"
+    assert ready["volume"]["total"] >= ready["volume"]["free"] > 0
+    text = (await client.user("GET", "/metrics")).text
+    for line in (
+        'rolecall_jobs{state="queued"} 1.0',
+        "rolecall_queue_depth 1.0",
+        'rolecall_slots{role="trainer"} 2.0',
+        'rolecall_slots_free{role="trainer"} 2.0',
+        'rolecall_nodes{role="trainer"} 1.0',
+        "rolecall_placement_seconds_count 0.0",
+    ):
+        assert line in text.splitlines()
+    schema = (await client.user("GET", "/openapi.json")).json()
+    assert schema["components"]["securitySchemes"]
 
 
-def test_logs_are_read_and_followed(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
-        assert await node.ship(worker, "log", b"one\ntw") == 6
-        assert await node.ship(worker, "log", b"lost", offset=100) == 6
-        assert await node.ship(worker, "log", b"two\nthree", offset=4) == 13
-        assert (await client.user("GET", f"/jobs/{job}/logs")).text == (
-            "[trainer-0] one\n[trainer-0] two\n[trainer-0] three\n"
-        )
-        assert (await client.user("GET", f"/jobs/{job}/logs", params={"rank": 7})).text == ""
-        check_problem(await client.user("GET", f"/jobs/{job}/logs", params={"attempt": 7}), 404)
-        followed: list[str] = []
-        url = f"/jobs/{job}/logs?follow=true&role=trainer"
-        async with client.http.stream("GET", url, headers=bearer(TOKEN)) as stream:
-            async for text in stream.aiter_lines():
-                followed.append(text)
-                if text == "data: [trainer-0] two":
-                    await node.ship(worker, "log", b"!\nend", offset=13)
-                    await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
-        data = [text.removeprefix("data: ") for text in followed if text.startswith("data")]
-        assert data == [f"[trainer-0] {word}" for word in ("one", "two", "three!", "end")] + ["succeeded"]
-
-    on_master(tmp_path, flow)
+async def test_logs_are_read_and_followed(client: Client) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    assert await node.ship(worker, "log", b"one\ntw") == 6
+    assert await node.ship(worker, "log", b"lost", offset=100) == 6
+    assert await node.ship(worker, "log", b"two\nthree", offset=4) == 13
+    assert (await client.user("GET", f"/jobs/{job}/logs")).text == (
+        "[trainer-0] one\n[trainer-0] two\n[trainer-0] three\n"
+    )
+    assert (await client.user("GET", f"/jobs/{job}/logs", params={"rank": 7})).text == ""
+    check_problem(await client.user("GET", f"/jobs/{job}/logs", params={"attempt": 7}), 404)
+    followed: list[str] = []
+    url = f"/jobs/{job}/logs?follow=true&role=trainer"
+    async with client.http.stream("GET", url, headers=bearer(TOKEN)) as stream:
+        async for text in stream.aiter_lines():
+            followed.append(text)
+            if text == "data: [trainer-0] two":
+                await node.ship(worker, "log", b"!\nend", offset=13)
+                await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+    data = [text.removeprefix("data: ") for text in followed if text.startswith("data")]
+    assert data == [f"[trainer-0] {word}" for word in ("one", "two", "three!", "end")] + ["succeeded"]
 
 
-def test_blobs_are_checked_and_served(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        await node.workers()
-        wrong = {"X-Content-SHA256": "0" * 64}
-        path = "/attempts/1/blobs/model.bin"
-        check_problem(await client.worker("PUT", job, 1, path, content=b"abc", headers=wrong), 400)
-        check_problem(await client.worker("PUT", job, 1, "/attempts/1/blobs/%2e%2e/x", content=b"abc"), 400)
-        check_problem(await client.worker("PUT", job, 2, "/attempts/2/blobs/x", content=b"abc"), 409)
-        stored = (await client.worker("PUT", job, 1, path, content=b"abc")).json()
-        assert (stored["blob"], stored["size"]) == ("1/model.bin", 3)
-        assert (await client.worker("GET", job, 1, "/blobs/1/model.bin")).content == b"abc"
-        check_problem(await client.worker("GET", job, 1, "/blobs/1/none"), 404)
-        check_problem(await client.worker("GET", job, 2, "/blobs/1/model.bin"), 409)
-        notice = {"name": "model.bin", **stored}
-        assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 201
-        check_problem(await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice | {"size": 4}), 409)
-        got = await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
-        assert (got.content, got.headers["x-content-sha256"]) == (b"abc", stored["sha256"])
-        assert "model.bin" in check_problem(await client.user("GET", f"/jobs/{job}/artifacts/x"), 404)["detail"]
-
-    on_master(tmp_path, flow)
+async def test_blobs_are_checked_and_served(client: Client, tmp_path: Path) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    await node.workers()
+    wrong = {"X-Content-SHA256": "0" * 64}
+    path = "/attempts/1/blobs/model.bin"
+    check_problem(await client.worker("PUT", job, 1, path, content=b"abc", headers=wrong), 400)
+    check_problem(await client.worker("PUT", job, 1, "/attempts/1/blobs/%2e%2e/x", content=b"abc"), 400)
+    check_problem(await client.worker("PUT", job, 2, "/attempts/2/blobs/x", content=b"abc"), 409)
+    stored = (await client.worker("PUT", job, 1, path, content=b"abc")).json()
+    assert (stored["blob"], stored["size"]) == ("1/model.bin", 3)
+    assert (await client.worker("GET", job, 1, "/blobs/1/model.bin")).content == b"abc"
+    check_problem(await client.worker("GET", job, 1, "/blobs/1/none"), 404)
+    check_problem(await client.worker("GET", job, 2, "/blobs/1/model.bin"), 409)
+    notice = {"name": "model.bin", **stored}
+    assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 201
+    check_problem(await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice | {"size": 4}), 409)
+    got = await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
+    assert (got.content, got.headers["x-content-sha256"]) == (b"abc", stored["sha256"])
+    assert "model.bin" in check_problem(await client.user("GET", f"/jobs/{job}/artifacts/x"), 404)["detail"]
     assert not list(tmp_path.rglob(".upload-*"))
 
 
 @pytest.mark.parametrize("count", [5])
-def test_old_checkpoints_go_and_kept_ones_stay(tmp_path: Path, count: int) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        await node.workers()
-        for step in range(1, count + 1):
-            assert (await client.checkpoint(job, 1, step, keep=step == 1)).status_code == 201
-        assert (await client.checkpoint(job, 1, count)).json() == {"recorded": False}
-        async with asyncio.timeout(10):
-            while True:
-                found = (await client.user("GET", f"/jobs/{job}/checkpoints")).json()["checkpoints"]
-                if len(found) == 3:
-                    break
-                await asyncio.sleep(0.05)
-        assert [checkpoint["manifest"]["step"] for checkpoint in found] == [5, 4, 1]
-
-    on_master(tmp_path, flow)
+async def test_old_checkpoints_go_and_kept_ones_stay(client: Client, tmp_path: Path, count: int) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    await node.workers()
+    for step in range(1, count + 1):
+        assert (await client.checkpoint(job, 1, step, keep=step == 1)).status_code == 201
+    assert (await client.checkpoint(job, 1, count)).json() == {"recorded": False}
+    async with asyncio.timeout(10):
+        while True:
+            found = (await client.user("GET", f"/jobs/{job}/checkpoints")).json()["checkpoints"]
+            if len(found) == 3:
+                break
+            await asyncio.sleep(0.05)
+    assert [checkpoint["manifest"]["step"] for checkpoint in found] == [5, 4, 1]
     assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-1", "step-4", "step-5"}
 
 
@@ -279,88 +246,72 @@ SLOW_CLOCK = Finding(
 )
 
 
-def test_what_a_node_found_is_shown_and_keeps_workers_away_until_it_is_cured(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        node.findings = (SLOW_CLOCK,)
-        await node.beat()
-        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
-        assert shown["findings"] == [SLOW_CLOCK.model_dump(mode="json")]
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        waits = await client.until(job, "queued", also=lambda document: document["waiting_for"])
-        assert waits["waiting_for"] == (
-            "waiting for 1 trainer slot: 0 of 2 are free; trainer-0 takes none: its clock is 41 s behind the master's"
-        )
-        node.findings = ()
-        await node.workers()
-
-    on_master(tmp_path, flow)
+async def test_what_a_node_found_is_shown_and_keeps_workers_away_until_it_is_cured(client: Client) -> None:
+    node = await one_trainer(client)
+    node.findings = (SLOW_CLOCK,)
+    await node.beat()
+    (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+    assert shown["findings"] == [SLOW_CLOCK.model_dump(mode="json")]
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    waits = await client.until(job, "queued", also=lambda document: document["waiting_for"])
+    assert waits["waiting_for"] == (
+        "waiting for 1 trainer slot: 0 of 2 are free; trainer-0 takes none: its clock is 41 s behind the master's"
+    )
+    node.findings = ()
+    await node.workers()
 
 
-def test_a_node_is_placed_on_once_it_has_said_how_it_is(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = Node(client, make_node("trainer-0", Role.TRAINER))
-        assert (await node.register()).is_success
-        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
-        assert not shown["alive"]
-        await node.beat()
-        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
-        assert shown["alive"]
-
-    on_master(tmp_path, flow)
+async def test_a_node_is_placed_on_once_it_has_said_how_it_is(client: Client) -> None:
+    node = Node(client, make_node("trainer-0", Role.TRAINER))
+    assert (await node.register()).is_success
+    (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+    assert not shown["alive"]
+    await node.beat()
+    (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+    assert shown["alive"]
 
 
-def test_a_node_looks_around(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_node_looks_around(client: Client) -> None:
+    await one_trainer(client)
+    await one_trainer(client, "trainer-1")
+    await one_trainer(client, "trainer-2", boot="m1")
+    before = time.time()
+    seen = ClusterInfo.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
+    assert (seen.version, seen.strangers) == (__version__, 1)
+    assert before <= seen.time_s <= time.time()
+    check_problem(await client.internal("GET", "/nodes/none/surroundings"), 404)
+
+
+async def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(client: Client) -> None:
+    first = await one_trainer(client)
+    rival = Node(client, first.spec.model_copy(update={"started": "another-life"}))
+    check_problem(await rival.register(), 409)  # between two calls of the first
+    held = asyncio.create_task(first.beat(5.0))
+    presence = client.server.config.app.state.master.presence  # type: ignore[union-attr]
+    async with asyncio.timeout(4):
+        while not presence.holds(first.spec.started):
+            await asyncio.sleep(0.01)
+    refused = check_problem(await rival.register(), 409)
+    assert "the name trainer-0 is taken by a live node" in refused["detail"]
+    await client.submit(roles=ONE_TRAINER)
+    assert await held
+    check_problem(await rival.register(), 409)  # the answer came early, and the first may be about to call again
+    silent = time.monotonic()
+    await rival.enter()
+    assert time.monotonic() - silent < 2
+
+
+async def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it_gives_up(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         await one_trainer(client)
-        await one_trainer(client, "trainer-1")
-        await one_trainer(client, "trainer-2", boot="m1")
-        before = time.time()
-        seen = ClusterInfo.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
-        assert (seen.version, seen.strangers) == (__version__, 1)
-        assert before <= seen.time_s <= time.time()
-        check_problem(await client.internal("GET", "/nodes/none/surroundings"), 404)
-
-    on_master(tmp_path, flow)
-
-
-def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        first = await one_trainer(client)
-        rival = Node(client, first.spec.model_copy(update={"started": "another-life"}))
-        check_problem(await rival.register(), 409)  # between two calls of the first
-        held = asyncio.create_task(first.beat(5.0))
-        presence = client.server.config.app.state.master.presence  # type: ignore[union-attr]
-        async with asyncio.timeout(4):
-            while not presence.holds(first.spec.started):  # noqa: ASYNC110 - a held call tells nobody
-                await asyncio.sleep(0.01)
-        refused = check_problem(await rival.register(), 409)
-        assert "the name trainer-0 is taken by a live node" in refused["detail"]
-        await client.submit(roles=ONE_TRAINER)
-        assert await held
-        check_problem(await rival.register(), 409)  # the answer came early, and the first may be about to call again
-        silent = time.monotonic()
-        await rival.enter()
-        assert time.monotonic() - silent < 2
-
-    on_master(tmp_path, flow)
-
-
-def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it_gives_up(tmp_path: Path) -> None:
-    async def before(client: Client) -> None:
-        await one_trainer(client)
-
-    async def after(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         spec = make_node("trainer-0", Role.TRAINER, boot="the-next-boot")
         node = Node(client, spec.model_copy(update={"started": "another-life"}))
         check_problem(await node.register(), 409)
         await node.enter()
 
-    on_master(tmp_path, before)
-    on_master(tmp_path, after)
 
-
-def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
+async def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @asynccontextmanager
@@ -368,7 +319,7 @@ def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
         raise OperationalError("SELECT 1", {}, ConnectionError("the server is away"))
         yield  # pyright: ignore[reportUnreachable] - a generator all the same
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path, node_timeout_s=1.5) as client:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
@@ -384,31 +335,27 @@ def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
         document = await client.job(job)
         assert (document["state"], len(document["attempts"])) == ("running", 1)
 
-    on_master(tmp_path, flow, node_timeout_s=1.5)
-
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
-def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        await node.workers()
-        late = (await client.submit(deadline_s=0.5))["id"]
-        with filled(tmp_path / "data"):
-            detail = check_problem(await client.user("POST", "/jobs", json={"workload": "toy"}), 507)["detail"]
-            assert "ROLECALL_DATA" in detail
-            upload = "/attempts/1/blobs/model.bin"
-            check_problem(await client.worker("PUT", job, 1, upload, content=bytes(1 << 16)), 507)
-            assert (await client.user("GET", f"/jobs/{job}")).json()["state"] == "placed"
-            await node.beat()
-            await asyncio.sleep(3)  # several passes of the reconciler, which can't end the job that is overdue
-            assert (await client.job(late))["state"] == "queued"
-        await client.until(late, "failed")
-        assert (await client.submit())["state"] == "queued"
-        assert (await client.worker("PUT", job, 1, upload, content=b"abc")).status_code == 201
-
+async def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with mounted(tmp_path / "data"):
-        on_master(tmp_path / "data", flow)
+        async with on_master(tmp_path / "data") as client:
+            node = await one_trainer(client)
+            job = (await client.submit(roles=ONE_TRAINER))["id"]
+            await node.workers()
+            late = (await client.submit(deadline_s=0.5))["id"]
+            with filled(tmp_path / "data"):
+                detail = check_problem(await client.user("POST", "/jobs", json={"workload": "toy"}), 507)["detail"]
+                assert "ROLECALL_DATA" in detail
+                upload = "/attempts/1/blobs/model.bin"
+                check_problem(await client.worker("PUT", job, 1, upload, content=bytes(1 << 16)), 507)
+                assert (await client.user("GET", f"/jobs/{job}")).json()["state"] == "placed"
+                await node.beat()
+                await asyncio.sleep(3)  # several passes of the reconciler, which can't end the job that is overdue
+                assert (await client.job(late))["state"] == "queued"
+            await client.until(late, "failed")
+            assert (await client.submit())["state"] == "queued"
+            assert (await client.worker("PUT", job, 1, upload, content=b"abc")).status_code == 201
     complaints = [line for line in caplog.messages if "failed, retrying" in line]
     assert len(complaints) == len(set(complaints)) > 0, "each of them once"
     assert all("free some space" in line for line in complaints)

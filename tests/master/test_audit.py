@@ -26,33 +26,30 @@ async def log(client: Client, count: int, **params: Any) -> list[AuditEntry]:
             await asyncio.sleep(0.1)
 
 
-def test_the_audit_log_has_changes_and_refusals(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        alice = await make_token(client, "alice", Scope.SUBMIT)
-        job = (await submit_as(client, alice)).json()["id"]
-        await client.call(alice, "POST", f"/jobs/{job}/cancel")
-        changes = await log(client, 3)
-        assert [(one.token, one.action, one.target, one.outcome) for one in changes] == [
-            ("admin", "POST /tokens", "alice", 201),
-            ("alice", "POST /jobs", job, 201),
-            ("alice", "POST /jobs/{job}/cancel", job, 200),
-        ]
-        assert {one.address for one in changes} == {"127.0.0.1"}
-        await client.call(alice, "POST", f"/jobs/{job}/cancel")
-        await client.call(alice, "GET", "/audit")
-        for _ in range(5):
-            await client.call("rc_guess", "GET", "/jobs")
-        refused = await log(client, 3, after=changes[-1].id)
-        said = Counter({(one.token, one.action, one.outcome): one.count for one in refused})
-        assert said[None, "GET /jobs", 401] >= 1
-        assert said["alice", "POST /jobs/{job}/cancel", 409] == 1
-        assert said["alice", "GET /audit", 403] == 1
-        assert [one.id for one in await log(client, 2, limit=2)] == [one.id for one in await log(client, 5)][-2:]
-        async with client.master.database.write() as connection:
-            assert await audit.prune(connection, changes[1].at) == 1
-        assert (await log(client, 1))[0].id == changes[1].id
-
-    on_master(tmp_path, flow)
+async def test_the_audit_log_has_changes_and_refusals(client: Client) -> None:
+    alice = await make_token(client, "alice", Scope.SUBMIT)
+    job = (await submit_as(client, alice)).json()["id"]
+    await client.call(alice, "POST", f"/jobs/{job}/cancel")
+    changes = await log(client, 3)
+    assert [(one.token, one.action, one.target, one.outcome) for one in changes] == [
+        ("admin", "POST /tokens", "alice", 201),
+        ("alice", "POST /jobs", job, 201),
+        ("alice", "POST /jobs/{job}/cancel", job, 200),
+    ]
+    assert {one.address for one in changes} == {"127.0.0.1"}
+    await client.call(alice, "POST", f"/jobs/{job}/cancel")
+    await client.call(alice, "GET", "/audit")
+    for _ in range(5):
+        await client.call("rc_guess", "GET", "/jobs")
+    refused = await log(client, 3, after=changes[-1].id)
+    said = Counter({(one.token, one.action, one.outcome): one.count for one in refused})
+    assert said[None, "GET /jobs", 401] >= 1
+    assert said["alice", "POST /jobs/{job}/cancel", 409] == 1
+    assert said["alice", "GET /audit", 403] == 1
+    assert [one.id for one in await log(client, 2, limit=2)] == [one.id for one in await log(client, 5)][-2:]
+    async with client.master.database.write() as connection:
+        assert await audit.prune(connection, changes[1].at) == 1
+    assert (await log(client, 1))[0].id == changes[1].id
 
 
 def test_a_flood_of_refusals_is_a_few_entries() -> None:
@@ -88,10 +85,10 @@ def test_a_flood_by_one_token_hides_no_call_of_another() -> None:
     assert entries["eve", "POST /tokens"] == 1
 
 
-def test_a_target_with_control_characters_is_written_visibly(tmp_path: Path, database_url: str) -> None:
+async def test_a_target_with_control_characters_is_written_visibly(tmp_path: Path, database_url: str) -> None:
     """Also to PostgreSQL, which refuses NUL and every other entry with it."""
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path, database_url=SecretStr(database_url)) as client:
         alice = await make_token(client, "alice", Scope.READ)
         for path in ("/jobs/%00/cancel", "/jobs/%1b%5D0;x%07%0Ay/cancel"):
             assert (await client.call(alice, "POST", path)).status_code == 403
@@ -99,5 +96,3 @@ def test_a_target_with_control_characters_is_written_visibly(tmp_path: Path, dat
         found = {(one.action, one.target) for one in await log(client, 4)}
         assert {("POST /jobs/{job}/cancel", r"\x00"), ("POST /jobs/{job}/cancel", r"\x1b]0;x\x07\ny")} <= found
         assert any(action == "GET /audit" for action, _ in found)
-
-    on_master(tmp_path, flow, database_url=SecretStr(database_url))

@@ -120,153 +120,134 @@ async def running_job(client: Client) -> tuple[Node, str]:
     return node, job
 
 
-def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, trouble: Trouble) -> None:
-    async def flow() -> None:
-        async with with_artifact(tmp_path, blob_timeout_s=4.0) as (client, node, job):
-            trouble.goes_on.clear()
-            downloading = asyncio.create_task(client.user("GET", f"/jobs/{job}/artifacts/model.bin"))
-            begun = time.monotonic()
-            await asyncio.sleep(0.1)
-            for path in ("/healthz", "/jobs", f"/jobs/{job}/logs"):
-                assert (await client.user("GET", path)).is_success
-            other = await client.submit(roles=ONE_TRAINER)
-            await client.until(other["id"], "placed")
-            assert len(await node.beat()) == 2
-            assert time.monotonic() - begun < 3.5
-            assert not downloading.done()
-            refused = await downloading
-            assert refused.status_code == 503
-            assert refused.headers["Retry-After"]
-            assert "the blob store (ROLECALL_BLOB_URL) does not answer" in refused.json()["detail"]
-            trouble.goes_on.set()
-            assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
-
-    asyncio.run(flow())
+async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, trouble: Trouble) -> None:
+    async with with_artifact(tmp_path, blob_timeout_s=4.0) as (client, node, job):
+        trouble.goes_on.clear()
+        downloading = asyncio.create_task(client.user("GET", f"/jobs/{job}/artifacts/model.bin"))
+        begun = time.monotonic()
+        await asyncio.sleep(0.1)
+        for path in ("/healthz", "/jobs", f"/jobs/{job}/logs"):
+            assert (await client.user("GET", path)).is_success
+        other = await client.submit(roles=ONE_TRAINER)
+        await client.until(other["id"], "placed")
+        assert len(await node.beat()) == 2
+        assert time.monotonic() - begun < 3.5
+        assert not downloading.done()
+        refused = await downloading
+        assert refused.status_code == 503
+        assert refused.headers["Retry-After"]
+        assert "the blob store (ROLECALL_BLOB_URL) does not answer" in refused.json()["detail"]
+        trouble.goes_on.set()
+        assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
 
 
-def test_a_download_that_gets_stuck_breaks_off(
+async def test_a_download_that_gets_stuck_breaks_off(
     tmp_path: Path, trouble: Trouble, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def flow() -> None:
-        async with with_artifact(tmp_path, blob_timeout_s=0.5) as (client, _, job):
-            trouble.sticks = True
-            with pytest.raises(httpx.RemoteProtocolError):
-                await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
-            trouble.sticks = False
-            trouble.goes_on.set()
-            assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
-
-    asyncio.run(flow())
+    async with with_artifact(tmp_path, blob_timeout_s=0.5) as (client, _, job):
+        trouble.sticks = True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
+        trouble.sticks = False
+        trouble.goes_on.set()
+        assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
     assert "breaks off: the blob store (ROLECALL_BLOB_URL) does not answer" in caplog.text
 
 
 @pytest.mark.parametrize("error", [BucketError("SlowDown"), PermissionError(13, "Permission denied"), TimeoutError()])
-def test_whatever_a_store_raises_is_told_as_its_trouble(tmp_path: Path, trouble: Trouble, error: Exception) -> None:
-    async def flow() -> None:
-        async with with_artifact(tmp_path) as (client, _, job):
-            trouble.error = error
-            refused = await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
-            assert refused.status_code == 503
-            assert "the blob store (ROLECALL_BLOB_URL) " in refused.json()["detail"]
-            assert str(error) in refused.json()["detail"]
-            notice = {"name": "other", "blob": "1/model.bin", "size": 1, "sha256": "0" * 64}
-            assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 503
-
-    asyncio.run(flow())
-
-
-def test_an_upload_of_an_attempt_that_ended_is_stale(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node, job = await running_job(client)
-            half, rest = asyncio.Event(), asyncio.Event()
-
-            async def body() -> AsyncIterator[bytes]:
-                yield BODY
-                half.set()
-                await rest.wait()
-                yield b"the end"
-
-            upload = asyncio.create_task(
-                client.worker("PUT", job, 1, "/attempts/1/blobs/step-1/part", content=body(), timeout=30)
-            )
-            await half.wait()
-            folder = tmp_path / "blobs" / job
-            async with asyncio.timeout(20):
-                while not [path for path in folder.rglob("*") if path.is_file()]:  # noqa: ASYNC110 - the master's thread
-                    await asyncio.sleep(0.02)
-            (worker,) = await node.beat()
-            await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
-            await client.until(job, "succeeded")
-            async with asyncio.timeout(20):
-                while [path for path in folder.rglob("*") if path.is_file()]:  # noqa: ASYNC110 - the sweep
-                    await asyncio.sleep(0.02)
-            rest.set()
-            refused = await upload
-            assert refused.status_code == 409, refused.text
-            assert f"attempt 1 of job {job} is over" in refused.json()["detail"]
-            assert not [path for path in folder.rglob("*") if path.is_file()]
-
-    asyncio.run(flow())
+async def test_whatever_a_store_raises_is_told_as_its_trouble(
+    tmp_path: Path, trouble: Trouble, error: Exception
+) -> None:
+    async with with_artifact(tmp_path) as (client, _, job):
+        trouble.error = error
+        refused = await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
+        assert refused.status_code == 503
+        assert "the blob store (ROLECALL_BLOB_URL) " in refused.json()["detail"]
+        assert str(error) in refused.json()["detail"]
+        notice = {"name": "other", "blob": "1/model.bin", "size": 1, "sha256": "0" * 64}
+        assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 503
 
 
-def test_while_all_threads_hang_further_calls_fail_at_once() -> None:
-    async def flow() -> None:
-        threads, goes_on = StoreThreads("the store", timeout_s=0.3, threads=2), Event()
-        hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(2)]
-        queued = asyncio.create_task(threads.run(lambda: "too late"))
-        for one in (*hung, queued):
-            with pytest.raises(StoreUnavailable, match="the store does not answer"):
-                await one
-        assert threads.hung == 2
-        begun = time.monotonic()
-        with pytest.raises(StoreUnavailable, match="2 calls take longer"):
-            await threads.run(lambda: "never called")
-        assert time.monotonic() - begun < 0.25
-        goes_on.set()
-        async with asyncio.timeout(10):
-            while threads.hung:  # noqa: ASYNC110 - threads end when they end
-                await asyncio.sleep(0.01)
-        assert await threads.run(lambda: "well again") == "well again"
-        threads.close()
+async def test_an_upload_of_an_attempt_that_ended_is_stale(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node, job = await running_job(client)
+        half, rest = asyncio.Event(), asyncio.Event()
 
-    asyncio.run(flow())
+        async def body() -> AsyncIterator[bytes]:
+            yield BODY
+            half.set()
+            await rest.wait()
+            yield b"the end"
 
-
-def test_other_programs_threads_are_free_while_the_stores_hang() -> None:
-    async def flow() -> None:
-        threads, goes_on = StoreThreads("the store", timeout_s=0.2), Event()
-        hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(40)]
-        async with asyncio.timeout(10):
-            assert await asyncio.to_thread(lambda: "free") == "free"
-        await asyncio.gather(*hung, return_exceptions=True)
-        goes_on.set()
-        threads.close()
-
-    asyncio.run(flow())
+        upload = asyncio.create_task(
+            client.worker("PUT", job, 1, "/attempts/1/blobs/step-1/part", content=body(), timeout=30)
+        )
+        await half.wait()
+        folder = tmp_path / "blobs" / job
+        async with asyncio.timeout(20):
+            while not [path for path in folder.rglob("*") if path.is_file()]:
+                await asyncio.sleep(0.02)
+        (worker,) = await node.beat()
+        await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+        await client.until(job, "succeeded")
+        async with asyncio.timeout(20):
+            while [path for path in folder.rglob("*") if path.is_file()]:
+                await asyncio.sleep(0.02)
+        rest.set()
+        refused = await upload
+        assert refused.status_code == 409, refused.text
+        assert f"attempt 1 of job {job} is over" in refused.json()["detail"]
+        assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_file_that_opens_too_late_is_closed(tmp_path: Path) -> None:
+async def test_while_all_threads_hang_further_calls_fail_at_once() -> None:
+    threads, goes_on = StoreThreads("the store", timeout_s=0.3, threads=2), Event()
+    hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(2)]
+    queued = asyncio.create_task(threads.run(lambda: "too late"))
+    for one in (*hung, queued):
+        with pytest.raises(StoreUnavailable, match="the store does not answer"):
+            await one
+    assert threads.hung == 2
+    begun = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="2 calls take longer"):
+        await threads.run(lambda: "never called")
+    assert time.monotonic() - begun < 0.25
+    goes_on.set()
+    async with asyncio.timeout(10):
+        while threads.hung:
+            await asyncio.sleep(0.01)
+    assert await threads.run(lambda: "well again") == "well again"
+    threads.close()
+
+
+async def test_other_programs_threads_are_free_while_the_stores_hang() -> None:
+    threads, goes_on = StoreThreads("the store", timeout_s=0.2), Event()
+    hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(40)]
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(lambda: "free") == "free"
+    await asyncio.gather(*hung, return_exceptions=True)
+    goes_on.set()
+    threads.close()
+
+
+async def test_a_file_that_opens_too_late_is_closed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"data")
 
-    async def flow() -> None:
-        threads, goes_on, closed = StoreThreads("the store", timeout_s=0.2), Event(), Event()
+    threads, goes_on, closed = StoreThreads("the store", timeout_s=0.2), Event(), Event()
 
-        def open_late() -> Any:
-            goes_on.wait()
-            return (tmp_path / "file").open("rb")
+    def open_late() -> Any:
+        goes_on.wait()
+        return (tmp_path / "file").open("rb")
 
-        def close(file: Any) -> None:
-            file.close()
-            closed.set()
+    def close(file: Any) -> None:
+        file.close()
+        closed.set()
 
-        file = StoreFile(threads, open_late)
-        with pytest.raises(StoreUnavailable):
-            await file.opened()
-        file.close(close)
-        assert not closed.is_set()
-        goes_on.set()
-        assert await asyncio.to_thread(closed.wait, 10)
-        threads.close()
-
-    asyncio.run(flow())
+    file = StoreFile(threads, open_late)
+    with pytest.raises(StoreUnavailable):
+        await file.opened()
+    file.close(close)
+    assert not closed.is_set()
+    goes_on.set()
+    assert await asyncio.to_thread(closed.wait, 10)
+    threads.close()

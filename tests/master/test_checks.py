@@ -39,70 +39,61 @@ def is_checking() -> bool:
 async def ended() -> None:
     """Return when no thread checks the slow workload any more."""
     async with asyncio.timeout(20):
-        while is_checking():  # noqa: ASYNC110 - threads notify nobody
+        while is_checking():
             await asyncio.sleep(0.01)
 
 
-def test_a_check_that_loops_is_given_up_and_ended_while_the_loop_goes_on() -> None:
-    async def flow() -> None:
-        checks = checks_of(spinning)
-        slow = asyncio.create_task(checks.run(SLOW))
-        turns = 0
-        while not slow.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        assert turns > 5
-        with pytest.raises(CheckTimeout, match=r"this slow job did not end within 0\.3 s"):
-            await slow
-        await ended()  # its thread burns no more
-        assert (await checks.run(TOYS))["workload"] == "toy"
-
-    asyncio.run(flow())
+async def test_a_check_that_loops_is_given_up_and_ended_while_the_loop_goes_on() -> None:
+    checks = checks_of(spinning)
+    slow = asyncio.create_task(checks.run(SLOW))
+    turns = 0
+    while not slow.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    assert turns > 5
+    with pytest.raises(CheckTimeout, match=r"this slow job did not end within 0\.3 s"):
+        await slow
+    await ended()  # its thread burns no more
+    assert (await checks.run(TOYS))["workload"] == "toy"
 
 
-def test_checks_that_hang_keep_their_own_workload_waiting_and_no_other() -> None:
-    async def flow() -> None:
-        release = threading.Event()
-        checks = checks_of(lambda _params, _counts: release.wait())
-        tries = await asyncio.gather(*(checks.run(SLOW) for _ in range(AT_ONCE + 5)), return_exceptions=True)
-        assert all(isinstance(one, CheckTimeout) for one in tries)
-        assert sum("busy" in str(one) for one in tries) == 5
-        assert sum(thread.name == "check-slow" for thread in threading.enumerate()) == AT_ONCE
-        assert (await checks.run(TOYS))["workload"] == "toy"
-        with pytest.raises(CheckTimeout, match="busy with 2 other checks"):
-            await checks.run(SLOW)
-        release.set()
-        await ended()
-        assert (await checks_of(None, 20).run(SLOW))["workload"] == "slow"
-
-    asyncio.run(flow())
+async def test_checks_that_hang_keep_their_own_workload_waiting_and_no_other() -> None:
+    release = threading.Event()
+    checks = checks_of(lambda _params, _counts: release.wait())
+    tries = await asyncio.gather(*(checks.run(SLOW) for _ in range(AT_ONCE + 5)), return_exceptions=True)
+    assert all(isinstance(one, CheckTimeout) for one in tries)
+    assert sum("busy" in str(one) for one in tries) == 5
+    assert sum(thread.name == "check-slow" for thread in threading.enumerate()) == AT_ONCE
+    assert (await checks.run(TOYS))["workload"] == "toy"
+    with pytest.raises(CheckTimeout, match="busy with 2 other checks"):
+        await checks.run(SLOW)
+    release.set()
+    await ended()
+    assert (await checks_of(None, 20).run(SLOW))["workload"] == "slow"
 
 
 @pytest.mark.parametrize("error", [KeyError("oops"), SystemExit(3), StopIteration(), RecursionError()])
-def test_a_check_that_breaks_is_told_as_the_workloads_defect(error: BaseException) -> None:
+async def test_a_check_that_breaks_is_told_as_the_workloads_defect(error: BaseException) -> None:
     def broken(_params: Params, _counts: dict[Role, int]) -> None:
         raise error
 
     with pytest.raises(BrokenWorkload, match=f"check of workload slow is broken .{type(error).__name__}"):
-        asyncio.run(checks_of(broken, 20).run(SLOW))
+        await checks_of(broken, 20).run(SLOW)
 
 
-def test_what_is_wrong_with_a_request_arrives_as_it_is() -> None:
+async def test_what_is_wrong_with_a_request_arrives_as_it_is() -> None:
     with pytest.raises(InvalidJob, match="there is no workload 'slwo'; did you mean 'slow'"):
-        asyncio.run(checks_of(None, 20).run(JobRequest(workload="slwo")))
+        await checks_of(None, 20).run(JobRequest(workload="slwo"))
     with pytest.raises(InvalidJob, match="steps"):
-        asyncio.run(checks_of(None, 20).run(JobRequest(workload="slow", params={"steps": 0})))
+        await checks_of(None, 20).run(JobRequest(workload="slow", params={"steps": 0}))
 
 
-def test_a_caller_that_leaves_gives_the_slot_back() -> None:
-    async def flow() -> None:
-        checks = checks_of(lambda _params, _counts: time.sleep(0.05), 20)
-        for _ in range(2 * AT_ONCE):
-            left = asyncio.create_task(checks.run(SLOW))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            left.cancel()
-        assert (await checks.run(SLOW))["workload"] == "slow"
-        await ended()
-
-    asyncio.run(flow())
+async def test_a_caller_that_leaves_gives_the_slot_back() -> None:
+    checks = checks_of(lambda _params, _counts: time.sleep(0.05), 20)
+    for _ in range(2 * AT_ONCE):
+        left = asyncio.create_task(checks.run(SLOW))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        left.cancel()
+    assert (await checks.run(SLOW))["workload"] == "slow"
+    await ended()

@@ -1,6 +1,8 @@
 """Deletion and retention: what goes, when, and that a master that is killed in between finishes it."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import ColumnElement, Table, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
-from tests.master.harness import ONE_TRAINER, Client, Node, failure, make_settings, one_trainer, serving
+from tests.master.harness import ONE_TRAINER, Client, Node, failure, one_trainer
 
 from rolecall.master.blobs import Blobs
 from rolecall.master.cleaner import Cleaner
@@ -24,16 +26,10 @@ from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, Wor
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
+from .harness import on_master
+
 START = datetime(2030, 1, 1, tzinfo=UTC)
 PLAN = GangPlan(workers=(WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node="trainer-0", threads=1),))
-
-
-def on_master(tmp_path: Path, flow: Any, **values: Any) -> None:
-    async def run() -> None:
-        async with serving(make_settings(tmp_path, **values)) as client:
-            await flow(client)
-
-    asyncio.run(run())
 
 
 async def finished(client: Client, node: Node) -> str:
@@ -55,7 +51,7 @@ async def gone(client: Client, data: Path, job: str) -> None:
     assert (await client.user("GET", f"/jobs/{job}")).status_code == 404
     database = client.server.config.app.state.master.database  # type: ignore[union-attr]
     async with asyncio.timeout(10):
-        while (data / "streams" / job).exists() or (data / "blobs" / job).exists() or any(await rows(database)):  # noqa: ASYNC110
+        while (data / "streams" / job).exists() or (data / "blobs" / job).exists() or any(await rows(database)):
             await asyncio.sleep(0.02)
 
 
@@ -70,111 +66,92 @@ def _is_of_jobs(table: Table) -> bool:
     return table is schema.jobs or any(_is_of_jobs(key.column.table) for key in table.foreign_keys)
 
 
-def test_a_deleted_job_leaves_nothing(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        job = await finished(client, await one_trainer(client))
-        assert (tmp_path / "streams" / job).exists()
-        assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
-        assert (await client.user("GET", "/jobs")).json()["jobs"] == []
-        await gone(client, tmp_path, job)
-        assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 404
-
-    on_master(tmp_path, flow)
+async def test_a_deleted_job_leaves_nothing(client: Client, tmp_path: Path) -> None:
+    job = await finished(client, await one_trainer(client))
+    assert (tmp_path / "streams" / job).exists()
+    assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
+    assert (await client.user("GET", "/jobs")).json()["jobs"] == []
+    await gone(client, tmp_path, job)
+    assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 404
 
 
-def test_a_job_that_runs_is_deleted_by_force_alone(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
-        refused = await client.user("DELETE", f"/jobs/{job}")
-        assert refused.status_code == 409
-        assert "?force=true" in refused.json()["detail"]
-        for _ in range(2):
-            assert (await client.user("DELETE", f"/jobs/{job}?force=true")).status_code == 204
-        assert (await client.job(job))["state"] in {"running", "stopping"}
-        (worker,) = await node.workers(1, StopMode.CANCEL)
-        await node.say(worker, WorkerState.STOPPED)
-        async with asyncio.timeout(10):
-            while (await client.user("GET", f"/jobs/{job}")).status_code == 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-        await gone(client, tmp_path, job)
-        waiting = (await client.submit(roles={"trainer": 99}))["id"]
-        assert (await client.user("DELETE", f"/jobs/{waiting}?force=true")).status_code == 204
-        await gone(client, tmp_path, waiting)
-
-    on_master(tmp_path, flow)
+async def test_a_job_that_runs_is_deleted_by_force_alone(client: Client, tmp_path: Path) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    refused = await client.user("DELETE", f"/jobs/{job}")
+    assert refused.status_code == 409
+    assert "?force=true" in refused.json()["detail"]
+    for _ in range(2):
+        assert (await client.user("DELETE", f"/jobs/{job}?force=true")).status_code == 204
+    assert (await client.job(job))["state"] in {"running", "stopping"}
+    (worker,) = await node.workers(1, StopMode.CANCEL)
+    await node.say(worker, WorkerState.STOPPED)
+    async with asyncio.timeout(10):
+        while (await client.user("GET", f"/jobs/{job}")).status_code == 200:
+            await asyncio.sleep(0.02)
+    await gone(client, tmp_path, job)
+    waiting = (await client.submit(roles={"trainer": 99}))["id"]
+    assert (await client.user("DELETE", f"/jobs/{waiting}?force=true")).status_code == 204
+    await gone(client, tmp_path, waiting)
 
 
-def test_a_blob_store_that_is_away_delays_deletion_and_a_restart_finishes_it(
+async def test_a_blob_store_that_is_away_delays_deletion_and_a_restart_finishes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def away(*_: Any) -> None:
         raise OSError("the store is away")
 
-    async def before(client: Client) -> None:
-        job = await finished(client, await one_trainer(client))
-        assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
-        assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
-        assert (await client.user("GET", f"/jobs/{job}")).status_code == 404
-        kept.append(job)
-
-    async def after(client: Client) -> None:
-        assert (tmp_path / "blobs" / kept[0]).exists() or not (tmp_path / "streams" / kept[0]).exists()
-        await gone(client, tmp_path, kept[0])
-
-    kept: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(Blobs, "remove_job", away)
-        on_master(tmp_path, before)
-    assert (tmp_path / "blobs" / kept[0]).exists()
-    on_master(tmp_path, after)
+        async with on_master(tmp_path) as client:
+            job = await finished(client, await one_trainer(client))
+            assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
+            assert (await client.user("DELETE", f"/jobs/{job}")).status_code == 204
+            assert (await client.user("GET", f"/jobs/{job}")).status_code == 404
+    assert (tmp_path / "blobs" / job).exists()
+    async with on_master(tmp_path) as client:
+        assert (tmp_path / "blobs" / job).exists() or not (tmp_path / "streams" / job).exists()
+        await gone(client, tmp_path, job)
 
 
-def test_left_overs_are_swept_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_left_overs_are_swept_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: Any) -> int:
         raise OSError("the store is away")
 
-    async def before(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
-        await client.worker("PUT", job, 1, "/attempts/1/blobs/never-closed", content=b"a part")
-        await node.say(worker, WorkerState.FAILED, failure=failure())
-        await client.until(job, "failed")
-
-    async def after(_: Client) -> None:
-        async with asyncio.timeout(10):
-            while [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
     with monkeypatch.context() as patched:
         patched.setattr(Blobs, "sweep", away)
-        on_master(tmp_path, before)
+        async with on_master(tmp_path) as client:
+            node = await one_trainer(client)
+            job = (await client.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
+            (worker,) = await node.workers()
+            await node.say(worker, WorkerState.RUNNING)
+            await client.worker("PUT", job, 1, "/attempts/1/blobs/never-closed", content=b"a part")
+            await node.say(worker, WorkerState.FAILED, failure=failure())
+            await client.until(job, "failed")
     (cut_off,) = [path.parent / ".upload-of-a-killed-master" for path in (tmp_path / "blobs").rglob("never-closed")]
     cut_off.write_bytes(b"half")
-    on_master(tmp_path, after)
+    async with on_master(tmp_path):
+        async with asyncio.timeout(10):
+            while [path for path in (tmp_path / "blobs").rglob("*") if path.is_file()]:
+                await asyncio.sleep(0.02)
 
 
-def test_prune_lists_and_deletes_what_ended_before(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = await finished(client, node)
-        waiting = (await client.submit(roles={"trainer": 99}))["id"]
-        body = {"ended_before": datetime.now(UTC).isoformat(), "dry_run": True}
-        (shown,) = (await client.user("POST", "/jobs/prune", json=body)).json()["jobs"]
-        assert (shown["id"], shown["state"]) == (job, "succeeded")
-        assert shown["size"] == len(b"hello\n") + len(b"weights at 5") + len(b"model")
-        nothing = await client.user("POST", "/jobs/prune", json=body | {"state": "failed"})
-        assert nothing.json() == {"jobs": [], "size": 0}
-        assert (await client.job(job))["state"] == "succeeded"
-        assert (await client.user("POST", "/jobs/prune", json=body | {"dry_run": False})).json()["size"] > 0
-        assert (await client.user("GET", f"/jobs/{job}")).status_code == 404
-        assert (await client.job(waiting))["state"] == "queued"
-
-    on_master(tmp_path, flow)
+async def test_prune_lists_and_deletes_what_ended_before(client: Client) -> None:
+    node = await one_trainer(client)
+    job = await finished(client, node)
+    waiting = (await client.submit(roles={"trainer": 99}))["id"]
+    body = {"ended_before": datetime.now(UTC).isoformat(), "dry_run": True}
+    (shown,) = (await client.user("POST", "/jobs/prune", json=body)).json()["jobs"]
+    assert (shown["id"], shown["state"]) == (job, "succeeded")
+    assert shown["size"] == len(b"hello\n") + len(b"weights at 5") + len(b"model")
+    nothing = await client.user("POST", "/jobs/prune", json=body | {"state": "failed"})
+    assert nothing.json() == {"jobs": [], "size": 0}
+    assert (await client.job(job))["state"] == "succeeded"
+    assert (await client.user("POST", "/jobs/prune", json=body | {"dry_run": False})).json()["size"] > 0
+    assert (await client.user("GET", f"/jobs/{job}")).status_code == 404
+    assert (await client.job(waiting))["state"] == "queued"
 
 
 def manifest(step: int, *, keep: bool = False) -> CheckpointManifest:
@@ -284,23 +261,21 @@ def policy(**given: Any) -> Policy:
     return Policy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None, "audit": None} | given))
 
 
-def in_world(tmp_path: Path, given: Policy, flow: Any) -> None:
-    async def run() -> None:
-        world = World(tmp_path, given)
-        await world.database.migrate()
-        try:
-            await flow(world)
-        finally:
-            await world.database.close()
-
-    asyncio.run(run())
+@asynccontextmanager
+async def in_world(tmp_path: Path, given: Policy) -> AsyncIterator[World]:
+    world = World(tmp_path, given)
+    await world.database.migrate()
+    try:
+        yield world
+    finally:
+        await world.database.close()
 
 
-def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
+async def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
     """A part of 10,000, hour by hour: what stays is the last three hours', whatever went before."""
     per_hour, hours, kept = 10, 24, 3
 
-    async def flow(world: World) -> None:
+    async with in_world(tmp_path, policy(jobs=timedelta(hours=kept), audit=timedelta(hours=kept))) as world:
         most = 0
         for _ in range(hours):
             await world.end_jobs(per_hour)
@@ -315,11 +290,9 @@ def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
         assert not await world.audited()
         assert world.entries() == 0
 
-    in_world(tmp_path, policy(jobs=timedelta(hours=kept), audit=timedelta(hours=kept)), flow)
 
-
-def test_the_key_of_a_job_that_is_marked_for_deletion_is_free(tmp_path: Path) -> None:
-    async def flow(world: World) -> None:
+async def test_the_key_of_a_job_that_is_marked_for_deletion_is_free(tmp_path: Path) -> None:
+    async with in_world(tmp_path, policy()) as world:
         await world.end_jobs(3)
         async with world.database.write() as connection:
             await deletion.mark(connection, "toy-1", world.now)
@@ -332,11 +305,9 @@ def test_the_key_of_a_job_that_is_marked_for_deletion_is_free(tmp_path: Path) ->
             ]
         assert found == [None, None, "toy-3"]
 
-    in_world(tmp_path, policy(), flow)
 
-
-def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_path: Path) -> None:
-    async def flow(world: World) -> None:
+async def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_path: Path) -> None:
+    async with in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7))) as world:
         await world.end_jobs(1)
         world.now += timedelta(hours=23)
         await world.cleaner.clean()
@@ -353,12 +324,12 @@ def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_path: Pa
             assert await idempotency.job_of(connection, "admin", "key-toy-1", "another digest") is None
             assert (await jobs.get(connection, "toy-1")).state is JobState.SUCCEEDED
 
-    in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7)), flow)
-
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
-def test_the_newest_checkpoints_of_a_job_that_may_be_retried_never_age_out(tmp_path: Path, state: JobState) -> None:
-    async def flow(world: World) -> None:
+async def test_the_newest_checkpoints_of_a_job_that_may_be_retried_never_age_out(
+    tmp_path: Path, state: JobState
+) -> None:
+    async with in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7))) as world:
         await world.end_jobs(1)
         async with world.database.write() as connection:
             await connection.execute(update(schema.jobs).values(state=state).where(_is("toy-1")))
@@ -369,13 +340,11 @@ def test_the_newest_checkpoints_of_a_job_that_may_be_retried_never_age_out(tmp_p
         async with world.database.read() as connection:
             assert [one.manifest.step for one in await checkpoints.of_job(connection, "toy-1")] == [3, 2]
 
-    in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7)), flow)
 
-
-def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MOST", 10)
 
-    async def flow(world: World) -> None:
+    async with in_world(tmp_path, policy()) as world:
         await world.end_jobs(1)
         async with world.database.write() as connection:
             for number in range(30):
@@ -393,10 +362,8 @@ def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             "workers told 10 events: later ones are in their logs only",
         ]
 
-    in_world(tmp_path, policy(), flow)
 
-
-def test_a_job_that_can_not_be_deleted_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_that_can_not_be_deleted_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remove = Blobs.remove_job
 
     async def stubborn(blobs: Blobs, job: str) -> None:
@@ -406,12 +373,10 @@ def test_a_job_that_can_not_be_deleted_holds_up_no_other(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(Blobs, "remove_job", stubborn)
 
-    async def flow(world: World) -> None:
+    async with in_world(tmp_path, policy(jobs=timedelta(days=1))) as world:
         await world.end_jobs(60)
         world.now += timedelta(days=2)
         for _ in range(3):
             assert not await world.cleaner.clean()
         async with world.database.read() as connection:
             assert set(await deletion.marked(connection, 100)) == {"toy-1", "toy-2", "toy-3", "toy-4"}
-
-    in_world(tmp_path, policy(jobs=timedelta(days=1)), flow)

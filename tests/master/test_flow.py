@@ -14,75 +14,67 @@ from rolecall.spec.wire import DesiredWorker
 from .harness import ONE_TRAINER, Client, Node, failure, line, make_node, make_settings, one_trainer, serving
 
 
-def test_a_job_is_placed_runs_and_succeeds(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            job = (await client.submit(roles=ONE_TRAINER))["id"]
-            (worker,) = await node.workers()
-            assert worker.launch.master_addr == node.spec.address
-            await node.say(worker, WorkerState.STARTING, rendezvous_port=4711)
-            assert (await node.beat())[0].launch.rendezvous_port == 4711
-            await node.say(worker, WorkerState.RUNNING)
-            document = await client.until(job, "running")
-            assert document["started_at"] is not None
-            size = await node.progress(
-                worker,
-                line("first_step", step=1),
-                line("step", step=1, steps=2, metrics={"loss": 0.5, "auc": 0.9}, samples_per_s=10.0),
-                line("step", step=2, steps=2, metrics={"loss": float("nan")}),
-                line("event", message="hello"),
-                line("result", metrics={"test_auc": 0.91}),
-            )
-            assert await node.progress(worker, line("event", message="hello")) == size
-            assert await node.say(worker, WorkerState.SUCCEEDED, exit_code=0) == []
-            document = await client.until(job, "succeeded")
-            assert document["result"] == {"test_auc": 0.91}
-            assert document["progress"]["step"] == 2
-            assert document["progress"]["loss"] is None
-            assert document["progress"]["metrics"] == {"auc": 0.9}
-            assert document["progress"]["start_s"]["total"] > 0
-            assert document["attempts"][0]["workers"][0]["state"] == "succeeded"
-            events = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
-            assert [event["kind"] for event in events] == ["queued", "placed", "running", "worker", "succeeded"]
-            (series,) = (await client.user("GET", f"/jobs/{job}/metrics")).json()["series"]
-            assert [point["loss"] for point in series["points"]] == [0.5, None]
-
-    asyncio.run(flow())
+async def test_a_job_is_placed_runs_and_succeeds(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        assert worker.launch.master_addr == node.spec.address
+        await node.say(worker, WorkerState.STARTING, rendezvous_port=4711)
+        assert (await node.beat())[0].launch.rendezvous_port == 4711
+        await node.say(worker, WorkerState.RUNNING)
+        document = await client.until(job, "running")
+        assert document["started_at"] is not None
+        size = await node.progress(
+            worker,
+            line("first_step", step=1),
+            line("step", step=1, steps=2, metrics={"loss": 0.5, "auc": 0.9}, samples_per_s=10.0),
+            line("step", step=2, steps=2, metrics={"loss": float("nan")}),
+            line("event", message="hello"),
+            line("result", metrics={"test_auc": 0.91}),
+        )
+        assert await node.progress(worker, line("event", message="hello")) == size
+        assert await node.say(worker, WorkerState.SUCCEEDED, exit_code=0) == []
+        document = await client.until(job, "succeeded")
+        assert document["result"] == {"test_auc": 0.91}
+        assert document["progress"]["step"] == 2
+        assert document["progress"]["loss"] is None
+        assert document["progress"]["metrics"] == {"auc": 0.9}
+        assert document["progress"]["start_s"]["total"] > 0
+        assert document["attempts"][0]["workers"][0]["state"] == "succeeded"
+        events = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
+        assert [event["kind"] for event in events] == ["queued", "placed", "running", "worker", "succeeded"]
+        (series,) = (await client.user("GET", f"/jobs/{job}/metrics")).json()["series"]
+        assert [point["loss"] for point in series["points"]] == [0.5, None]
 
 
-def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            job = (await client.submit(roles={"parameter-server": 0, "trainer": 2}, max_restarts=1))["id"]
-            first, second = await node.workers(2)
-            await node.say(first, WorkerState.RUNNING)
-            await node.say(second, WorkerState.RUNNING)
-            await client.until(job, "running")
-            assert (await client.checkpoint(job, 1, 5)).json() == {"recorded": True}
-            await node.say(first, WorkerState.FAILED, failure=failure(traceback="line 1"), exit_code=1)
-            (worker,) = await node.workers(1, StopMode.ABORT)
-            await node.say(worker, WorkerState.STOPPED)
-            again = await node.workers(2)
-            assert {worker.launch.attempt for worker in again} == {2}
-            assert again[0].launch.resume_from is not None
-            assert again[0].launch.resume_from.step == 5
-            assert (
-                "trainer-0 on trainer-0: ValueError: broken\nline 1" in (await client.job(job))["attempts"][0]["cause"]
-            )
-            assert (await client.checkpoint(job, 2, 6)).status_code == 201
-            stale = await client.worker("PUT", job, 1, "/attempts/1/blobs/x", content=b"")
-            assert stale.status_code == 409
-            await node.say(again[0], WorkerState.FAILED, failure=failure())
-            document = await client.until(job, "failed")
-            assert [attempt["state"] for attempt in document["attempts"]] == ["failed", "failed"]
-
-    asyncio.run(flow())
+async def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles={"parameter-server": 0, "trainer": 2}, max_restarts=1))["id"]
+        first, second = await node.workers(2)
+        await node.say(first, WorkerState.RUNNING)
+        await node.say(second, WorkerState.RUNNING)
+        await client.until(job, "running")
+        assert (await client.checkpoint(job, 1, 5)).json() == {"recorded": True}
+        await node.say(first, WorkerState.FAILED, failure=failure(traceback="line 1"), exit_code=1)
+        (worker,) = await node.workers(1, StopMode.ABORT)
+        await node.say(worker, WorkerState.STOPPED)
+        again = await node.workers(2)
+        assert {worker.launch.attempt for worker in again} == {2}
+        assert again[0].launch.resume_from is not None
+        assert again[0].launch.resume_from.step == 5
+        assert "trainer-0 on trainer-0: ValueError: broken\nline 1" in (await client.job(job))["attempts"][0]["cause"]
+        assert (await client.checkpoint(job, 2, 6)).status_code == 201
+        stale = await client.worker("PUT", job, 1, "/attempts/1/blobs/x", content=b"")
+        assert stale.status_code == 409
+        await node.say(again[0], WorkerState.FAILED, failure=failure())
+        document = await client.until(job, "failed")
+        assert [attempt["state"] for attempt in document["attempts"]] == ["failed", "failed"]
 
 
 @pytest.mark.parametrize("failures", [0, 3], ids=["at once", "by a store that fails at first"])
-def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(
+async def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     troubles, sweep = [OSError("the store hiccups")] * failures, Blobs.sweep
@@ -94,32 +86,29 @@ def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(
 
     monkeypatch.setattr(Blobs, "sweep", hiccup)
 
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            job = (await client.submit(roles={"trainer": 1, "parameter-server": 0}))["id"]
-            (worker,) = await node.workers()
-            await node.say(worker, WorkerState.RUNNING)
-            assert (await client.checkpoint(job, 1, 5)).status_code == 201
-            known = _files(tmp_path / "blobs" / job)
-            await client.worker("PUT", job, 1, "/attempts/1/blobs/never-closed", content=b"a part")
-            (tmp_path / "blobs" / job / "1" / ".upload-cut-off").write_bytes(b"half")
-            assert len(_files(tmp_path / "blobs" / job)) == len(known) + 2
-            await node.say(worker, WorkerState.FAILED, failure=failure())
-            resumed = await _next_attempt(node, 2)
-            assert _resumes_at(resumed) == 5
-            await client.worker("PUT", job, 2, "/attempts/2/blobs/at-work", content=b"a part")
-            await node.say(resumed, WorkerState.RUNNING)
-            async with asyncio.timeout(10):  # it is deleted after the attempt's end is told
-                while _names(tmp_path / "blobs" / job) != {path.name for path in known} | {"at-work"}:  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
-            await node.say(resumed, WorkerState.SUCCEEDED)
-            await client.until(job, "succeeded")
-            async with asyncio.timeout(10):  # it is deleted after the job's end is told
-                while _files(tmp_path / "blobs" / job) != known:  # noqa: ASYNC110 - nobody tells of it
-                    await asyncio.sleep(0.02)
-
-    asyncio.run(flow())
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles={"trainer": 1, "parameter-server": 0}))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        assert (await client.checkpoint(job, 1, 5)).status_code == 201
+        known = _files(tmp_path / "blobs" / job)
+        await client.worker("PUT", job, 1, "/attempts/1/blobs/never-closed", content=b"a part")
+        (tmp_path / "blobs" / job / "1" / ".upload-cut-off").write_bytes(b"half")
+        assert len(_files(tmp_path / "blobs" / job)) == len(known) + 2
+        await node.say(worker, WorkerState.FAILED, failure=failure())
+        resumed = await _next_attempt(node, 2)
+        assert _resumes_at(resumed) == 5
+        await client.worker("PUT", job, 2, "/attempts/2/blobs/at-work", content=b"a part")
+        await node.say(resumed, WorkerState.RUNNING)
+        async with asyncio.timeout(10):  # it is deleted after the attempt's end is told
+            while _names(tmp_path / "blobs" / job) != {path.name for path in known} | {"at-work"}:
+                await asyncio.sleep(0.02)
+        await node.say(resumed, WorkerState.SUCCEEDED)
+        await client.until(job, "succeeded")
+        async with asyncio.timeout(10):  # it is deleted after the job's end is told
+            while _files(tmp_path / "blobs" / job) != known:
+                await asyncio.sleep(0.02)
 
 
 def _names(folder: Path) -> set[str]:
@@ -143,191 +132,166 @@ def _resumes_at(worker: DesiredWorker) -> int | None:
     return worker.launch.resume_from.step if worker.launch.resume_from else None
 
 
-def test_a_heartbeat_is_held_back_until_something_changes(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            waiting = asyncio.create_task(node.beat(20.0))
-            done, _ = await asyncio.wait([waiting], timeout=0.3)
-            assert not done
-            await client.submit(roles=ONE_TRAINER)
-            assert len(await asyncio.wait_for(waiting, 2)) == 1
-
-    asyncio.run(flow())
+async def test_a_heartbeat_is_held_back_until_something_changes(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        waiting = asyncio.create_task(node.beat(20.0))
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+        await client.submit(roles=ONE_TRAINER)
+        assert len(await asyncio.wait_for(waiting, 2)) == 1
 
 
-def test_a_silent_node_is_lost_and_its_job_goes_elsewhere(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path, node_timeout_s=1.0)) as client:
-            first = await one_trainer(client, boot="m1", slots=1)
-            job = (await client.submit(roles=ONE_TRAINER))["id"]
-            (worker,) = await first.workers()
-            await first.say(worker, WorkerState.RUNNING)
-            second = await one_trainer(client, "trainer-1", boot="m2")
-            (again,) = await second.workers()
-            assert again.launch.attempt == 2
-            document = await client.job(job)
-            assert "node trainer-0 was lost (silent for 1." in document["attempts"][0]["cause"]
-            assert await first.beat() == []
-
-    asyncio.run(flow())
+async def test_a_silent_node_is_lost_and_its_job_goes_elsewhere(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path, node_timeout_s=1.0)) as client:
+        first = await one_trainer(client, boot="m1", slots=1)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await first.workers()
+        await first.say(worker, WorkerState.RUNNING)
+        second = await one_trainer(client, "trainer-1", boot="m2")
+        (again,) = await second.workers()
+        assert again.launch.attempt == 2
+        document = await client.job(job)
+        assert "node trainer-0 was lost (silent for 1." in document["attempts"][0]["cause"]
+        assert await first.beat() == []
 
 
-def test_a_restarted_node_costs_an_attempt_and_a_name_has_one_owner(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            job = (await client.submit(roles=ONE_TRAINER))["id"]
-            await node.workers()
-            elsewhere = node.spec.model_copy(update={"started": "x", "address": "10.9.9.9"})
-            refused = await client.internal("POST", "/nodes", json=elsewhere.model_dump(mode="json"))
-            assert refused.status_code == 409
-            assert "10.9.9.9" in refused.json()["detail"]
-            stale = node.spec.started
-            node.spec = node.spec.model_copy(update={"started": "second"})
-            await node.enter()
-            late = await client.internal("POST", "/nodes/trainer-0/heartbeat", json={"started": stale})
-            assert late.status_code == 409
-            assert (await client.internal("POST", "/nodes/none/heartbeat", json={"started": "x"})).status_code == 404
-            (again,) = await node.workers()
-            assert again.launch.attempt == 2
-            assert "restarted" in (await client.job(job))["attempts"][0]["cause"]
-            assert (await client.internal("DELETE", "/nodes/trainer-0")).status_code == 204
-            document = await client.until(job, "queued")
-            assert "left the cluster" in document["attempts"][1]["cause"]
-
-    asyncio.run(flow())
+async def test_a_restarted_node_costs_an_attempt_and_a_name_has_one_owner(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        await node.workers()
+        elsewhere = node.spec.model_copy(update={"started": "x", "address": "10.9.9.9"})
+        refused = await client.internal("POST", "/nodes", json=elsewhere.model_dump(mode="json"))
+        assert refused.status_code == 409
+        assert "10.9.9.9" in refused.json()["detail"]
+        stale = node.spec.started
+        node.spec = node.spec.model_copy(update={"started": "second"})
+        await node.enter()
+        late = await client.internal("POST", "/nodes/trainer-0/heartbeat", json={"started": stale})
+        assert late.status_code == 409
+        assert (await client.internal("POST", "/nodes/none/heartbeat", json={"started": "x"})).status_code == 404
+        (again,) = await node.workers()
+        assert again.launch.attempt == 2
+        assert "restarted" in (await client.job(job))["attempts"][0]["cause"]
+        assert (await client.internal("DELETE", "/nodes/trainer-0")).status_code == 204
+        document = await client.until(job, "queued")
+        assert "left the cluster" in document["attempts"][1]["cause"]
 
 
-def test_cancel_and_pause_ask_a_running_gang_to_leave(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            job = (await client.submit(roles=ONE_TRAINER))["id"]
-            (worker,) = await node.workers()
-            await node.say(worker, WorkerState.RUNNING)
-            await client.until(job, "running")
-            await client.user("POST", f"/jobs/{job}/pause")
-            (worker,) = await node.workers(1, StopMode.PAUSE)
-            assert (await client.checkpoint(job, 1, 3)).status_code == 201
-            await node.say(worker, WorkerState.STOPPED, exit_code=75)
-            await client.until(job, "paused")
-            await client.user("POST", f"/jobs/{job}/resume")
-            (worker,) = await node.workers()
-            assert worker.launch.resume_from is not None
-            await node.say(worker, WorkerState.STARTING)
-            await client.user("POST", f"/jobs/{job}/pause")
-            await client.user("POST", f"/jobs/{job}/cancel")
-            (worker,) = await node.workers(1, StopMode.CANCEL)
-            await node.say(worker, WorkerState.STOPPED)
-            document = await client.until(job, "cancelled")
-            assert document["reason"] == "cancelled by admin"
-            assert document["ended_at"] is not None
-
-    asyncio.run(flow())
+async def test_cancel_and_pause_ask_a_running_gang_to_leave(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        await client.until(job, "running")
+        await client.user("POST", f"/jobs/{job}/pause")
+        (worker,) = await node.workers(1, StopMode.PAUSE)
+        assert (await client.checkpoint(job, 1, 3)).status_code == 201
+        await node.say(worker, WorkerState.STOPPED, exit_code=75)
+        await client.until(job, "paused")
+        await client.user("POST", f"/jobs/{job}/resume")
+        (worker,) = await node.workers()
+        assert worker.launch.resume_from is not None
+        await node.say(worker, WorkerState.STARTING)
+        await client.user("POST", f"/jobs/{job}/pause")
+        await client.user("POST", f"/jobs/{job}/cancel")
+        (worker,) = await node.workers(1, StopMode.CANCEL)
+        await node.say(worker, WorkerState.STOPPED)
+        document = await client.until(job, "cancelled")
+        assert document["reason"] == "cancelled by admin"
+        assert document["ended_at"] is not None
 
 
-def test_a_draining_node_sends_its_job_back_to_the_queue(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            job = (await client.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
-            (worker,) = await node.workers()
-            await node.say(worker, WorkerState.RUNNING)
-            node.draining = True
-            await node.beat()
-            await client.until(job, "stopping")
-            await node.say(worker, WorkerState.STOPPED)
-            document = await client.until(job, "queued", also=lambda job: "draining" in (job["waiting_for"] or ""))
-            assert document["attempts"][0]["stop"] == "drain"
-
-    asyncio.run(flow())
+async def test_a_draining_node_sends_its_job_back_to_the_queue(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        node.draining = True
+        await node.beat()
+        await client.until(job, "stopping")
+        await node.say(worker, WorkerState.STOPPED)
+        document = await client.until(job, "queued", also=lambda job: "draining" in (job["waiting_for"] or ""))
+        assert document["attempts"][0]["stop"] == "drain"
 
 
-def test_an_expendable_worker_may_fail(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            trainer = await one_trainer(client)
-            watcher = Node(client, make_node("observer-0", Role.OBSERVER))
-            await watcher.register()
-            await watcher.beat()
-            job = (await client.submit(roles=ONE_TRAINER | {"observer": 1}))["id"]
-            (worker,) = await trainer.workers()
-            (observer,) = await watcher.workers()
-            await trainer.say(worker, WorkerState.RUNNING)
-            await watcher.say(observer, WorkerState.RUNNING)
-            await client.until(job, "running")
-            await watcher.say(observer, WorkerState.FAILED, failure=failure())
-            async with asyncio.timeout(10):
-                while (await _workers(client, job))[1]["state"] != "lost":  # noqa: ASYNC110 - polled, as users do
-                    await asyncio.sleep(0.02)
-            await trainer.say(worker, WorkerState.SUCCEEDED)
-            await client.until(job, "succeeded")
-
-    asyncio.run(flow())
+async def test_an_expendable_worker_may_fail(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        trainer = await one_trainer(client)
+        watcher = Node(client, make_node("observer-0", Role.OBSERVER))
+        await watcher.register()
+        await watcher.beat()
+        job = (await client.submit(roles=ONE_TRAINER | {"observer": 1}))["id"]
+        (worker,) = await trainer.workers()
+        (observer,) = await watcher.workers()
+        await trainer.say(worker, WorkerState.RUNNING)
+        await watcher.say(observer, WorkerState.RUNNING)
+        await client.until(job, "running")
+        await watcher.say(observer, WorkerState.FAILED, failure=failure())
+        async with asyncio.timeout(10):
+            while (await _workers(client, job))[1]["state"] != "lost":
+                await asyncio.sleep(0.02)
+        await trainer.say(worker, WorkerState.SUCCEEDED)
+        await client.until(job, "succeeded")
 
 
 async def _workers(client: Client, job: str) -> list[dict[str, Any]]:
     return (await client.job(job))["attempts"][0]["workers"]
 
 
-def test_an_expendable_worker_that_fails_before_the_gang_has_met_is_the_cause(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            trainer = await one_trainer(client)
-            watcher = Node(client, make_node("observer-0", Role.OBSERVER))
-            await watcher.register()
-            await watcher.beat()
-            job = (await client.submit(roles=ONE_TRAINER | {"observer": 1}, max_restarts=0))["id"]
-            (worker,) = await trainer.workers()
-            (observer,) = await watcher.workers()
-            await trainer.say(worker, WorkerState.STARTING)
-            await watcher.say(observer, WorkerState.FAILED, failure=failure("no such environment", retryable=False))
-            (stopped,) = await trainer.workers(1, StopMode.ABORT)
-            await trainer.say(stopped, WorkerState.STOPPED)
-            assert "observer-0 on observer-0: no such environment" in (await client.until(job, "failed"))["reason"]
-            assert worker.launch == stopped.launch
-
-    asyncio.run(flow())
+async def test_an_expendable_worker_that_fails_before_the_gang_has_met_is_the_cause(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        trainer = await one_trainer(client)
+        watcher = Node(client, make_node("observer-0", Role.OBSERVER))
+        await watcher.register()
+        await watcher.beat()
+        job = (await client.submit(roles=ONE_TRAINER | {"observer": 1}, max_restarts=0))["id"]
+        (worker,) = await trainer.workers()
+        (observer,) = await watcher.workers()
+        await trainer.say(worker, WorkerState.STARTING)
+        await watcher.say(observer, WorkerState.FAILED, failure=failure("no such environment", retryable=False))
+        (stopped,) = await trainer.workers(1, StopMode.ABORT)
+        await trainer.say(stopped, WorkerState.STOPPED)
+        assert "observer-0 on observer-0: no such environment" in (await client.until(job, "failed"))["reason"]
+        assert worker.launch == stopped.launch
 
 
-def test_a_deadline_ends_a_job_that_waits(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            job = (await client.submit(deadline_s=0.1))["id"]
-            assert "deadline of 0.1 s" in (await client.until(job, "failed"))["reason"]
-
-    asyncio.run(flow())
+async def test_a_deadline_ends_a_job_that_waits(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        job = (await client.submit(deadline_s=0.1))["id"]
+        assert "deadline of 0.1 s" in (await client.until(job, "failed"))["reason"]
 
 
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
-def test_a_restarted_master_goes_on_where_it_was(tmp_path: Path, request: pytest.FixtureRequest, store: str) -> None:
+async def test_a_restarted_master_goes_on_where_it_was(
+    tmp_path: Path, request: pytest.FixtureRequest, store: str
+) -> None:
     url = None if store == "sqlite" else request.getfixturevalue("postgres_url")
 
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path, database_url=url)) as client:
-            node = await one_trainer(client, slots=1)
-            running = (await client.submit(roles=ONE_TRAINER))["id"]
-            (worker,) = await node.workers()
-            await node.say(worker, WorkerState.RUNNING)
-            await client.until(running, "running")
-            queued = (await client.submit(roles=ONE_TRAINER))["id"]
-            await client.until(queued, "queued", also=lambda job: job["waiting_for"])
-            size = await node.progress(worker, line("step", step=7, metrics={"loss": 1.0}), line("event", message="hi"))
-        async with serving(make_settings(tmp_path, database_url=url)) as client:
-            node.client = client
-            assert (await client.job(queued))["state"] == "queued"
-            version = node.desired and node.desired.version
-            assert len(await node.beat()) == 1
-            assert node.desired
-            assert node.desired.version == version
-            await node.progress(worker, line("result", metrics={"auc": 1.0}), offset=size)
-            await node.say(worker, WorkerState.SUCCEEDED)
-            document = await client.until(running, "succeeded")
-            assert (document["progress"]["step"], document["result"]) == (7, {"auc": 1.0})
-            events = (await client.user("GET", f"/jobs/{running}/events")).json()["events"]
-            assert [event["message"] for event in events].count("hi") == 1
-            (worker2,) = await node.workers()
-            assert worker2.launch.job == queued
-
-    asyncio.run(flow())
+    async with serving(make_settings(tmp_path, database_url=url)) as client:
+        node = await one_trainer(client, slots=1)
+        running = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        await client.until(running, "running")
+        queued = (await client.submit(roles=ONE_TRAINER))["id"]
+        await client.until(queued, "queued", also=lambda job: job["waiting_for"])
+        size = await node.progress(worker, line("step", step=7, metrics={"loss": 1.0}), line("event", message="hi"))
+    async with serving(make_settings(tmp_path, database_url=url)) as client:
+        node.client = client
+        assert (await client.job(queued))["state"] == "queued"
+        version = node.desired and node.desired.version
+        assert len(await node.beat()) == 1
+        assert node.desired
+        assert node.desired.version == version
+        await node.progress(worker, line("result", metrics={"auc": 1.0}), offset=size)
+        await node.say(worker, WorkerState.SUCCEEDED)
+        document = await client.until(running, "succeeded")
+        assert (document["progress"]["step"], document["result"]) == (7, {"auc": 1.0})
+        events = (await client.user("GET", f"/jobs/{running}/events")).json()["events"]
+        assert [event["message"] for event in events].count("hi") == 1
+        (worker2,) = await node.workers()
+        assert worker2.launch.job == queued

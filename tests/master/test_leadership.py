@@ -64,7 +64,7 @@ def _is_ready(url: str) -> bool:
 async def ready(client: Client) -> None:
     """Wait until this master leads."""
     async with asyncio.timeout(30):
-        while (await client.user("GET", "/readyz")).status_code != 200:  # noqa: ASYNC110 - another process decides
+        while (await client.user("GET", "/readyz")).status_code != 200:
             await asyncio.sleep(0.05)
 
 
@@ -104,41 +104,33 @@ async def goes_on(node: Node, client: Client, job: str) -> AsyncIterator[None]:
     assert len(document["attempts"]) == 1
 
 
-def test_a_second_master_in_a_data_folder_names_the_first_and_ends(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as first:
-            given = {"ROLECALL_PORT": str(free_port()), "ROLECALL_NODE_TIMEOUT_S": "0.5", "ROLECALL_LOG_LEVEL": "error"}
-            line = await asyncio.to_thread(refused, os.EX_CONFIG, "master", env=environment(tmp_path, **given))
-            assert line.startswith(
-                f"rolecall: another master leads in ROLECALL_DATA={tmp_path}: process {os.getpid()} on "
-            )
-            assert "UTC; end that one" in line
-            assert (await first.submit(roles=ONE_TRAINER))["state"] == "queued"
-
-    asyncio.run(flow())
+async def test_a_second_master_in_a_data_folder_names_the_first_and_ends(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as first:
+        given = {"ROLECALL_PORT": str(free_port()), "ROLECALL_NODE_TIMEOUT_S": "0.5", "ROLECALL_LOG_LEVEL": "error"}
+        line = await asyncio.to_thread(refused, os.EX_CONFIG, "master", env=environment(tmp_path, **given))
+        assert line.startswith(f"rolecall: another master leads in ROLECALL_DATA={tmp_path}: process {os.getpid()} on ")
+        assert "UTC; end that one" in line
+        assert (await first.submit(roles=ONE_TRAINER))["state"] == "queued"
 
 
-def test_a_successor_waits_for_a_master_that_ends(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as first:
-            job = (await first.submit(roles=ONE_TRAINER))["id"]
-            successor = serving(make_settings(tmp_path))
-            second = await successor.__aenter__()
-            for method, path in (
-                ("GET", "/readyz"),
-                ("GET", "/jobs"),
-                ("POST", "/internal/nodes"),
-                ("GET", "/metrics"),
-            ):
-                refusal = await second.user(method, path)
-                assert refusal.status_code == 503
-                assert refusal.headers["Retry-After"]
-                assert "standing by for another master" in refusal.json()["detail"]
-        await ready(second)
-        assert (await second.job(job))["state"] == "queued"
-        await successor.__aexit__(None, None, None)
-
-    asyncio.run(flow())
+async def test_a_successor_waits_for_a_master_that_ends(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as first:
+        job = (await first.submit(roles=ONE_TRAINER))["id"]
+        successor = serving(make_settings(tmp_path))
+        second = await successor.__aenter__()
+        for method, path in (
+            ("GET", "/readyz"),
+            ("GET", "/jobs"),
+            ("POST", "/internal/nodes"),
+            ("GET", "/metrics"),
+        ):
+            refusal = await second.user(method, path)
+            assert refusal.status_code == 503
+            assert refusal.headers["Retry-After"]
+            assert "standing by for another master" in refusal.json()["detail"]
+    await ready(second)
+    assert (await second.job(job))["state"] == "queued"
+    await successor.__aexit__(None, None, None)
 
 
 def test_a_lock_that_was_held_by_a_dead_process_is_free(tmp_path: Path) -> None:
@@ -161,79 +153,69 @@ def test_a_standby_needs_postgresql(tmp_path: Path, url: str | None) -> None:
         check_standby(make_settings(tmp_path, database_url=url, standby=True))
 
 
-def test_the_server_frees_the_lock_of_a_session_that_falls_silent(database_url: str) -> None:
-    async def flow() -> None:
-        first, second = SessionLock(database_url, "first", 1.0), SessionLock(database_url, "second")
-        try:
+async def test_the_server_frees_the_lock_of_a_session_that_falls_silent(database_url: str) -> None:
+    first, second = SessionLock(database_url, "first", 1.0), SessionLock(database_url, "second")
+    try:
+        assert await first.take()
+        assert not await second.take()
+        assert (await second.holder()).startswith("first (connected to the database since ")
+        for _ in range(5):  # beyond the lease, as a standby does that has to wait for the folder
+            await asyncio.sleep(0.3)
             assert await first.take()
-            assert not await second.take()
-            assert (await second.holder()).startswith("first (connected to the database since ")
-            for _ in range(5):  # beyond the lease, as a standby does that has to wait for the folder
-                await asyncio.sleep(0.3)
-                assert await first.take()
-            assert not await second.take()
-            async with asyncio.timeout(20):
-                while not await second.take():  # noqa: ASYNC110 - the server decides
-                    await asyncio.sleep(0.1)
-            with pytest.raises(Exception, match="idle-session timeout"):
-                await first.take()
-            assert not await first.take()
-        finally:
-            await first.release()
-            await second.release()
-
-    asyncio.run(flow())
+        assert not await second.take()
+        async with asyncio.timeout(20):
+            while not await second.take():
+                await asyncio.sleep(0.1)
+        with pytest.raises(Exception, match="idle-session timeout"):
+            await first.take()
+        assert not await first.take()
+    finally:
+        await first.release()
+        await second.release()
 
 
-def test_a_standby_takes_over_from_a_killed_master_and_no_gang_notices(tmp_path: Path, database_url: str) -> None:
-    async def flow() -> None:
-        with master(tmp_path / "first", database_url) as (process, url):
-            node, job = await running_gang(url)
-            async with serving(standby_settings(tmp_path / "second", database_url)) as second:
-                assert (await second.http.get("/healthz")).status_code == 200
-                assert (await second.user("GET", "/readyz")).status_code == 503
-                process.kill()
-                await ready(second)
-                async with goes_on(node, second, job):
-                    await asyncio.sleep(NODE_TIMEOUT_S + 1)  # by when a node that is not heard is lost
-
-    asyncio.run(flow())
+async def test_a_standby_takes_over_from_a_killed_master_and_no_gang_notices(tmp_path: Path, database_url: str) -> None:
+    with master(tmp_path / "first", database_url) as (process, url):
+        node, job = await running_gang(url)
+        async with serving(standby_settings(tmp_path / "second", database_url)) as second:
+            assert (await second.http.get("/healthz")).status_code == 200
+            assert (await second.user("GET", "/readyz")).status_code == 503
+            process.kill()
+            await ready(second)
+            async with goes_on(node, second, job):
+                await asyncio.sleep(NODE_TIMEOUT_S + 1)  # by when a node that is not heard is lost
 
 
-def test_a_master_that_was_stopped_during_a_takeover_writes_nothing_and_ends(tmp_path: Path, database_url: str) -> None:
-    async def flow() -> None:
-        with master(tmp_path / "first", database_url) as (process, url):
-            node, job = await running_gang(url)
-            async with (
-                serving(standby_settings(tmp_path / "second", database_url)) as second,
-                httpx.AsyncClient(base_url=url, timeout=60) as http,
-            ):
-                process.send_signal(signal.SIGSTOP)
-                late = asyncio.create_task(http.post("/jobs", headers=bearer(TOKEN), json={"workload": "toy"}))
-                _end_lock_session(database_url)  # as the server does after the lease
-                await ready(second)
-                async with goes_on(node, second, job):
-                    process.send_signal(signal.SIGCONT)
-                    with suppress(httpx.TransportError):  # it may have ended before it answers
-                        assert (await late).status_code == 503
-                    assert await asyncio.to_thread(process.wait, 30) == os.EX_TEMPFAIL
-                assert [one["id"] for one in (await second.user("GET", "/jobs")).json()["jobs"]] == [job]
-        assert "ended, so as not to be a second master" in (tmp_path / "first.log").read_text()
+async def test_a_master_that_was_stopped_during_a_takeover_writes_nothing_and_ends(
+    tmp_path: Path, database_url: str
+) -> None:
+    with master(tmp_path / "first", database_url) as (process, url):
+        node, job = await running_gang(url)
+        async with (
+            serving(standby_settings(tmp_path / "second", database_url)) as second,
+            httpx.AsyncClient(base_url=url, timeout=60) as http,
+        ):
+            process.send_signal(signal.SIGSTOP)
+            late = asyncio.create_task(http.post("/jobs", headers=bearer(TOKEN), json={"workload": "toy"}))
+            _end_lock_session(database_url)  # as the server does after the lease
+            await ready(second)
+            async with goes_on(node, second, job):
+                process.send_signal(signal.SIGCONT)
+                with suppress(httpx.TransportError):  # it may have ended before it answers
+                    assert (await late).status_code == 503
+                assert await asyncio.to_thread(process.wait, 30) == os.EX_TEMPFAIL
+            assert [one["id"] for one in (await second.user("GET", "/jobs")).json()["jobs"]] == [job]
+    assert "ended, so as not to be a second master" in (tmp_path / "first.log").read_text()
 
-    asyncio.run(flow())
 
-
-def test_a_master_keeps_the_lead_through_a_restart_of_the_database(tmp_path: Path, database_url: str) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path, database_url=database_url)) as client:
-            held = _lock_holder(database_url)
-            _end_lock_session(database_url)
-            async with asyncio.timeout(20):
-                while _lock_holder(database_url) in {None, held}:  # noqa: ASYNC110 - the server decides
-                    await asyncio.sleep(0.1)
-            assert (await client.submit(roles=ONE_TRAINER))["state"] == "queued"
-
-    asyncio.run(flow())
+async def test_a_master_keeps_the_lead_through_a_restart_of_the_database(tmp_path: Path, database_url: str) -> None:
+    async with serving(make_settings(tmp_path, database_url=database_url)) as client:
+        held = _lock_holder(database_url)
+        _end_lock_session(database_url)
+        async with asyncio.timeout(20):
+            while _lock_holder(database_url) in {None, held}:
+                await asyncio.sleep(0.1)
+        assert (await client.submit(roles=ONE_TRAINER))["state"] == "queued"
 
 
 def _lock_holder(url: str) -> int | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,15 +26,12 @@ WAITING = 1000
 HOUSEKEEPING = {"leadership", "tokens", "cleaner", "verifier"}
 
 
-def on_master(data: Path, flow: Callable[[Client, Master], Any]) -> None:
-    """Run `flow(client, master)` against a fresh master."""
-
-    async def run() -> None:
-        # Nodes may be silent for long: nothing is lost here, and who waits is woken by a change or not at all.
-        async with serving(make_settings(data, heartbeat_s=30.0, node_timeout_s=600.0)) as client:
-            await flow(client, client.master)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def on_master(data: Path) -> AsyncIterator[tuple[Client, Master]]:
+    """A fresh master."""
+    # Nodes may be silent for long: nothing is lost here, and who waits is woken by a change or not at all.
+    async with serving(make_settings(data, heartbeat_s=30.0, node_timeout_s=600.0)) as client:
+        yield client, client.master
 
 
 async def queue_up(
@@ -84,10 +81,10 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_job_passes_it(
+async def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_job_passes_it(
     tmp_path: Path, searches: list[int]
 ) -> None:
-    async def flow(client: Client, master: Master) -> None:
+    async with on_master(tmp_path) as (client, master):
         nodes = [await one_trainer(client, f"trainer-{number}", boot=f"m{number}") for number in range(3)]
         await queue_up(client, master, WAITING, {Role.TRAINER: 7})
         searches.clear()
@@ -110,10 +107,8 @@ def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_job_pass
             assert (await jobs.get(connection, "toy-7")).waiting_for == "waiting for 7 trainer slots"
         assert nodes
 
-    on_master(tmp_path, flow)
 
-
-def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
+async def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
@@ -124,7 +119,7 @@ def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
 
     monkeypatch.setattr(placer, "schedule", counting)
 
-    async def flow(client: Client, master: Master) -> None:
+    async with on_master(tmp_path) as (client, master):
         await one_trainer(client)
         window = timedelta(seconds=master.settings.backfill_window_s)
         await queue_up(client, master, 200, {Role.TRAINER: 7}, begin=_now() - window)
@@ -133,11 +128,9 @@ def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
         await asyncio.sleep(1.5)
         assert looks == []
 
-    on_master(tmp_path, flow)
 
-
-def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: Path) -> None:
-    async def flow(client: Client, master: Master) -> None:
+async def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (client, master):
         node = await one_trainer(client)
         await client.submit(roles={"parameter-server": 0, "trainer": 2})
         await node.workers(2)
@@ -149,11 +142,9 @@ def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: Path) 
             await client.until("toy-3", "queued", also=lambda job: "1 of 2 is free" in job["waiting_for"])
         assert not [one for one in statements if one.startswith("UPDATE jobs SET waiting_for")]
 
-    on_master(tmp_path, flow)
 
-
-def test_a_change_wakes_the_nodes_of_its_gang_and_reads_no_others(tmp_path: Path) -> None:
-    async def flow(client: Client, master: Master) -> None:
+async def test_a_change_wakes_the_nodes_of_its_gang_and_reads_no_others(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (client, master):
         others = [await one_trainer(client, f"other-{number}", slots=1, boot=f"o{number}") for number in range(20)]
         gang = [await _server(client, number) for number in range(2)]
         job = (await client.submit(roles={"parameter-server": 2, "trainer": 1}))["id"]
@@ -175,8 +166,6 @@ def test_a_change_wakes_the_nodes_of_its_gang_and_reads_no_others(tmp_path: Path
         for call in held.values():
             call.cancel()
 
-    on_master(tmp_path, flow)
-
 
 async def _server(client: Client, number: int) -> Node:
     node = Node(client, make_node(f"server-{number}", Role.PARAMETER_SERVER, 1, boot=f"s{number}"))
@@ -185,8 +174,8 @@ async def _server(client: Client, number: int) -> Node:
     return node
 
 
-def test_a_heartbeat_and_a_step_without_news_ask_for_no_transaction_that_writes(tmp_path: Path) -> None:
-    async def flow(client: Client, master: Master) -> None:
+async def test_a_heartbeat_and_a_step_without_news_ask_for_no_transaction_that_writes(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (client, master):
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
@@ -204,8 +193,6 @@ def test_a_heartbeat_and_a_step_without_news_ask_for_no_transaction_that_writes(
             assert [one for one in statements if not one.startswith(("SELECT", "BEGIN "))] in ([], ["BEGIN"])
             assert "BEGIN IMMEDIATE" not in statements
         assert (await client.job(job))["progress"]["step"] == 2
-
-    on_master(tmp_path, flow)
 
 
 @asynccontextmanager
@@ -231,10 +218,10 @@ async def _quiet(master: Master) -> AsyncGenerator[None]:
             goes_on.set()
 
 
-def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
+async def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
     """A node that restarts between the look and the commit is not given the workers that were planned for it."""
 
-    async def flow(client: Client, master: Master) -> None:
+    async with on_master(tmp_path) as (client, master):
         node = await one_trainer(client)
         async with _quiet(master):
             await master.view.refresh()
@@ -247,8 +234,6 @@ def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
             assert not await master.placer._errors.attempt("placing", master.placer._begin(job, plan))  # pyright: ignore
             assert (await client.job("toy-1"))["state"] == "queued"
             assert await node.beat() == []
-
-    on_master(tmp_path, flow)
 
 
 def _now() -> datetime:

@@ -38,42 +38,35 @@ async def followed(client: Client, job: str, *, until: str, last_id: str = "") -
     raise AssertionError(f"the stream ended: {found}")
 
 
-def test_a_progress_bar_and_a_long_line_are_shown_before_they_end(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node, job, worker = await running(client)
-        await node.ship(worker, "log", b"  5%|#\r 10%|##")
-        assert [event.data for event in await followed(client, job, until="[trainer-0]  10%|##")] == [
-            "[trainer-0]   5%|#",
-            "[trainer-0]  10%|##",
-        ]
-
-    on_master(tmp_path, flow)
+async def test_a_progress_bar_and_a_long_line_are_shown_before_they_end(client: Client) -> None:
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b"  5%|#\r 10%|##")
+    assert [event.data for event in await followed(client, job, until="[trainer-0]  10%|##")] == [
+        "[trainer-0]   5%|#",
+        "[trainer-0]  10%|##",
+    ]
 
 
-def test_a_worker_can_neither_end_nor_forge_what_others_are_shown(tmp_path: Path) -> None:
+async def test_a_worker_can_neither_end_nor_forge_what_others_are_shown(client: Client) -> None:
     """None of these ends a line of server-sent events, but each would for `str.splitlines`."""
 
-    async def flow(client: Client) -> None:
-        node, job, worker = await running(client)
-        await node.ship(worker, "log", "a\x0cevent: end\u2028event: end\x1e\rdata: x\nlast\n".encode())
-        events = await followed(client, job, until="[trainer-0] last")
-        assert [(event.event, event.data) for event in events] == [
-            ("log", "[trainer-0] a\x0cevent: end\u2028event: end\x1e"),
-            ("log", "[trainer-0] data: x"),
-            ("log", "[trainer-0] last"),
-        ]
-
-    on_master(tmp_path, flow)
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", "a\x0cevent: end\u2028event: end\x1e\rdata: x\nlast\n".encode())
+    events = await followed(client, job, until="[trainer-0] last")
+    assert [(event.event, event.data) for event in events] == [
+        ("log", "[trainer-0] a\x0cevent: end\u2028event: end\x1e"),
+        ("log", "[trainer-0] data: x"),
+        ("log", "[trainer-0] last"),
+    ]
 
 
-def test_a_stream_that_broke_off_goes_on_behind_its_last_event_with_another_master(tmp_path: Path) -> None:
-    async def before(client: Client) -> None:
+async def test_a_stream_that_broke_off_goes_on_behind_its_last_event_with_another_master(tmp_path: Path) -> None:
+    async with on_master(tmp_path / "data") as client:
         node, job, worker = await running(client)
         await node.ship(worker, "log", b"".join(b"line %d\n" % number for number in range(100)))
         events = await followed(client, job, until="[trainer-0] line 41")
         (tmp_path / "seen").write_text(f"{job}\n{events[-1].id}")
-
-    async def after(client: Client) -> None:
+    async with on_master(tmp_path / "data") as client:
         job, last_id = (tmp_path / "seen").read_text().split("\n")
         events = await followed(client, job, until="[trainer-0] line 99", last_id=last_id)
         assert [event.data for event in events] == [f"[trainer-0] line {number}" for number in range(42, 100)]
@@ -86,31 +79,25 @@ def test_a_stream_that_broke_off_goes_on_behind_its_last_event_with_another_mast
         assert refused.status_code == 400
         assert "Last-Event-ID" in refused.json()["detail"]
 
-    on_master(tmp_path / "data", before)
-    on_master(tmp_path / "data", after)
 
-
-def test_the_end_waits_for_the_rest_of_a_log(tmp_path: Path) -> None:
+async def test_the_end_waits_for_the_rest_of_a_log(client: Client) -> None:
     """A worker's end is told before a long log has arrived."""
 
-    async def flow(client: Client) -> None:
-        node, job, worker = await running(client)
-        await node.ship(worker, "log", b"begin\n")
-        await node.say(worker, WorkerState.SUCCEEDED, exit_code=0, log_bytes=len(b"begin\nrest\n"))
-        await client.until(job, "succeeded")
-        headers, seen = bearer(TOKEN), list[str]()
-        async with aconnect_sse(client.http, "GET", f"/jobs/{job}/logs?follow=true", headers=headers) as source:
-            async for event in source.aiter_sse():
-                seen.append(event.data)
-                if event.data == "[trainer-0] begin":
-                    await node.ship(worker, "log", b"rest\n", offset=6)
-        assert seen == ["[trainer-0] begin", "[trainer-0] rest", "succeeded"]
-
-    on_master(tmp_path, flow)
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b"begin\n")
+    await node.say(worker, WorkerState.SUCCEEDED, exit_code=0, log_bytes=len(b"begin\nrest\n"))
+    await client.until(job, "succeeded")
+    headers, seen = bearer(TOKEN), list[str]()
+    async with aconnect_sse(client.http, "GET", f"/jobs/{job}/logs?follow=true", headers=headers) as source:
+        async for event in source.aiter_sse():
+            seen.append(event.data)
+            if event.data == "[trainer-0] begin":
+                await node.ship(worker, "log", b"rest\n", offset=6)
+    assert seen == ["[trainer-0] begin", "[trainer-0] rest", "succeeded"]
 
 
-def test_a_log_is_bounded_and_the_cut_is_marked(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_log_is_bounded_and_the_cut_is_marked(tmp_path: Path) -> None:
+    async with on_master(tmp_path, log_bytes=1 << 20) as client:
         node, job, worker = await running(client)
         line, size = b"x" * 999 + b"\n", 0
         for _ in range(40):
@@ -121,15 +108,13 @@ def test_a_log_is_bounded_and_the_cut_is_marked(tmp_path: Path) -> None:
         assert "bytes of this log were cut here: ROLECALL_LOG_BYTES" in text
         assert sum(path.stat().st_size for path in (tmp_path / "streams").rglob("log*.txt")) < 3 << 19
 
-    on_master(tmp_path, flow, log_bytes=1 << 20)
 
-
-def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
+async def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "_KEEP_ALIVE_S", 600.0)  # who waits is woken by news, or not at all
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         node, loud, worker = await running(client)
         silent = [(await client.submit(roles={"trainer": 100}))["id"] for _ in range(5)]
         looks: list[Any] = []
@@ -140,7 +125,7 @@ def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
 
         async with httpx.AsyncClient(base_url=client.http.base_url, timeout=60, limits=httpx.Limits()) as http:
             followers = [asyncio.create_task(_first_of(http, job)) for job in silent * 20]
-            while len(client.master.news) < len(silent) or _waiting(client) < 100:  # noqa: ASYNC110
+            while len(client.master.news) < len(silent) or _waiting(client) < 100:
                 await asyncio.sleep(0.05)
             heard = asyncio.create_task(followed(client, loud, until="[trainer-0] line 49"))
             event.listen(engine, "before_cursor_execute", note)
@@ -157,8 +142,6 @@ def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
                 follower.cancel()
             await asyncio.wait(followers)
 
-    on_master(tmp_path, flow)
-
 
 async def _first_of(http: httpx.AsyncClient, job: str) -> str:
     """The first event that a follower of a job gets."""
@@ -173,10 +156,10 @@ def _waiting(client: Client) -> int:
 
 
 @pytest.mark.slow
-def test_a_large_log_costs_little(tmp_path: Path) -> None:
+async def test_a_large_log_costs_little(tmp_path: Path) -> None:
     """100 MB of short lines. Everything, the reader too, runs in this process."""
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path, log_bytes=1 << 30) as client:
         node, job, worker = await running(client)
         piece, size = b"".join(b"step %07d loss 0.123456\n" % number for number in range(40_000)), 0
         while size < 100_000_000:
@@ -191,5 +174,3 @@ def test_a_large_log_costs_little(tmp_path: Path) -> None:
         print(f"{received / 1e6:.0f} MB in {wall_s:.2f} s with {cpu_s:.2f} s of CPU")
         assert received > size
         assert cpu_s < 2.0
-
-    on_master(tmp_path, flow, log_bytes=1 << 30)

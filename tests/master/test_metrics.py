@@ -24,7 +24,7 @@ async def scraped(client: Client) -> dict[str, dict[frozenset[tuple[str, str]], 
     return found
 
 
-def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
+async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -38,7 +38,7 @@ def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
             computed.append(threading.current_thread())
             super().__init__(*arguments)
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client, slots=1)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
@@ -62,8 +62,6 @@ def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
         loops = {dict(labels)["loop"]: idle_s for labels, idle_s in found["rolecall_loop_idle_seconds"].items()}
         assert loops.keys() == {"reconciler", "placer", "cleaner", "verifier"}
         assert max(loops.values()) < 60
-
-    on_master(tmp_path, flow)
     assert asked
     assert not [statement for statement in asked if "params" in statement]
     assert computed

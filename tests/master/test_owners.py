@@ -7,132 +7,117 @@ from rolecall.spec.access import Scope
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, Node, files, make_node, make_token, on_master, one_trainer, submit_as
+from .harness import ONE_TRAINER, Client, Node, files, make_node, make_token, one_trainer, submit_as
 
 
-def test_jobs_of_others_are_hidden_from_who_may_only_submit(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        alice, bob = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "bob")]
-        both, reader = (
-            await make_token(client, "both", Scope.SUBMIT, Scope.READ),
-            await make_token(client, "eve", Scope.READ),
-        )
-        job = (await submit_as(client, alice)).json()
-        assert job["owner"] == "alice"
-        for path, method in (("", "GET"), ("/events", "GET"), ("/logs", "GET"), ("/cancel", "POST")):
-            hidden, unknown = [await client.call(bob, method, f"/jobs/{one}{path}") for one in (job["id"], "toy-none")]
-            assert hidden.status_code == unknown.status_code == 404
-            same = hidden.text.replace(job["id"], "toy-none")
-            assert same == unknown.text
-        listed = {token: (await client.call(token, "GET", "/jobs")).json()["jobs"] for token in (alice, bob, reader)}
-        assert [len(jobs) for jobs in listed.values()] == [1, 0, 1]
-        for token, owner, count in ((bob, "alice", 0), (reader, "alice", 1), (reader, "bob", 0), (alice, "alice", 1)):
-            found = (await client.call(token, "GET", "/jobs", params={"owner": owner})).json()["jobs"]
-            assert len(found) == count
-        seen = await client.call(both, "POST", f"/jobs/{job['id']}/cancel")
-        assert seen.status_code == 403
-        assert "belongs to alice" in seen.json()["detail"]
-        assert (await client.call(alice, "POST", f"/jobs/{job['id']}/pause")).status_code == 200
-        assert (await client.call(alice, "POST", f"/jobs/{job['id']}/resume")).status_code == 200
-        assert (await client.user("POST", f"/jobs/{job['id']}/cancel")).json()["reason"] == "cancelled by admin"
-        assert (await client.call(alice, "POST", f"/jobs/{job['id']}/retry")).status_code == 200
-        events = (await client.call(alice, "GET", f"/jobs/{job['id']}/events")).json()["events"]
-        said = [event["message"] for event in events]
-        assert said == [
-            "submitted by alice",
-            "paused by alice",
-            "resumed by alice",
-            "cancelled by admin",
-            "retried by alice",
-        ]
-
-    on_master(tmp_path, flow)
+async def test_jobs_of_others_are_hidden_from_who_may_only_submit(client: Client) -> None:
+    alice, bob = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "bob")]
+    both, reader = (
+        await make_token(client, "both", Scope.SUBMIT, Scope.READ),
+        await make_token(client, "eve", Scope.READ),
+    )
+    job = (await submit_as(client, alice)).json()
+    assert job["owner"] == "alice"
+    for path, method in (("", "GET"), ("/events", "GET"), ("/logs", "GET"), ("/cancel", "POST")):
+        hidden, unknown = [await client.call(bob, method, f"/jobs/{one}{path}") for one in (job["id"], "toy-none")]
+        assert hidden.status_code == unknown.status_code == 404
+        same = hidden.text.replace(job["id"], "toy-none")
+        assert same == unknown.text
+    listed = {token: (await client.call(token, "GET", "/jobs")).json()["jobs"] for token in (alice, bob, reader)}
+    assert [len(jobs) for jobs in listed.values()] == [1, 0, 1]
+    for token, owner, count in ((bob, "alice", 0), (reader, "alice", 1), (reader, "bob", 0), (alice, "alice", 1)):
+        found = (await client.call(token, "GET", "/jobs", params={"owner": owner})).json()["jobs"]
+        assert len(found) == count
+    seen = await client.call(both, "POST", f"/jobs/{job['id']}/cancel")
+    assert seen.status_code == 403
+    assert "belongs to alice" in seen.json()["detail"]
+    assert (await client.call(alice, "POST", f"/jobs/{job['id']}/pause")).status_code == 200
+    assert (await client.call(alice, "POST", f"/jobs/{job['id']}/resume")).status_code == 200
+    assert (await client.user("POST", f"/jobs/{job['id']}/cancel")).json()["reason"] == "cancelled by admin"
+    assert (await client.call(alice, "POST", f"/jobs/{job['id']}/retry")).status_code == 200
+    events = (await client.call(alice, "GET", f"/jobs/{job['id']}/events")).json()["events"]
+    said = [event["message"] for event in events]
+    assert said == [
+        "submitted by alice",
+        "paused by alice",
+        "resumed by alice",
+        "cancelled by admin",
+        "retried by alice",
+    ]
 
 
-def test_idempotency_keys_belong_to_their_owner(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        alice, bob = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "bob")]
-        key = {"Idempotency-Key": "mine"}
-        body = {"workload": "toy", "roles": ONE_TRAINER}
-        first, again, others = [
-            (await client.call(token, "POST", "/jobs", json=body, headers=key)).json() for token in (alice, alice, bob)
-        ]
-        assert first["id"] == again["id"] != others["id"]
-        assert others["owner"] == "bob"
-        other = await client.call(bob, "POST", "/jobs", json=body | {"name": "x"}, headers=key)
-        assert other.status_code == 422
-        assert first["id"] not in other.text
-
-    on_master(tmp_path, flow)
+async def test_idempotency_keys_belong_to_their_owner(client: Client) -> None:
+    alice, bob = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "bob")]
+    key = {"Idempotency-Key": "mine"}
+    body = {"workload": "toy", "roles": ONE_TRAINER}
+    first, again, others = [
+        (await client.call(token, "POST", "/jobs", json=body, headers=key)).json() for token in (alice, alice, bob)
+    ]
+    assert first["id"] == again["id"] != others["id"]
+    assert others["owner"] == "bob"
+    other = await client.call(bob, "POST", "/jobs", json=body | {"name": "x"}, headers=key)
+    assert other.status_code == 422
+    assert first["id"] not in other.text
 
 
-def test_a_token_may_queue_so_many_jobs(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        alice = await make_token(client, "alice", Scope.SUBMIT, max_queued=2)
-        first, second = [(await submit_as(client, alice)).json()["id"] for _ in range(2)]
-        await client.call(alice, "POST", f"/jobs/{first}/pause")
-        refused = await submit_as(client, alice)
-        assert refused.status_code == 429, refused.text
-        assert refused.headers["content-type"] == "application/problem+json"
-        assert "max_queued is 2" in refused.json()["detail"]
-        await client.call(alice, "POST", f"/jobs/{second}/cancel")
-        assert (await submit_as(client, alice)).status_code == 201
-        retried = await client.call(alice, "POST", f"/jobs/{second}/retry")
-        assert retried.status_code == 429
-        assert (await client.user("PATCH", "/tokens/alice", json={"max_queued": None})).json()["max_queued"] is None
-        assert (await client.call(alice, "POST", f"/jobs/{second}/retry")).status_code == 200
-
-    on_master(tmp_path, flow)
+async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:
+    alice = await make_token(client, "alice", Scope.SUBMIT, max_queued=2)
+    first, second = [(await submit_as(client, alice)).json()["id"] for _ in range(2)]
+    await client.call(alice, "POST", f"/jobs/{first}/pause")
+    refused = await submit_as(client, alice)
+    assert refused.status_code == 429, refused.text
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert "max_queued is 2" in refused.json()["detail"]
+    await client.call(alice, "POST", f"/jobs/{second}/cancel")
+    assert (await submit_as(client, alice)).status_code == 201
+    retried = await client.call(alice, "POST", f"/jobs/{second}/retry")
+    assert retried.status_code == 429
+    assert (await client.user("PATCH", "/tokens/alice", json={"max_queued": None})).json()["max_queued"] is None
+    assert (await client.call(alice, "POST", f"/jobs/{second}/retry")).status_code == 200
 
 
-def test_a_token_may_run_so_many_workers(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        alice, bob = (
-            await make_token(client, "alice", Scope.SUBMIT, max_slots=2),
-            await make_token(client, "bob", Scope.SUBMIT),
-        )
-        node = Node(client, make_node("trainer-0", Role.TRAINER, 4))
-        await node.register()
-        await node.beat()
-        first = (await submit_as(client, alice, roles={"parameter-server": 0, "trainer": 2})).json()["id"]
-        waits = (await submit_as(client, alice)).json()["id"]
-        other = (await submit_as(client, bob)).json()["id"]
-        await client.until(first, "placed")
-        await client.until(other, "placed")
-        told = await client.until(waits, "queued", also=lambda job: job["waiting_for"])
-        assert "token alice uses 2 of its 2 slots" in told["waiting_for"]
-        large = await submit_as(client, alice, roles={"parameter-server": 0, "trainer": 3})
-        assert large.status_code == 422
-        assert "max_slots" in large.json()["errors"][0]["message"]
-        await client.user("PATCH", "/tokens/alice", json={"max_slots": 3})
-        await client.until(waits, "placed")
-
-    on_master(tmp_path, flow)
+async def test_a_token_may_run_so_many_workers(client: Client) -> None:
+    alice, bob = (
+        await make_token(client, "alice", Scope.SUBMIT, max_slots=2),
+        await make_token(client, "bob", Scope.SUBMIT),
+    )
+    node = Node(client, make_node("trainer-0", Role.TRAINER, 4))
+    await node.register()
+    await node.beat()
+    first = (await submit_as(client, alice, roles={"parameter-server": 0, "trainer": 2})).json()["id"]
+    waits = (await submit_as(client, alice)).json()["id"]
+    other = (await submit_as(client, bob)).json()["id"]
+    await client.until(first, "placed")
+    await client.until(other, "placed")
+    told = await client.until(waits, "queued", also=lambda job: job["waiting_for"])
+    assert "token alice uses 2 of its 2 slots" in told["waiting_for"]
+    large = await submit_as(client, alice, roles={"parameter-server": 0, "trainer": 3})
+    assert large.status_code == 422
+    assert "max_slots" in large.json()["errors"][0]["message"]
+    await client.user("PATCH", "/tokens/alice", json={"max_slots": 3})
+    await client.until(waits, "placed")
 
 
-def test_a_token_may_store_so_many_bytes(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        size = len(b"weights at 1")
-        alice = await make_token(client, "alice", Scope.SUBMIT, max_stored_bytes=size)
-        node = await one_trainer(client)
-        job = (await submit_as(client, alice)).json()["id"]
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
-        assert (await client.checkpoint(job, 1, 1)).status_code == 201
-        refused = await submit_as(client, alice)
-        assert refused.status_code == 429
-        assert f"max_stored_bytes is {size}" in refused.json()["detail"]
-        # The attempt goes on writing, because a checkpoint is whole before an older one goes.
-        assert (await client.checkpoint(job, 1, 2)).status_code == 201
-        await client.worker("PUT", job, 1, "/attempts/1/blobs/more", content=b"x")
-        late = await client.worker("PUT", job, 1, "/attempts/1/blobs/late", content=b"x")
-        assert late.status_code == 413
-        assert "max_stored_bytes" in late.json()["detail"]
-        assert files(tmp_path, "**/*late*") == []
-        async with asyncio.timeout(20):
-            # A thread of the store deletes the rest of the upload, and no answer waits for it.
-            while files(tmp_path, "**/.upload-*"):
-                await asyncio.sleep(0.02)
-        assert (await client.job(job))["state"] == "running"
-
-    on_master(tmp_path, flow)
+async def test_a_token_may_store_so_many_bytes(client: Client, tmp_path: Path) -> None:
+    size = len(b"weights at 1")
+    alice = await make_token(client, "alice", Scope.SUBMIT, max_stored_bytes=size)
+    node = await one_trainer(client)
+    job = (await submit_as(client, alice)).json()["id"]
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    assert (await client.checkpoint(job, 1, 1)).status_code == 201
+    refused = await submit_as(client, alice)
+    assert refused.status_code == 429
+    assert f"max_stored_bytes is {size}" in refused.json()["detail"]
+    # The attempt goes on writing, because a checkpoint is whole before an older one goes.
+    assert (await client.checkpoint(job, 1, 2)).status_code == 201
+    await client.worker("PUT", job, 1, "/attempts/1/blobs/more", content=b"x")
+    late = await client.worker("PUT", job, 1, "/attempts/1/blobs/late", content=b"x")
+    assert late.status_code == 413
+    assert "max_stored_bytes" in late.json()["detail"]
+    assert files(tmp_path, "**/*late*") == []
+    async with asyncio.timeout(20):
+        # A thread of the store deletes the rest of the upload, and no answer waits for it.
+        while files(tmp_path, "**/.upload-*"):
+            await asyncio.sleep(0.02)
+    assert (await client.job(job))["state"] == "running"

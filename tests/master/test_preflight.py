@@ -1,7 +1,7 @@
 """What `GET /nodes/{node}/preflight` reads of the examinations there were: each may be large."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,18 @@ SUCCEEDED = (JobState.PLACED, JobState.RUNNING, JobState.SUCCEEDED)
 FAILED = (JobState.PLACED, JobState.RUNNING, JobState.STOPPING, JobState.FAILED)
 
 
-def on_master(tmp_path: Path, flow: Callable[[Client], Awaitable[None]]) -> None:
-    """Run `flow(client)` against a fresh master that knows the node `trainer-0`."""
-
-    async def run() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            await one_trainer(client)
-            await flow(client)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def on_master(tmp_path: Path) -> AsyncIterator[Client]:
+    """A fresh master that knows the node `trainer-0`."""
+    async with serving(make_settings(tmp_path)) as client:
+        await one_trainer(client)
+        yield client
 
 
-def test_the_newest_that_names_the_node_is_shown_and_no_older_one_is_read(
+async def test_the_newest_that_names_the_node_is_shown_and_no_older_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         await examined(client, "oldest", ["trainer-0"], *SUCCEEDED)
         await examined(client, "right", ["trainer-0", "trainer-1"], *SUCCEEDED)
         await examined(client, "of-others", ["trainer-1"], *SUCCEEDED)
@@ -68,19 +65,15 @@ def test_the_newest_that_names_the_node_is_shown_and_no_older_one_is_read(
         assert 0 <= shown["age_s"] <= (datetime.now(UTC) - NOW).total_seconds() + 0.1
         assert read == ["of-others", "right"]
 
-    on_master(tmp_path, flow)
 
-
-def test_a_node_that_no_examination_names_has_none(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_node_that_no_examination_names_has_none(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         await examined(client, "of-others", ["trainer-1"], *SUCCEEDED)
         assert (await client.user("GET", "/nodes/trainer-0/preflight")).json()["network"] is None
 
-    on_master(tmp_path, flow)
 
-
-def test_the_job_of_others_is_not_named(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_the_job_of_others_is_not_named(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         await examined(client, "right", ["trainer-0"], *SUCCEEDED)
         token = await make_token(client, "alice", Scope.SUBMIT)
         shown = (await client.call(token, "GET", "/nodes/trainer-0/preflight")).json()["network"]
@@ -89,11 +82,9 @@ def test_the_job_of_others_is_not_named(tmp_path: Path) -> None:
         reader = await make_token(client, "bob", Scope.READ)
         assert (await client.call(reader, "GET", "/nodes/trainer-0/preflight")).json()["network"]["job"] == "right"
 
-    on_master(tmp_path, flow)
 
-
-def test_findings_that_cant_be_read_are_passed_over(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_findings_that_cant_be_read_are_passed_over(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         await examined(client, "right", ["trainer-0"], *SUCCEEDED)
         await examined(client, "damaged", ["trainer-0"], *SUCCEEDED)
         async with client.master.database.write() as connection:
@@ -101,5 +92,3 @@ def test_findings_that_cant_be_read_are_passed_over(tmp_path: Path) -> None:
         answer = await client.user("GET", "/nodes/trainer-0/preflight")
         assert answer.status_code == 200
         assert answer.json()["network"]["job"] == "right"
-
-    on_master(tmp_path, flow)

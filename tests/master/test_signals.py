@@ -7,79 +7,64 @@ from rolecall.master.signals import Signals, wait
 from rolecall.spec.wire import Heartbeat
 
 
-def test_only_those_of_the_key_are_woken_and_nothing_is_missed() -> None:
-    async def flow() -> None:
-        signals = Signals()
-        mine, also_mine, other = signals.ticket("a"), signals.ticket("a"), signals.ticket("b")
-        signals.notify("a", "c")  # before anybody waits
-        await asyncio.wait_for(asyncio.gather(wait(mine, 60), wait(also_mine, 60)), 5)
-        assert not other.is_set()
-        assert not signals.ticket("a").is_set()
-
-    asyncio.run(flow())
+async def test_only_those_of_the_key_are_woken_and_nothing_is_missed() -> None:
+    signals = Signals()
+    mine, also_mine, other = signals.ticket("a"), signals.ticket("a"), signals.ticket("b")
+    signals.notify("a", "c")  # before anybody waits
+    await asyncio.wait_for(asyncio.gather(wait(mine, 60), wait(also_mine, 60)), 5)
+    assert not other.is_set()
+    assert not signals.ticket("a").is_set()
 
 
-def test_keys_without_waiters_are_forgotten() -> None:
-    async def flow() -> None:
-        signals = Signals()
-        held = signals.ticket("held")
-        for number in range(1000):
-            signals.ticket(f"job-{number}")
-            signals.notify(f"other-{number}")
-        assert len(signals) == 1
-        signals.notify("held")
-        assert held.is_set()
-        assert len(signals) == 0
-
-    asyncio.run(flow())
+async def test_keys_without_waiters_are_forgotten() -> None:
+    signals = Signals()
+    held = signals.ticket("held")
+    for number in range(1000):
+        signals.ticket(f"job-{number}")
+        signals.notify(f"other-{number}")
+    assert len(signals) == 1
+    signals.notify("held")
+    assert held.is_set()
+    assert len(signals) == 0
 
 
-def test_closing_releases_all_now_and_later() -> None:
-    async def flow() -> None:
-        signals = Signals()
-        waiting = asyncio.create_task(wait(signals.ticket("a"), 60))
-        await asyncio.sleep(0)
-        signals.close()
-        await asyncio.wait_for(waiting, 5)
-        await asyncio.wait_for(wait(signals.ticket("b"), 60), 5)
-
-    asyncio.run(flow())
+async def test_closing_releases_all_now_and_later() -> None:
+    signals = Signals()
+    waiting = asyncio.create_task(wait(signals.ticket("a"), 60))
+    await asyncio.sleep(0)
+    signals.close()
+    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(wait(signals.ticket("b"), 60), 5)
 
 
-def test_an_answer_is_good_until_its_node_is_notified_or_it_grows_old() -> None:
-    async def flow() -> None:
-        now = [0.0]
-        answers, beat, answer = Answers(lambda: now[0]), Heartbeat(started="life"), Answer(1, b"{}")
+async def test_an_answer_is_good_until_its_node_is_notified_or_it_grows_old() -> None:
+    now = [0.0]
+    answers, beat, answer = Answers(lambda: now[0]), Heartbeat(started="life"), Answer(1, b"{}")
 
-        def remember() -> None:
-            ticket = answers.ticket("a")
-            answers.hear("a", beat, ticket)
-            answers.keep("a", "life", answer, ticket)
-
-        remember()
-        assert answers.kept("a", "life") is answer
-        assert answers.has_heard("a", beat)
-        assert answers.kept("a", "another life") is None
-        assert not answers.has_heard("a", beat.model_copy(update={"draining": True}))
-        answers.notify("b")
-        assert answers.kept("a", "life") is answer
-        answers.notify("a")
-        assert answers.kept("a", "life") is None
-        assert not answers.has_heard("a", beat)
-        remember()
-        now[0] = 11.0
-        assert answers.kept("a", "life") is None
-        assert not answers.has_heard("a", beat)
-
-    asyncio.run(flow())
-
-
-def test_what_was_read_before_a_notification_is_not_kept() -> None:
-    async def flow() -> None:
-        answers = Answers()
+    def remember() -> None:
         ticket = answers.ticket("a")
-        answers.notify("a")
-        answers.keep("a", "life", Answer(1, b"{}"), ticket)
-        assert answers.kept("a", "life") is None
+        answers.hear("a", beat, ticket)
+        answers.keep("a", "life", answer, ticket)
 
-    asyncio.run(flow())
+    remember()
+    assert answers.kept("a", "life") is answer
+    assert answers.has_heard("a", beat)
+    assert answers.kept("a", "another life") is None
+    assert not answers.has_heard("a", beat.model_copy(update={"draining": True}))
+    answers.notify("b")
+    assert answers.kept("a", "life") is answer
+    answers.notify("a")
+    assert answers.kept("a", "life") is None
+    assert not answers.has_heard("a", beat)
+    remember()
+    now[0] = 11.0
+    assert answers.kept("a", "life") is None
+    assert not answers.has_heard("a", beat)
+
+
+async def test_what_was_read_before_a_notification_is_not_kept() -> None:
+    answers = Answers()
+    ticket = answers.ticket("a")
+    answers.notify("a")
+    answers.keep("a", "life", Answer(1, b"{}"), ticket)
+    assert answers.kept("a", "life") is None

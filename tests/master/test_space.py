@@ -35,54 +35,45 @@ def threads_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[
     return found
 
 
-def test_an_upload_asks_for_free_space_beside_the_event_loop_and_not_for_each_piece(
+async def test_an_upload_asks_for_free_space_beside_the_event_loop_and_not_for_each_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = threads_of(monkeypatch, os, "statvfs")
 
-    async def flow() -> None:
-        reserve = Reserve(tmp_path, 0)
-        async for _ in within_reserve(pieces(1000, 1), reserve):
-            pass
-        await asyncio.gather(*(reserve.look() for _ in range(100)))
-
-    asyncio.run(flow())
+    reserve = Reserve(tmp_path, 0)
+    async for _ in within_reserve(pieces(1000, 1), reserve):
+        pass
+    await asyncio.gather(*(reserve.look() for _ in range(100)))
     assert 1 <= len(asked) < 10
     assert threading.main_thread() not in asked
 
 
-def test_what_was_let_in_since_the_last_look_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_let_in_since_the_last_look_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = os.statvfs(tmp_path)
     free = found.f_bavail * found.f_frsize
     monkeypatch.setattr(os, "statvfs", lambda _: found)
 
-    async def flow() -> None:
-        reserve = Reserve(tmp_path, free - 100)
-        await reserve.check(100)
-        await reserve.check(100)
-        upload = within_reserve(pieces(20, 30), reserve)
-        for _ in range(3):
-            await anext(upload)
-        with pytest.raises(NoRoom, match=f"has {free - 90} bytes free"):
-            await anext(upload)
-
-    asyncio.run(flow())
+    reserve = Reserve(tmp_path, free - 100)
+    await reserve.check(100)
+    await reserve.check(100)
+    upload = within_reserve(pieces(20, 30), reserve)
+    for _ in range(3):
+        await anext(upload)
+    with pytest.raises(NoRoom, match=f"has {free - 90} bytes free"):
+        await anext(upload)
 
 
-def test_progress_may_use_the_reserve_but_for_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_progress_may_use_the_reserve_but_for_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = os.statvfs(tmp_path)
     free = found.f_bavail * found.f_frsize
     monkeypatch.setattr(os, "statvfs", lambda _: found)
 
-    async def flow() -> None:
-        reserve = Reserve(tmp_path, 4 * (free - 100))
-        with pytest.raises(NoRoom):
-            await anext(within_reserve(pieces(1, 1), reserve))
+    reserve = Reserve(tmp_path, 4 * (free - 100))
+    with pytest.raises(NoRoom):
+        await anext(within_reserve(pieces(1, 1), reserve))
+    await anext(above_floor(pieces(1, 60), reserve))
+    with pytest.raises(NoRoom):
         await anext(above_floor(pieces(1, 60), reserve))
-        with pytest.raises(NoRoom):
-            await anext(above_floor(pieces(1, 60), reserve))
-
-    asyncio.run(flow())
 
 
 def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) -> None:
@@ -103,21 +94,18 @@ def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) 
     assert Streams(tmp_path, 1 << 20).used("job") == 0
 
 
-def test_streams_are_measured_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_measured_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threads_of(monkeypatch, segments, "segments")
 
-    async def flow() -> None:
-        streams = Streams(tmp_path, 1 << 20)
-        assert await streams.append(LOG, 0, pieces(0, 0)) == 0
-        assert await streams.append(LOG, 0, pieces(3, 10)) == 30
-        assert await streams.append(LOG, 20, pieces(1, 5)) == 30
-        assert await streams.append(LOG, 40, pieces(1, 5)) == 30
-        assert await streams.append(LOG, 40, pieces(1, 5), cut=True) == 45
-        streams.expect(LOG, 50)
-        assert not await streams.is_complete(LOG)
-        assert await streams.append(LOG, 45, pieces(1, 5)) == 50
-        assert await streams.is_complete(LOG)
-
-    asyncio.run(flow())
+    streams = Streams(tmp_path, 1 << 20)
+    assert await streams.append(LOG, 0, pieces(0, 0)) == 0
+    assert await streams.append(LOG, 0, pieces(3, 10)) == 30
+    assert await streams.append(LOG, 20, pieces(1, 5)) == 30
+    assert await streams.append(LOG, 40, pieces(1, 5)) == 30
+    assert await streams.append(LOG, 40, pieces(1, 5), cut=True) == 45
+    streams.expect(LOG, 50)
+    assert not await streams.is_complete(LOG)
+    assert await streams.append(LOG, 45, pieces(1, 5)) == 50
+    assert await streams.is_complete(LOG)
     assert looked
     assert threading.main_thread() not in looked

@@ -20,7 +20,7 @@ from rolecall.master.server import Server, listen
 from rolecall.master.storage_errors import ErrorLog, storage_error
 from rolecall.master.store.database import Database, sqlite_url
 
-from .harness import CATALOGUE, Client, make_settings, on_master
+from .harness import CATALOGUE, make_settings, on_master
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -89,27 +89,22 @@ def test_what_fails_again_and_again_is_said_once(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize(("free", "said"), [(0, "is full"), (1 << 30, "disk I/O error")])
-def test_a_disk_that_fails_is_full_only_if_it_is(
+async def test_a_disk_that_fails_is_full_only_if_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
 ) -> None:
     """A limit on the size of files makes SQLite fail as a bad disk does."""
 
-    async def write() -> None:
-        database = Database(sqlite_url(tmp_path / "test.db"))
-        try:
-            async with database.write() as connection:
-                await connection.execute(text("CREATE TABLE big (value)"))
-                await connection.execute(text("INSERT INTO big VALUES (randomblob(4000000))"))
-        finally:
-            await database.close()
-
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    database = Database(sqlite_url(tmp_path / "test.db"))
     try:
-        with pytest.raises(OperationalError) as caught:
-            asyncio.run(write())
+        async with database.write() as connection:
+            await connection.execute(text("CREATE TABLE big (value)"))
+            with pytest.raises(OperationalError) as caught:
+                await connection.execute(text("INSERT INTO big VALUES (randomblob(4000000))"))
     finally:
+        await database.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     trouble = storage_error(caught.value)
     assert trouble
@@ -117,34 +112,28 @@ def test_a_disk_that_fails_is_full_only_if_it_is(
     assert said in trouble.detail
 
 
-def test_a_master_that_is_not_ready_shows_no_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_master_that_is_not_ready_shows_no_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused(_: Database) -> None:
         raise database_error("connection refused")
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         monkeypatch.setattr(Database, "ping", refused)
         answer = await client.user("GET", "/readyz")
         assert answer.status_code == 503
         assert answer.json()["detail"] == "the database does not answer: connection refused; try again"
 
-    on_master(tmp_path, flow)
-
 
 @pytest.mark.parametrize("error", [None, KeyError("a defect"), asyncio.CancelledError()])
-def test_a_master_ends_with_a_loop_that_ends(
+async def test_a_master_ends_with_a_loop_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | None
 ) -> None:
     async def ends(_: Cleaner) -> None:
         if error is not None:
             raise error
 
-    async def run() -> Any:
-        with listen("127.0.0.1", 0) as listener:
-            server = Server(create_app(make_settings(tmp_path), CATALOGUE))
-            async with asyncio.timeout(20):
-                await server.serve(sockets=[listener])
-            return server.fault
-
     monkeypatch.setattr(Cleaner, "run", ends)
-    fault = asyncio.run(run())
-    assert fault is error if isinstance(error, KeyError) else "cleaner" in str(fault)
+    with listen("127.0.0.1", 0) as listener:
+        server = Server(create_app(make_settings(tmp_path), CATALOGUE))
+        async with asyncio.timeout(20):
+            await server.serve(sockets=[listener])
+    assert server.fault is error if isinstance(error, KeyError) else "cleaner" in str(server.fault)

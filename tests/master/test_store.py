@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -55,24 +55,20 @@ def plain_postgres_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "postgresql without an encoding"])
-def use(request: pytest.FixtureRequest, tmp_path: Path) -> Use:
-    """Runs a coroutine function with an empty, migrated database."""
+async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    """An empty, migrated database."""
     servers = {"postgresql": "postgres_url", "postgresql without an encoding": "plain_postgres_url"}
     server = servers.get(request.param)
     url = request.getfixturevalue(server) if server else sqlite_url(tmp_path / "test.db")
-
-    async def run(flow: Callable[[Database], Awaitable[None]]) -> None:
-        database = Database(url)
-        try:
-            await database.migrate()
-            await flow(database)
-            async with database.write() as connection:
-                for table in reversed(metadata.sorted_tables):
-                    await connection.execute(table.delete())
-        finally:
-            await database.close()
-
-    return lambda flow: asyncio.run(run(flow))
+    database = Database(url)
+    try:
+        await database.migrate()
+        yield database
+        async with database.write() as connection:
+            for table in reversed(metadata.sorted_tables):
+                await connection.execute(table.delete())
+    finally:
+        await database.close()
 
 
 def spec(name: str = "toy-1") -> JobSpec:
@@ -92,200 +88,164 @@ async def _placed(connection: AsyncConnection) -> None:
     await attempts.begin(connection, job, PLAN, None, NOW)
 
 
-def test_migrations_make_the_tables_of_the_schema(use: Use) -> None:
+async def test_migrations_make_the_tables_of_the_schema(database: Database) -> None:
     def differences(connection: object) -> list[object]:
         return compare_metadata(MigrationContext.configure(connection), metadata)  # type: ignore[arg-type]
 
-    async def flow(database: Database) -> None:
-        await database.migrate()
-        async with database.read() as connection:
-            assert await connection.run_sync(differences) == []
-
-    use(flow)
+    await database.migrate()
+    async with database.read() as connection:
+        assert await connection.run_sync(differences) == []
 
 
-def test_a_job_comes_back_as_it_went_in(use: Use) -> None:
-    async def flow(database: Database) -> None:
-        async with database.write() as connection:
-            stored = await jobs.add(connection, spec(), NOW)
-        async with database.read() as connection:
-            assert await jobs.get(connection, "toy-1") == stored
-            assert stored.params == {"a": [1, "ü\0"]}
-            assert stored.created_at == NOW
-            assert stored.deadline_at is not None
-            assert (stored.deadline_at - NOW).total_seconds() == 5
-            with pytest.raises(NotFound, match="toy-2"):
-                await jobs.get(connection, "toy-2")
-
-    use(flow)
+async def test_a_job_comes_back_as_it_went_in(database: Database) -> None:
+    async with database.write() as connection:
+        stored = await jobs.add(connection, spec(), NOW)
+    async with database.read() as connection:
+        assert await jobs.get(connection, "toy-1") == stored
+        assert stored.params == {"a": [1, "ü\0"]}
+        assert stored.created_at == NOW
+        assert stored.deadline_at is not None
+        assert (stored.deadline_at - NOW).total_seconds() == 5
+        with pytest.raises(NotFound, match="toy-2"):
+            await jobs.get(connection, "toy-2")
 
 
-def test_a_transition_from_a_state_that_was_left_is_an_error(use: Use) -> None:
-    async def flow(database: Database) -> None:
-        async with database.write() as connection:
-            job = await jobs.add(connection, spec(), NOW)
-        async with database.write() as connection:
-            await attempts.begin(connection, job, PLAN, None, NOW)
-        for change in (
-            lambda c: attempts.begin(c, job, PLAN, None, NOW),
-            lambda c: jobs.move(c, job, JobState.CANCELLED, NOW, "too late"),
-        ):
-            with pytest.raises(StaleAttempt):
-                async with database.write() as connection:
-                    await change(connection)
-        with pytest.raises(IllegalTransition):
+async def test_a_transition_from_a_state_that_was_left_is_an_error(database: Database) -> None:
+    async with database.write() as connection:
+        job = await jobs.add(connection, spec(), NOW)
+    async with database.write() as connection:
+        await attempts.begin(connection, job, PLAN, None, NOW)
+    for change in (
+        lambda c: attempts.begin(c, job, PLAN, None, NOW),
+        lambda c: jobs.move(c, job, JobState.CANCELLED, NOW, "too late"),
+    ):
+        with pytest.raises(StaleAttempt):
             async with database.write() as connection:
-                await jobs.move(connection, job, JobState.SUCCEEDED, NOW, "not possible")
-        async with database.read() as connection:
-            assert (await jobs.get(connection, job.id)).state is JobState.PLACED
-
-    use(flow)
-
-
-def test_what_fails_in_a_transaction_leaves_no_trace(use: Use) -> None:
-    async def flow(database: Database) -> None:
-        with pytest.raises(RuntimeError):
-            await place_and_fail(database)
-        async with database.read() as connection:
-            assert await jobs.in_states(connection, JobState) == []
-
-    use(flow)
-
-
-def test_workers_and_ports_are_guarded(use: Use) -> None:
-    async def flow(database: Database) -> None:
+                await change(connection)
+    with pytest.raises(IllegalTransition):
         async with database.write() as connection:
-            await _placed(connection)
-            assert await attempts.set_port(connection, "toy-1", 1, 4711)
-            assert not await attempts.set_port(connection, "toy-1", 1, 4712)
-            (worker,) = await workers.on_node(connection, "trainer-0")
-            await workers.end_all(connection, [worker], WorkerState.LOST)
-            assert await workers.on_node(connection, "trainer-0") == []
-            with pytest.raises(StaleAttempt):
-                await workers.end_all(connection, [worker], WorkerState.STOPPED)
-
-    use(flow)
+            await jobs.move(connection, job, JobState.SUCCEEDED, NOW, "not possible")
+    async with database.read() as connection:
+        assert (await jobs.get(connection, job.id)).state is JobState.PLACED
 
 
-def test_checkpoints_count_once_and_the_newest_comes_first(use: Use) -> None:
-    async def flow(database: Database) -> None:
-        async with database.write() as connection:
-            await _placed(connection)
-            for attempt, step in ((1, 10), (1, 20), (2, 15)):
-                manifest = CheckpointManifest(attempt=attempt, step=step, parts=(), position={"step": step})
-                assert await checkpoints.add(connection, "toy-1", manifest, NOW)
-                assert not await checkpoints.add(connection, "toy-1", manifest, NOW)
-            assert await checkpoints.newest(connection, "toy-1") == manifest
-            assert await checkpoints.crowded_jobs(connection, 2) == ["toy-1"]
-            with pytest.raises(Conflict, match="another checkpoint"):
-                await checkpoints.add(connection, "toy-1", manifest.model_copy(update={"keep": True}), NOW)
-
-    use(flow)
+async def test_what_fails_in_a_transaction_leaves_no_trace(database: Database) -> None:
+    with pytest.raises(RuntimeError):
+        await place_and_fail(database)
+    async with database.read() as connection:
+        assert await jobs.in_states(connection, JobState) == []
 
 
-def test_two_kept_checkpoints_are_no_crowd(use: Use) -> None:
-    async def flow(database: Database) -> None:
-        async with database.write() as connection:
-            await _placed(connection)
-            for step in (1, 2, 3):
-                assert await checkpoints.crowded_jobs(connection, 2) == []
-                manifest = CheckpointManifest(attempt=1, step=step, parts=(), position={}, keep=step != 3)
-                await checkpoints.add(connection, "toy-1", manifest, NOW)
+async def test_workers_and_ports_are_guarded(database: Database) -> None:
+    async with database.write() as connection:
+        await _placed(connection)
+        assert await attempts.set_port(connection, "toy-1", 1, 4711)
+        assert not await attempts.set_port(connection, "toy-1", 1, 4712)
+        (worker,) = await workers.on_node(connection, "trainer-0")
+        await workers.end_all(connection, [worker], WorkerState.LOST)
+        assert await workers.on_node(connection, "trainer-0") == []
+        with pytest.raises(StaleAttempt):
+            await workers.end_all(connection, [worker], WorkerState.STOPPED)
+
+
+async def test_checkpoints_count_once_and_the_newest_comes_first(database: Database) -> None:
+    async with database.write() as connection:
+        await _placed(connection)
+        for attempt, step in ((1, 10), (1, 20), (2, 15)):
+            manifest = CheckpointManifest(attempt=attempt, step=step, parts=(), position={"step": step})
+            assert await checkpoints.add(connection, "toy-1", manifest, NOW)
+            assert not await checkpoints.add(connection, "toy-1", manifest, NOW)
+        assert await checkpoints.newest(connection, "toy-1") == manifest
+        assert await checkpoints.crowded_jobs(connection, 2) == ["toy-1"]
+        with pytest.raises(Conflict, match="another checkpoint"):
+            await checkpoints.add(connection, "toy-1", manifest.model_copy(update={"keep": True}), NOW)
+
+
+async def test_two_kept_checkpoints_are_no_crowd(database: Database) -> None:
+    async with database.write() as connection:
+        await _placed(connection)
+        for step in (1, 2, 3):
             assert await checkpoints.crowded_jobs(connection, 2) == []
-
-    use(flow)
-
-
-def test_a_node_registers_over_its_earlier_life(use: Use) -> None:
-    async def flow(database: Database) -> None:
-        node = make_node("trainer-0", Role.TRAINER)
-        async with database.write() as connection:
-            await nodes.put(connection, node, NOW)
-            await nodes.put(connection, node.model_copy(update={"started": "second"}), NOW)
-            assert [one.started for one in await nodes.everything(connection)] == ["second"]
-
-    use(flow)
+            manifest = CheckpointManifest(attempt=1, step=step, parts=(), position={}, keep=step != 3)
+            await checkpoints.add(connection, "toy-1", manifest, NOW)
+        assert await checkpoints.crowded_jobs(connection, 2) == []
 
 
-def test_writers_wait_for_one_another(use: Use) -> None:
+async def test_a_node_registers_over_its_earlier_life(database: Database) -> None:
+    node = make_node("trainer-0", Role.TRAINER)
+    async with database.write() as connection:
+        await nodes.put(connection, node, NOW)
+        await nodes.put(connection, node.model_copy(update={"started": "second"}), NOW)
+        assert [one.started for one in await nodes.everything(connection)] == ["second"]
+
+
+async def test_writers_wait_for_one_another(database: Database) -> None:
     """A reader that turns into a writer would fail on SQLite; ours take the lock first."""
 
-    async def flow(database: Database) -> None:
-        async def add(number: int) -> None:
-            async with database.write() as connection:
-                await jobs.count_by_state(connection)
-                await jobs.add(connection, spec(f"toy-{number}"), NOW)
+    async def add(number: int) -> None:
+        async with database.write() as connection:
+            await jobs.count_by_state(connection)
+            await jobs.add(connection, spec(f"toy-{number}"), NOW)
 
-        await asyncio.gather(*(add(number) for number in range(12)))
-        async with database.read() as connection:
-            assert (await jobs.count_by_state(connection))[JobState.QUEUED] == 12
-
-    use(flow)
+    await asyncio.gather(*(add(number) for number in range(12)))
+    async with database.read() as connection:
+        assert (await jobs.count_by_state(connection))[JobState.QUEUED] == 12
 
 
-def test_tokens_have_two_secrets_at_most_and_names_are_taken_once(use: Use) -> None:
+async def test_tokens_have_two_secrets_at_most_and_names_are_taken_once(database: Database) -> None:
     request = TokenRequest(name="alice", scopes=frozenset({Scope.SUBMIT, Scope.READ}), max_stored_bytes=1 << 40)
     later = NOW + timedelta(hours=1)
 
-    async def flow(database: Database) -> None:
+    async with database.write() as connection:
+        await tokens.add(connection, request, "1", "admin", NOW)
+    with pytest.raises(Conflict, match="alice"):
         async with database.write() as connection:
-            await tokens.add(connection, request, "1", "admin", NOW)
-        with pytest.raises(Conflict, match="alice"):
-            async with database.write() as connection:
-                await tokens.add(connection, request, "2", "admin", NOW)
-        async with database.write() as connection:
-            await tokens.lock(connection, "alice")
-            await tokens.rotate(connection, "alice", "3", NOW + timedelta(seconds=1), later)
-            await tokens.rotate(connection, "alice", "4", NOW + timedelta(seconds=2), later)
-            await tokens.change(connection, "alice", {"max_slots": 3})
-            await tokens.set_used(connection, {"alice": later})
-        async with database.read() as connection:
-            secrets = {one.digest: one.expires_at for one in await tokens.secrets(connection)}
-            assert secrets == {"3": later, "4": None}
-            (token,) = await tokens.everything(connection)
-            assert token.limits == Limits(max_slots=3, max_stored_bytes=1 << 40)
-            assert (token.scopes, token.last_used_at, token.created_by) == (request.scopes, later, "admin")
-        async with database.write() as connection:
+            await tokens.add(connection, request, "2", "admin", NOW)
+    async with database.write() as connection:
+        await tokens.lock(connection, "alice")
+        await tokens.rotate(connection, "alice", "3", NOW + timedelta(seconds=1), later)
+        await tokens.rotate(connection, "alice", "4", NOW + timedelta(seconds=2), later)
+        await tokens.change(connection, "alice", {"max_slots": 3})
+        await tokens.set_used(connection, {"alice": later})
+    async with database.read() as connection:
+        secrets = {one.digest: one.expires_at for one in await tokens.secrets(connection)}
+        assert secrets == {"3": later, "4": None}
+        (token,) = await tokens.everything(connection)
+        assert token.limits == Limits(max_slots=3, max_stored_bytes=1 << 40)
+        assert (token.scopes, token.last_used_at, token.created_by) == (request.scopes, later, "admin")
+    async with database.write() as connection:
+        await tokens.remove(connection, "alice")
+        assert await tokens.secrets(connection) == []
+        with pytest.raises(NotFound, match="alice"):
             await tokens.remove(connection, "alice")
-            assert await tokens.secrets(connection) == []
-            with pytest.raises(NotFound, match="alice"):
-                await tokens.remove(connection, "alice")
-
-    use(flow)
 
 
-def test_jobs_keys_and_bytes_belong_to_owners(use: Use) -> None:
+async def test_jobs_keys_and_bytes_belong_to_owners(database: Database) -> None:
     part = CheckpointPart(name="a", blob="1/a", size=3 << 40, sha256="0" * 64)
     manifest = CheckpointManifest(attempt=1, step=1, parts=(part, part), position={})
 
-    async def flow(database: Database) -> None:
-        async with database.write() as connection:
-            for name, owner in (("toy-1", "alice"), ("toy-2", "bob"), ("toy-3", "alice")):
-                assert (await jobs.add(connection, spec(name), NOW, owner)).owner == owner
-                await idempotency.remember(connection, owner, f"key {name[-1] == '3'}", "digest", name, NOW)
-            await checkpoints.add(connection, "toy-1", manifest, NOW)
-            notice = ArtifactNotice(name="model", blob="1/model", size=5, sha256="0" * 64)
-            await artifacts.put(connection, "toy-3", 1, notice, NOW)
-        async with database.read() as connection:
-            page, more = await jobs.page(connection, None, 9, None, "alice")
-            assert ([job.id for job in page], more) == (["toy-3", "toy-1"], False)
-            assert await jobs.count_waiting(connection, "alice") == 2
-            assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5
-            assert await jobs.stored_bytes(connection, "alice", besides=["toy-1"]) == 5
-            assert await jobs.stored_bytes(connection, "bob") == 0
-            assert await idempotency.job_of(connection, "alice", "key False", "digest") == "toy-1"
-            assert await idempotency.job_of(connection, "bob", "key False", "digest") == "toy-2"
-            assert await idempotency.job_of(connection, "bob", "key True", "digest") is None
-
-    use(flow)
+    async with database.write() as connection:
+        for name, owner in (("toy-1", "alice"), ("toy-2", "bob"), ("toy-3", "alice")):
+            assert (await jobs.add(connection, spec(name), NOW, owner)).owner == owner
+            await idempotency.remember(connection, owner, f"key {name[-1] == '3'}", "digest", name, NOW)
+        await checkpoints.add(connection, "toy-1", manifest, NOW)
+        notice = ArtifactNotice(name="model", blob="1/model", size=5, sha256="0" * 64)
+        await artifacts.put(connection, "toy-3", 1, notice, NOW)
+    async with database.read() as connection:
+        page, more = await jobs.page(connection, None, 9, None, "alice")
+        assert ([job.id for job in page], more) == (["toy-3", "toy-1"], False)
+        assert await jobs.count_waiting(connection, "alice") == 2
+        assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5
+        assert await jobs.stored_bytes(connection, "alice", besides=["toy-1"]) == 5
+        assert await jobs.stored_bytes(connection, "bob") == 0
+        assert await idempotency.job_of(connection, "alice", "key False", "digest") == "toy-1"
+        assert await idempotency.job_of(connection, "bob", "key False", "digest") == "toy-2"
+        assert await idempotency.job_of(connection, "bob", "key True", "digest") is None
 
 
-def test_the_signing_key_is_made_once(use: Use) -> None:
-    async def flow(database: Database) -> None:
-        keys = await asyncio.gather(*(signing.load_key(database) for _ in range(4)))
-        assert len(set(keys)) == 1
-
-    use(flow)
+async def test_the_signing_key_is_made_once(database: Database) -> None:
+    keys = await asyncio.gather(*(signing.load_key(database) for _ in range(4)))
+    assert len(set(keys)) == 1
 
 
 @pytest.mark.parametrize("server", ["sqlite", "postgresql"])

@@ -3,10 +3,8 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,19 +12,7 @@ from rolecall.master.api import cluster
 from rolecall.spec.access import Scope
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, Node, failure, make_settings, make_token, one_trainer, serving
-
-Flow = Callable[[Client], Awaitable[Any]]
-
-
-def on_master(data: Path, flow: Flow, **values: Any) -> Any:
-    """Run `flow` against a master on what is in `data`; return what it returns."""
-
-    async def run() -> Any:
-        async with serving(make_settings(data, **values)) as client:
-            return await flow(client)
-
-    return asyncio.run(run())
+from .harness import ONE_TRAINER, Client, Node, failure, make_token, on_master, one_trainer
 
 
 def damage(data: Path, table: str, column: str, text: str, where: str) -> None:
@@ -54,11 +40,11 @@ async def is_well(client: Client) -> None:
         ("queued_at", "yesterday", "queued_at can't be read"),
     ],
 )
-def test_a_queued_job_that_cant_be_read_is_set_aside(tmp_path: Path, column: str, text: str, said: str) -> None:
-    async def before(client: Client) -> str:
-        return (await client.submit(roles=ONE_TRAINER))["id"]
-
-    async def after(client: Client) -> None:
+async def test_a_queued_job_that_cant_be_read_is_set_aside(tmp_path: Path, column: str, text: str, said: str) -> None:
+    async with on_master(tmp_path) as client:
+        bad = (await client.submit(roles=ONE_TRAINER))["id"]
+    damage(tmp_path, "jobs", column, text, "1")
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         good = (await client.submit(roles=ONE_TRAINER))["id"]
         assert [worker.launch.job for worker in await node.workers()] == [good]
@@ -68,10 +54,6 @@ def test_a_queued_job_that_cant_be_read_is_set_aside(tmp_path: Path, column: str
         events = (await client.user("GET", f"/jobs/{bad}/events")).json()["events"]
         assert (events[-1]["kind"], events[-1]["message"]) == ("failed", document["reason"])
         await is_well(client)
-
-    bad = on_master(tmp_path, before)
-    damage(tmp_path, "jobs", column, text, "1")
-    on_master(tmp_path, after)
 
 
 @pytest.mark.parametrize(
@@ -83,18 +65,18 @@ def test_a_queued_job_that_cant_be_read_is_set_aside(tmp_path: Path, column: str
         ("workers", "failure", "nothing", "of its attempt 1, its stored failure can't be read"),
     ],
 )
-def test_a_running_job_that_cant_be_read_gives_its_slots_back(
+async def test_a_running_job_that_cant_be_read_gives_its_slots_back(
     tmp_path: Path, table: str, column: str, text: str, said: str
 ) -> None:
-    async def before(client: Client) -> tuple[str, str]:
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client, slots=1)
-        running = (await client.submit(roles=ONE_TRAINER))["id"]
+        bad = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.RUNNING)
-        await client.until(running, "running")
-        return running, (await client.submit(roles=ONE_TRAINER))["id"]
-
-    async def after(client: Client) -> None:
+        await client.until(bad, "running")
+        waiting = (await client.submit(roles=ONE_TRAINER))["id"]
+    damage(tmp_path, table, column, text, f"job = '{bad}'")
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client, slots=1)
         document = await client.until(bad, "failed")
         assert said in document["reason"]
@@ -102,16 +84,12 @@ def test_a_running_job_that_cant_be_read_gives_its_slots_back(
         assert worker.launch.job == waiting
         await is_well(client)
 
-    bad, waiting = on_master(tmp_path, before)
-    damage(tmp_path, table, column, text, f"job = '{bad}'")
-    on_master(tmp_path, after)
 
-
-def test_a_node_that_cant_be_read_registers_again(tmp_path: Path) -> None:
-    async def before(client: Client) -> None:
+async def test_a_node_that_cant_be_read_registers_again(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         await one_trainer(client)
-
-    async def after(client: Client) -> None:
+    damage(tmp_path, "nodes", "spec", '{"role": "chef"}', "1")
+    async with on_master(tmp_path) as client:
         other = await one_trainer(client, "trainer-1", boot="m1")
         await is_well(client)
         node = Node(client, other.spec.model_copy(update={"name": "trainer-0", "started": "trainer-0-first"}))
@@ -120,22 +98,17 @@ def test_a_node_that_cant_be_read_registers_again(tmp_path: Path) -> None:
         await node.enter()
         assert await node.beat() == []
 
-    on_master(tmp_path, before)
-    damage(tmp_path, "nodes", "spec", '{"role": "chef"}', "1")
-    on_master(tmp_path, after)
 
-
-def test_a_checkpoint_that_cant_be_read_is_passed_over_and_its_parts_stay(tmp_path: Path) -> None:
-    async def before(client: Client) -> str:
+async def test_a_checkpoint_that_cant_be_read_is_passed_over_and_its_parts_stay(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.RUNNING)
         for step in (5, 6):
             assert (await client.checkpoint(job, 1, step)).status_code == 201
-        return job
-
-    async def after(client: Client) -> None:
+    damage(tmp_path, "checkpoints", "manifest", json.dumps({"step": 6}), "step = 6")
+    async with on_master(tmp_path, keep_checkpoints=1) as client:
         node = await one_trainer(client)
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.FAILED, failure=failure())
@@ -154,41 +127,34 @@ def test_a_checkpoint_that_cant_be_read_is_passed_over_and_its_parts_stay(tmp_pa
         document = await client.until(job, "succeeded")
         assert [one["state"] for one in document["attempts"]] == ["failed", "succeeded"]
         await client.master.cleaner.clean()
-
-    job = on_master(tmp_path, before)
-    damage(tmp_path, "checkpoints", "manifest", json.dumps({"step": 6}), "step = 6")
-    on_master(tmp_path, after, keep_checkpoints=1)
     assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-5", "step-6", "step-7"}
 
 
-def test_a_token_that_cant_be_read_is_valid_for_nothing_and_the_others_are(tmp_path: Path) -> None:
-    async def before(client: Client) -> tuple[str, str]:
+async def test_a_token_that_cant_be_read_is_valid_for_nothing_and_the_others_are(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         bad, good = [await make_token(client, name, Scope.READ) for name in ("bad", "good")]
-        return bad, good
-
-    async def after(client: Client) -> None:
+    damage(tmp_path, "tokens", "scopes", '["fly"]', "name = 'bad'")
+    async with on_master(tmp_path) as client:
         assert (await client.call(bad, "GET", "/jobs")).status_code == 401
         assert (await client.call(good, "GET", "/jobs")).status_code == 200
         await is_well(client)
         found = (await client.user("GET", "/tokens")).json()["tokens"]
         assert "good" in {token["name"] for token in found}
 
-    bad, good = on_master(tmp_path, before)
-    damage(tmp_path, "tokens", "scopes", '["fly"]', "name = 'bad'")
-    on_master(tmp_path, after)
 
-
-def test_a_master_whose_passes_fail_is_not_ready_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_master_whose_passes_fail_is_not_ready_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster, "_PATIENCE_S", 1.5)
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         await is_well(client)
         with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
             database.execute("ALTER TABLE nodes RENAME TO hidden")
         await client.submit(roles=ONE_TRAINER)
         client.master.waking.nodes("trainer-0")
         async with asyncio.timeout(20):
-            while (answer := await client.user("GET", "/readyz")).status_code == 200:  # noqa: ASYNC110
+            while (answer := await client.user("GET", "/readyz")).status_code == 200:
                 await asyncio.sleep(0.1)
         assert answer.status_code == 503
         assert "no pass succeeded for" in answer.json()["detail"]
@@ -196,7 +162,5 @@ def test_a_master_whose_passes_fail_is_not_ready_and_says_why(tmp_path: Path, mo
         with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
             database.execute("ALTER TABLE hidden RENAME TO nodes")
         async with asyncio.timeout(20):
-            while (await client.user("GET", "/readyz")).status_code != 200:  # noqa: ASYNC110 - polled, as probes do
+            while (await client.user("GET", "/readyz")).status_code != 200:
                 await asyncio.sleep(0.1)
-
-    on_master(tmp_path, flow)

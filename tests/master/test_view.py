@@ -1,8 +1,7 @@
 """What the loops know of the database: neither a place that is taken nor a row that can't be read is forgotten."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,17 @@ from .harness import CATALOGUE, line, make_node, make_settings
 from .test_deletion import START
 
 
-def on_still_master(data: Path, flow: Callable[[Master], Awaitable[None]]) -> None:
-    """Run `flow` with the parts of a master of which no loop runs, and one node that is alive."""
-
-    async def run() -> None:
-        settings = make_settings(data)
-        async with open_master(settings, CATALOGUE, Answers(), Signals(), Leadership(settings)) as master:
-            spec = make_node("trainer-0", Role.TRAINER)
-            async with master.database.write() as connection:
-                await nodes.put(connection, spec, START)
-            master.presence.enter(spec.name, spec.started)
-            master.presence.note(spec.name, ())
-            await flow(master)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def on_still_master(data: Path) -> AsyncIterator[Master]:
+    """The parts of a master of which no loop runs, and one node that is alive."""
+    settings = make_settings(data)
+    async with open_master(settings, CATALOGUE, Answers(), Signals(), Leadership(settings)) as master:
+        spec = make_node("trainer-0", Role.TRAINER)
+        async with master.database.write() as connection:
+            await nodes.put(connection, spec, START)
+        master.presence.enter(spec.name, spec.started)
+        master.presence.note(spec.name, ())
+        yield master
 
 
 async def queued(master: Master, name: str = "toy-1", **values: Any) -> JobRecord:
@@ -78,10 +74,10 @@ def fail_behind(monkeypatch: pytest.MonkeyPatch, *, commits: bool) -> Callable[[
     return lambda: monkeypatch.setattr(Database, "write", write)
 
 
-def test_the_places_of_a_gang_whose_commit_was_not_confirmed_are_taken(
+async def test_the_places_of_a_gang_whose_commit_was_not_confirmed_are_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def flow(master: Master) -> None:
+    async with on_still_master(tmp_path) as master:
         await queued(master)
         await master.view.refresh()
         goes_on = fail_behind(monkeypatch, commits=True)
@@ -91,11 +87,9 @@ def test_the_places_of_a_gang_whose_commit_was_not_confirmed_are_taken(
         assert [worker.node for worker in master.view.taken()] == ["trainer-0"]
         assert not master.view.queue
 
-    on_still_master(tmp_path, flow)
 
-
-def test_a_job_that_is_set_aside_is_planned_no_more_until_it_is_repaired(tmp_path: Path) -> None:
-    async def flow(master: Master) -> None:
+async def test_a_job_that_is_set_aside_is_planned_no_more_until_it_is_repaired(tmp_path: Path) -> None:
+    async with on_still_master(tmp_path) as master:
         job = await queued(master)
         params = json.dumps(job.params)
         await execute(master, "UPDATE jobs SET params = '[1, 2'")
@@ -114,11 +108,9 @@ def test_a_job_that_is_set_aside_is_planned_no_more_until_it_is_repaired(tmp_pat
         await master.reconciler.reconcile()
         assert await state_of(master, job.id) is JobState.PLACED
 
-    on_still_master(tmp_path, flow)
 
-
-def test_an_old_reason_sets_no_repaired_job_aside(tmp_path: Path) -> None:
-    async def flow(master: Master) -> None:
+async def test_an_old_reason_sets_no_repaired_job_aside(tmp_path: Path) -> None:
+    async with on_still_master(tmp_path) as master:
         job = await queued(master)
         master.view.set_aside(job.id, "params can't be read")
         await execute(master, "UPDATE jobs SET state = 'cancelled'")
@@ -130,13 +122,11 @@ def test_an_old_reason_sets_no_repaired_job_aside(tmp_path: Path) -> None:
         assert list(master.view.queue) == [job.id]
         assert not master.view.unreadable
 
-    on_still_master(tmp_path, flow)
 
-
-def test_a_node_that_cant_be_read_holds_up_nothing_and_is_not_forgotten(
+async def test_a_node_that_cant_be_read_holds_up_nothing_and_is_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def flow(master: Master) -> None:
+    async with on_still_master(tmp_path) as master:
         await execute(master, "UPDATE nodes SET spec = '[1, 2'")
         removing = nodes.remove
 
@@ -154,11 +144,9 @@ def test_a_node_that_cant_be_read_holds_up_nothing_and_is_not_forgotten(
         async with master.database.read() as connection:
             assert not (await nodes.look(connection)).unreadable
 
-    on_still_master(tmp_path, flow)
 
-
-def test_progress_whose_commit_failed_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(master: Master) -> None:
+async def test_progress_whose_commit_failed_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with on_still_master(tmp_path) as master:
         job = await queued(master)
         key = StreamKey(job.id, 1, 0, "progress")
         await master.streams.append(key, 0, _pieces(line("step", step=7)))
@@ -170,8 +158,6 @@ def test_progress_whose_commit_failed_is_stored_later(tmp_path: Path, monkeypatc
         await master.reconciler.reconcile()
         async with master.database.read() as connection:
             assert (await jobs.get(connection, job.id)).progress.step == 7
-
-    on_still_master(tmp_path, flow)
 
 
 async def _pieces(*lines: ProgressLine) -> AsyncIterator[bytes]:

@@ -171,7 +171,7 @@ class ScriptedMaster:
             return JSONResponse({"detail": "node n has not registered; register it again"}, 404)
         self._take(beat)
         deadline = time.monotonic() + beat.wait_s
-        while self.version == beat.seen and time.monotonic() < deadline and not await request.is_disconnected():  # noqa: ASYNC110 - tests change it from other threads
+        while self.version == beat.seen and time.monotonic() < deadline and not await request.is_disconnected():
             await asyncio.sleep(0.01)
         answer = Desired(version=self.version, workers=tuple(self.desired.values()))
         return Response(answer.model_dump_json(), media_type="application/json")

@@ -27,25 +27,22 @@ def test_code_in_the_folder_where_a_node_was_started_is_not_run(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> None:
-    async def flow() -> None:
-        client = ForkClient()
-        running = asyncio.create_task(client.run())
-        await client.wait_ready()
-        assert client.pid is not None
-        server, client.patience_s = client.pid, 0.2
-        os.kill(server, signal.SIGSTOP)
-        request = ForkRequest(
-            key="stuck/1/0", launch=launch("stuck", "stay"), workdir=tmp_path, cache=tmp_path,
-            master_url="http://127.0.0.1:9", token="none", env={},
-        )  # fmt: skip
-        with pytest.raises(ForkServerDied, match=r"no answer for 0.2 s"):
-            await client.fork(request)
-        assert gone({server}, 5.0)
-        running.cancel()
-        await asyncio.wait({running})
-
-    asyncio.run(flow())
+async def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> None:
+    client = ForkClient()
+    running = asyncio.create_task(client.run())
+    await client.wait_ready()
+    assert client.pid is not None
+    server, client.patience_s = client.pid, 0.2
+    os.kill(server, signal.SIGSTOP)
+    request = ForkRequest(
+        key="stuck/1/0", launch=launch("stuck", "stay"), workdir=tmp_path, cache=tmp_path,
+        master_url="http://127.0.0.1:9", token="none", env={},
+    )  # fmt: skip
+    with pytest.raises(ForkServerDied, match=r"no answer for 0.2 s"):
+        await client.fork(request)
+    assert gone({server}, 5.0)
+    running.cancel()
+    await asyncio.wait({running})
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE, errno.ESRCH])

@@ -4,7 +4,6 @@
 fields and values that this one doesn't know.
 """
 
-import asyncio
 import json
 import sqlite3
 from contextlib import closing
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.master.harness import NODE_TOKEN, Client, Node, bearer, line, make_settings, one_trainer, serving
+from tests.master.harness import NODE_TOKEN, Node, bearer, line, make_settings, one_trainer, serving
 from tests.master.harness import make_node as make_spec
 
 from rolecall.master.progress import parse
@@ -80,12 +79,12 @@ def test_the_previous_releases_lines_are_read() -> None:
     assert [reply.kind for reply in replies] == ["ready", "forked", "refused", "exited"]
 
 
-def test_a_node_and_a_database_of_the_previous_release_go_on(tmp_path: Path) -> None:
+async def test_a_node_and_a_database_of_the_previous_release_go_on(tmp_path: Path) -> None:
     """The master was upgraded, its node was not: the running job ends well, and the waiting one has its place."""
     with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
         database.executescript((RECORDED / "database.sql").read_text())
 
-    async def flow(client: Client) -> None:
+    async with serving(make_settings(tmp_path)) as client:
         beat = recorded("heartbeat") | {"seen": -1}
         answer = await client.internal("POST", "/nodes/trainer-0/heartbeat", json=beat)
         assert answer.status_code == 200, answer.text
@@ -102,60 +101,48 @@ def test_a_node_and_a_database_of_the_previous_release_go_on(tmp_path: Path) -> 
         await Node(client, make_spec("trainer-1", Role.TRAINER, 9, boot="m9", cores=16)).register()
         assert (await client.user("GET", "/metrics")).status_code == 200
 
-    async def run() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            await flow(client)
 
-    asyncio.run(run())
-
-
-def test_a_newer_nodes_heartbeat_is_taken_but_for_what_is_not_known(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            job = (await client.submit(roles={"parameter-server": 0, "trainer": 2}))["id"]
-            first, second = await node.workers(2)
-            await node.say(second, WorkerState.RUNNING)
-            report = {"job": job, "attempt": 1, "pid": 7, "numa": 3}
-            beat = {
-                "started": node.spec.started,
-                "load": 0.5,
-                "workers": [
-                    report | {"rank": first.launch.worker.rank, "state": "warming-up"},
-                    report | {"rank": second.launch.worker.rank, "state": "succeeded", "exit_code": 0},
-                ],
-                "findings": [
-                    {"check": "clock", "level": "catastrophe", "message": "its clock ran away", "since": 5},
-                    {"level": "ok"},
-                ],
-            }
-            answer = await client.internal("POST", "/nodes/trainer-0/heartbeat", json=beat)
-            assert answer.status_code == 200, answer.text
-            assert [worker["launch"]["worker"]["rank"] for worker in answer.json()["workers"]] == [0]
-            (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
-            assert [(one["check"], one["level"]) for one in shown["findings"]] == [("clock", "warning")]
-            await node.say(first, WorkerState.RUNNING)
-            newer = b'{"kind": "heatmap", "at": "2030-01-01T00:00:00Z"}\n'
-            await node.ship(first, "progress", newer + line("step", step=3).model_dump_json().encode() + b"\n")
-            assert (await client.job(job))["progress"]["step"] == 3
-
-    asyncio.run(flow())
+async def test_a_newer_nodes_heartbeat_is_taken_but_for_what_is_not_known(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles={"parameter-server": 0, "trainer": 2}))["id"]
+        first, second = await node.workers(2)
+        await node.say(second, WorkerState.RUNNING)
+        report = {"job": job, "attempt": 1, "pid": 7, "numa": 3}
+        beat = {
+            "started": node.spec.started,
+            "load": 0.5,
+            "workers": [
+                report | {"rank": first.launch.worker.rank, "state": "warming-up"},
+                report | {"rank": second.launch.worker.rank, "state": "succeeded", "exit_code": 0},
+            ],
+            "findings": [
+                {"check": "clock", "level": "catastrophe", "message": "its clock ran away", "since": 5},
+                {"level": "ok"},
+            ],
+        }
+        answer = await client.internal("POST", "/nodes/trainer-0/heartbeat", json=beat)
+        assert answer.status_code == 200, answer.text
+        assert [worker["launch"]["worker"]["rank"] for worker in answer.json()["workers"]] == [0]
+        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+        assert [(one["check"], one["level"]) for one in shown["findings"]] == [("clock", "warning")]
+        await node.say(first, WorkerState.RUNNING)
+        newer = b'{"kind": "heatmap", "at": "2030-01-01T00:00:00Z"}\n'
+        await node.ship(first, "progress", newer + line("step", step=3).model_dump_json().encode() + b"\n")
+        assert (await client.job(job))["progress"]["step"] == 3
 
 
-def test_a_newer_nodes_registration_is_taken_or_waits_for_a_newer_master(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            spec = make_spec("trainer-0", Role.TRAINER).model_dump(mode="json") | {"fabric": "infiniband"}
-            assert (await client.internal("POST", "/nodes", json=spec)).status_code == 200
-            waits = await client.internal("POST", "/nodes", json=spec | {"name": "new-0", "role": "evaluator"})
-            assert waits.status_code == 503
-            assert "no role 'evaluator'; upgrade the master before its nodes" in waits.json()["detail"]
-            broken = await client.http.post("/internal/nodes", content=b"{", headers=bearer(NODE_TOKEN))
-            assert broken.status_code == 422
-            listed = await client.http.post("/internal/nodes", json=[], headers=bearer(NODE_TOKEN))
-            assert listed.status_code == 422
-
-    asyncio.run(flow())
+async def test_a_newer_nodes_registration_is_taken_or_waits_for_a_newer_master(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        spec = make_spec("trainer-0", Role.TRAINER).model_dump(mode="json") | {"fabric": "infiniband"}
+        assert (await client.internal("POST", "/nodes", json=spec)).status_code == 200
+        waits = await client.internal("POST", "/nodes", json=spec | {"name": "new-0", "role": "evaluator"})
+        assert waits.status_code == 503
+        assert "no role 'evaluator'; upgrade the master before its nodes" in waits.json()["detail"]
+        broken = await client.http.post("/internal/nodes", content=b"{", headers=bearer(NODE_TOKEN))
+        assert broken.status_code == 422
+        listed = await client.http.post("/internal/nodes", json=[], headers=bearer(NODE_TOKEN))
+        assert listed.status_code == 422
 
 
 def test_a_newer_masters_word_stops_no_worker_that_it_wants_to_run() -> None:

@@ -21,10 +21,10 @@ async def running(client: Client) -> str:
     return job
 
 
-def test_a_job_has_so_many_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_has_so_many_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blobs, "MOST_FILES", 3)
 
-    async def flow(client: Client) -> None:
+    async with on_master(tmp_path) as client:
         job = await running(client)
 
         async def put(name: str) -> int:
@@ -34,11 +34,9 @@ def test_a_job_has_so_many_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         await client.master.blobs.delete(job, "1/b")
         assert await put("e") == 201
 
-    on_master(tmp_path, flow)
 
-
-def test_what_is_recorded_is_bounded(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_what_is_recorded_is_bounded(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         job = await running(client)
 
         async def record(kind: str, body: dict[str, Any]) -> int:
@@ -52,5 +50,3 @@ def test_what_is_recorded_is_bounded(tmp_path: Path) -> None:
         assert await record("artifacts", notice | {"sha256": "0" * 64}) == 409
         for digest in ("0" * 63, "x" * 64, "A" * 64, "\r\n" + "0" * 62, "0" * 64 + "\n"):
             assert await record("artifacts", notice | {"sha256": digest}) == 422
-
-    on_master(tmp_path, flow)

@@ -1,6 +1,5 @@
 """Bodies of `POST /jobs` that are made to harm: each gets a problem document, soon, and the master goes on."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -38,29 +37,23 @@ BODIES: dict[str, tuple[str, int, str]] = {
 }
 
 
-def test_bodies_that_harm_are_refused_at_once(tmp_path: Path) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            process = psutil.Process()
-            for name, (body, status, said) in BODIES.items():
-                begin = sum(process.cpu_times()[:2])
-                response = await client.user("POST", "/jobs", content=body.encode("latin-1"))
-                spent_s = sum(process.cpu_times()[:2]) - begin
-                assert response.status_code == status, (name, response.text[:500])
-                assert response.headers["content-type"] == "application/problem+json", name
-                assert said in response.json()["detail"], (name, response.text[:500])
-                assert len(response.content) < 100_000, name
-                assert spent_s < 0.5, (name, spent_s)
-
-    asyncio.run(flow())
+async def test_bodies_that_harm_are_refused_at_once(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        process = psutil.Process()
+        for name, (body, status, said) in BODIES.items():
+            begin = sum(process.cpu_times()[:2])
+            response = await client.user("POST", "/jobs", content=body.encode("latin-1"))
+            spent_s = sum(process.cpu_times()[:2]) - begin
+            assert response.status_code == status, (name, response.text[:500])
+            assert response.headers["content-type"] == "application/problem+json", name
+            assert said in response.json()["detail"], (name, response.text[:500])
+            assert len(response.content) < 100_000, name
+            assert spent_s < 0.5, (name, spent_s)
 
 
 @pytest.mark.parametrize("body", [b'{"workload": "no", "workload": "toy", "params": {"steps": 0, "steps": 7}}'])
-def test_of_a_field_that_is_given_twice_the_last_counts(tmp_path: Path, body: bytes) -> None:
-    async def flow() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            response = await client.user("POST", "/jobs", content=body)
-            assert response.status_code == 201, response.text
-            assert response.json()["params"]["steps"] == 7
-
-    asyncio.run(flow())
+async def test_of_a_field_that_is_given_twice_the_last_counts(tmp_path: Path, body: bytes) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        response = await client.user("POST", "/jobs", content=body)
+        assert response.status_code == 201, response.text
+        assert response.json()["params"]["steps"] == 7

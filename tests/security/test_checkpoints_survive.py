@@ -5,20 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.master.harness import ONE_TRAINER, Client, Node, failure, make_settings, one_trainer, serving
+from tests.master.harness import ONE_TRAINER, Client, Node, failure, on_master, one_trainer
 
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import DesiredWorker
 
 GONE = failure("DamagedCheckpoint: part 'part' of the checkpoint is gone: no such file", condemns_checkpoint=True)
-
-
-def on_master(tmp_path: Path, flow: Any, **values: Any) -> None:
-    async def run() -> None:
-        async with serving(make_settings(tmp_path, **values)) as client:
-            await flow(client)
-
-    asyncio.run(run())
 
 
 def run_checkpointed(*steps: int) -> Any:
@@ -59,8 +51,8 @@ async def events(client: Client, job: str) -> list[str]:
     return [one["message"] for one in (await client.user("GET", f"/jobs/{job}/events")).json()["events"]]
 
 
-def test_a_node_that_cannot_read_the_store_costs_no_checkpoint(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_node_that_cannot_read_the_store_costs_no_checkpoint(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         bad = await one_trainer(client, "trainer-0")
         job = await run_checkpointed(10, 20)(client, bad)
         for number in (2, 3, 4):
@@ -74,13 +66,11 @@ def test_a_node_that_cannot_read_the_store_costs_no_checkpoint(tmp_path: Path) -
         assert "trainer-0" in told[0]
         assert "mount" in told[0]
         assert "credentials" in told[0]
-
-    on_master(tmp_path, flow)
     assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-10", "step-20"}
 
 
-def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         bad = await one_trainer(client, "trainer-0")
         await run_checkpointed(10)(client, bad)
         _, worker = await attempt(2, bad)
@@ -89,8 +79,6 @@ def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Path) ->
         node, worker = await attempt(3, bad, good)
         assert node is good
         assert step_of(worker) == 10
-
-    on_master(tmp_path, flow)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +90,8 @@ def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Path) ->
     ],
     ids=["gone", "short", "changed"],
 )
-def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(tmp_path: Path, harm: Any, why: str) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(tmp_path: Path, harm: Any, why: str) -> None:
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         job = await run_checkpointed(10, 20)(client, node)
         _, worker = await attempt(2, node)
@@ -116,11 +104,9 @@ def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(tmp_path: Path,
         assert "part 'part'" in told
         assert why in told
 
-    on_master(tmp_path, flow)
 
-
-def test_a_store_that_is_away_for_the_master_too_proves_nothing(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_store_that_is_away_for_the_master_too_proves_nothing(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         job = await run_checkpointed(10, 20)(client, node)
         _, worker = await attempt(2, node)
@@ -129,11 +115,9 @@ def test_a_store_that_is_away_for_the_master_too_proves_nothing(tmp_path: Path) 
         blobs.mkdir()
         await node.say(worker, WorkerState.FAILED, failure=GONE)
         async with asyncio.timeout(10):
-            while not any("can't be verified" in text for text in await events(client, job)):  # noqa: ASYNC110
+            while not any("can't be verified" in text for text in await events(client, job)):
                 await asyncio.sleep(0.05)
         assert await steps(client, job) == [20, 10]
         document = await client.job(job)
         assert document["state"] == "queued"
         assert "verifies the checkpoint at step 20" in document["waiting_for"]
-
-    on_master(tmp_path, flow)

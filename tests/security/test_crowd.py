@@ -34,7 +34,7 @@ def held(address: Address, *sent: bytes) -> Iterator[list[socket.socket]]:
 async def until_held(client: Client, group: Group, count: int) -> None:
     """Wait until connections of this group are so many."""
     async with asyncio.timeout(5):
-        while census(client).size(group) != count:  # noqa: ASYNC110 - no event tells it
+        while census(client).size(group) != count:
             await asyncio.sleep(0.01)
 
 
@@ -55,10 +55,10 @@ def half(token: str, path: str = "/jobs", method: str = "POST") -> bytes:
     return head(method, path, token, Content_Length="1000000", Content_Type="application/json")
 
 
-def test_one_token_takes_its_share_of_the_connections_and_no_more(
+async def test_one_token_takes_its_share_of_the_connections_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def flow(client: Client, address: Address) -> None:
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, users=Share(3, 4))) as (client, address):
         node = await one_trainer(client)
         ci, other = [await make_token(client, name, Scope.SUBMIT) for name in ("ci", "other")]
         with held(address, *[half(ci)] * 3, half(other)) as opened:
@@ -74,11 +74,9 @@ def test_one_token_takes_its_share_of_the_connections_and_no_more(
             await until_held(client, Group.USERS, 3)
             assert b" 200 " in await ask(address, head("GET", "/jobs", other, Connection="close"))
 
-    limited(tmp_path, monkeypatch, replace(PATIENT, users=Share(3, 4)), flow)
 
-
-def test_one_jobs_workers_take_their_share_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(client: Client, address: Address) -> None:
+async def test_one_jobs_workers_take_their_share_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, workers=Share(2, 3))) as (client, address):
         node = await one_trainer(client)
 
         def upload(job: str) -> bytes:
@@ -94,17 +92,15 @@ def test_one_jobs_workers_take_their_share_and_no_more(tmp_path: Path, monkeypat
             assert (await client.user("GET", "/jobs")).is_success
             await node.beat()
 
-    limited(tmp_path, monkeypatch, replace(PATIENT, workers=Share(2, 3)), flow)
-
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("limits", [{"strangers": Share(5, 50)}, {"connections": 6}], ids=["of one address", "in all"])
-def test_silent_strangers_keep_nobody_out(
+async def test_silent_strangers_keep_nobody_out(
     limits: dict[str, Any], scheme: str, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = secure if scheme == "https" else None
 
-    async def flow(client: Client, address: Address) -> None:
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, **limits), tls) as (client, address):
         assert (await client.user("GET", "/jobs")).is_success
         # Taken at once, some are closed before their handshake has begun.
         with held(address, *[b""] * 20) as opened:
@@ -118,30 +114,27 @@ def test_silent_strangers_keep_nobody_out(
                 assert opened[0].recv(100) == b"", "the oldest makes room"
         await until_held(client, Group.STRANGERS, 0)
 
-    limited(tmp_path, monkeypatch, replace(PATIENT, **limits), flow, tls)
 
-
-def test_connections_with_a_token_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(client: Client, address: Address) -> None:
+async def test_connections_with_a_token_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, connections=4)) as (client, address):
         beat = half(NODE_TOKEN, "/internal/nodes/x/heartbeat")
         assert (await client.user("GET", "/jobs")).is_success
         with held(address, beat, beat, beat):
             await until_held(client, Group.NODES, 3)
             assert b" 503 " in await ask(address, b"")
 
-    limited(tmp_path, monkeypatch, replace(PATIENT, connections=4), flow)
 
-
-def test_in_a_crowd_a_stranger_has_less_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(client: Client, address: Address) -> None:
+async def test_in_a_crowd_a_stranger_has_less_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, strangers=Share(4, 9), crowded_head_s=0.2)) as (
+        client,
+        address,
+    ):
         with held(address, b""):
             await until_held(client, Group.STRANGERS, 1)
             assert b"not complete within 0.2 s" in await ask(address, b"GET /")
 
-    limited(tmp_path, monkeypatch, replace(PATIENT, strangers=Share(4, 9), crowded_head_s=0.2), flow)
 
-
-def test_a_users_body_has_an_end_and_a_nodes_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_users_body_has_an_end_and_a_nodes_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drip(address: Address, begin: bytes, until_s: float) -> bytes:
         loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_connection(*address)
@@ -154,13 +147,11 @@ def test_a_users_body_has_an_end_and_a_nodes_may_be_long(tmp_path: Path, monkeyp
         writer.close()
         return answered.result() if answered.done() and not answered.cancelled() else b""
 
-    async def flow(client: Client, address: Address) -> None:
+    limits = replace(PATIENT, body_window_s=0.2, body_bytes=500, user_body_s=0.4)
+    async with limited(tmp_path, monkeypatch, limits) as (_, address):
         user, node = await asyncio.gather(
             drip(address, half(TOKEN), 5), drip(address, half(NODE_TOKEN, "/internal/nodes/x/heartbeat"), 1)
         )
         assert b" 408 " in user
         assert b"body was not complete within 0.4 s" in user
         assert node == b""
-
-    limits = replace(PATIENT, body_window_s=0.2, body_bytes=500, user_body_s=0.4)
-    limited(tmp_path, monkeypatch, limits, flow)

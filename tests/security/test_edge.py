@@ -4,8 +4,8 @@ import asyncio
 import json
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ import pytest
 from tests.master.harness import (
     NODE_TOKEN,
     TOKEN,
+    Client,
     bearer,
     make_settings,
     make_token,
@@ -143,19 +144,16 @@ def test_who_waits_for_100_continue_is_refused_without_it(master: Program) -> No
         assert answer(connection)[0] == 401
 
 
-def test_the_tokens_of_nodes_attempts_and_browsers_pass(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            node = await one_trainer(client)
-            await node.beat()
-            # They come through to the routes, which know of no such job.
-            assert (await client.worker("PUT", "toy-1", 1, "/attempts/1/blobs/a")).status_code == 404
-            assert (await client.worker("GET", "toy-1", 3, "/blobs/1/a")).status_code == 404
-            assert (await client.http.get("/docs", auth=("me", TOKEN))).is_success
-            assert (await client.http.get("/jobs", auth=("me", TOKEN))).status_code == 401
-            assert (await client.http.get("/healthz")).is_success
-
-    asyncio.run(run())
+async def test_the_tokens_of_nodes_attempts_and_browsers_pass(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path)) as client:
+        node = await one_trainer(client)
+        await node.beat()
+        # They come through to the routes, which know of no such job.
+        assert (await client.worker("PUT", "toy-1", 1, "/attempts/1/blobs/a")).status_code == 404
+        assert (await client.worker("GET", "toy-1", 3, "/blobs/1/a")).status_code == 404
+        assert (await client.http.get("/docs", auth=("me", TOKEN))).is_success
+        assert (await client.http.get("/jobs", auth=("me", TOKEN))).status_code == 401
+        assert (await client.http.get("/healthz")).is_success
 
 
 @pytest.fixture(scope="module")
@@ -167,18 +165,16 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     return values, ssl.create_default_context(cafile=str(ca.certificate))
 
 
-def limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, flow: object, secure: Tls | None = None
-) -> None:
-    """Run `flow(client, address)` against a master with these limits, with HTTPS if it is to be `secure`."""
+@asynccontextmanager
+async def limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, secure: Tls | None = None
+) -> AsyncIterator[tuple[Client, tuple[str, int]]]:
+    """A master with these limits and its address, with HTTPS if it is to be `secure`."""
     monkeypatch.setattr(server, "LIMITS", limits)
     values, verify = secure or ({}, True)
-
-    async def run() -> None:
-        async with serving(make_settings(tmp_path, **values), verify) as client:
-            await flow(client, (client.http.base_url.host, client.http.base_url.port))  # type: ignore[operator]
-
-    asyncio.run(run())
+    async with serving(make_settings(tmp_path, **values), verify) as client:
+        assert client.http.base_url.port is not None
+        yield client, (client.http.base_url.host, client.http.base_url.port)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +189,12 @@ def limited(
     ids=["nothing", "half a head", "half a second head", "half a body", "half a chunked body"],
 )
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_half_a_request_is_not_held(
+async def test_half_a_request_is_not_held(
     scheme: str, sent: bytes, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = secure if scheme == "https" else None
 
-    async def flow(_: object, address: tuple[str, int]) -> None:
+    async with limited(tmp_path, monkeypatch, QUICK, tls) as (_, address):
         reader, writer = await asyncio.open_connection(*address, ssl=tls[1] if tls else None)
         writer.write(sent)
         received = await asyncio.wait_for(reader.read(), 5)
@@ -206,27 +202,23 @@ def test_half_a_request_is_not_held(
         assert b"problem+json" in received
         writer.close()
 
-    limited(tmp_path, monkeypatch, QUICK, flow, tls)
-
 
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a greeting"])
-def test_half_a_handshake_is_not_held(
+async def test_half_a_handshake_is_not_held(
     sent: bytes, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def flow(client: object, address: tuple[str, int]) -> None:
+    async with limited(tmp_path, monkeypatch, QUICK, secure) as (client, address):
         reader, writer = await asyncio.open_connection(*address)
         writer.write(sent)
         with suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
-        assert (await client.user("GET", "/jobs")).is_success  # type: ignore[attr-defined]
+        assert (await client.user("GET", "/jobs")).is_success
         # Its place is free again.
         assert census(client).total == 1
 
-    limited(tmp_path, monkeypatch, QUICK, flow, secure)
 
-
-def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drip(address: tuple[str, int], begin: bytes) -> None:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(begin)
@@ -238,18 +230,18 @@ def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch: pyte
         assert closed.exception() is not None or b" 408 " in closed.result()
         writer.close()
 
-    async def flow(_: object, address: tuple[str, int]) -> None:
+    async with limited(tmp_path, monkeypatch, QUICK) as (_, address):
         async with asyncio.timeout(5):
             await asyncio.gather(
                 drip(address, b"GET /"), drip(address, head("POST", "/jobs", TOKEN, Content_Length="100000"))
             )
 
-    limited(tmp_path, monkeypatch, QUICK, flow)
 
-
-def test_long_polls_and_busy_uploads_outlive_the_deadlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(client: object, _: object) -> None:
-        node = await one_trainer(client)  # type: ignore[arg-type]
+async def test_long_polls_and_busy_uploads_outlive_the_deadlines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with limited(tmp_path, monkeypatch, QUICK) as (client, _):
+        node = await one_trainer(client)
         await node.beat(4 * QUICK.head_s)
 
         async def slowly() -> object:
@@ -257,15 +249,13 @@ def test_long_polls_and_busy_uploads_outlive_the_deadlines(tmp_path: Path, monke
                 yield b"x" * 50_000
                 await asyncio.sleep(QUICK.body_window_s / 3)
 
-        upload = await client.internal("PUT", "/jobs/toy-1/attempts/1/ranks/0/streams/log?offset=0", content=slowly())  # type: ignore[attr-defined]
+        upload = await client.internal("PUT", "/jobs/toy-1/attempts/1/ranks/0/streams/log?offset=0", content=slowly())
         assert upload.status_code == 404, upload.text
 
-    limited(tmp_path, monkeypatch, QUICK, flow)
 
-
-def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(client: object, address: tuple[str, int]) -> None:
-        held = client.server.server_state.connections  # type: ignore[attr-defined]
+async def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited(tmp_path, monkeypatch, QUICK) as (client, address):
+        held: Any = client.server.server_state.connections
         with socket.socket() as deaf:
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(address)
@@ -273,22 +263,21 @@ def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypatch: py
             own = deaf.getsockname()
             async with asyncio.timeout(20):
                 for there in (True, False):
-                    while any(one.client == own for one in held) != there:  # noqa: ASYNC110 - no event tells it
+                    while any(one.client == own for one in held) != there:
                         await asyncio.sleep(0.02)
 
-    limited(tmp_path, monkeypatch, QUICK, flow)
 
-
-def test_an_answer_that_is_read_slowly_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def flow(client: object, address: tuple[str, int]) -> None:
-        loop, held = asyncio.get_running_loop(), client.server.server_state.connections  # type: ignore[attr-defined]
+async def test_an_answer_that_is_read_slowly_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited(tmp_path, monkeypatch, QUICK) as (client, address):
+        loop = asyncio.get_running_loop()
+        held: Any = client.server.server_state.connections
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.setblocking(False)
             await loop.sock_connect(slow, address)
             await loop.sock_sendall(slow, 500 * head("GET", "/openapi.json", TOKEN))
             async with asyncio.timeout(20):
-                while not any(one.flow.write_paused for one in held):  # noqa: ASYNC110 - no event tells it
+                while not any(one.flow.write_paused for one in held):
                     await asyncio.sleep(0.01)
             until = loop.time() + 3 * QUICK.stall_s
             while loop.time() < until:
@@ -296,21 +285,19 @@ def test_an_answer_that_is_read_slowly_is_not_cut_off(tmp_path: Path, monkeypatc
                 await asyncio.sleep(QUICK.stall_s / 10)
                 assert any(one.client == slow.getsockname() for one in held)
 
-    limited(tmp_path, monkeypatch, QUICK, flow)
-
 
 async def follows_again(http: httpx.AsyncClient, path: str, secret: str) -> bool:
     async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(secret)) as again:
         return again.status_code == 200
 
 
-def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "FOLLOWERS", 3)
 
-    async def flow(client: object, _: object) -> None:
-        job = (await client.submit())["id"]  # type: ignore[attr-defined]
-        path, http = f"/jobs/{job}/logs", client.http  # type: ignore[attr-defined]
-        secret = await make_token(client, "ci", Scope.READ)  # type: ignore[arg-type]
+    async with limited(tmp_path, monkeypatch, QUICK) as (client, _):
+        job = (await client.submit())["id"]
+        path, http = f"/jobs/{job}/logs", client.http
+        secret = await make_token(client, "ci", Scope.READ)
         async with asyncio.timeout(10):
             following = [http.stream("GET", path, params={"follow": "true"}, headers=bearer(secret)) for _ in range(3)]
             for one in following:
@@ -318,19 +305,17 @@ def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch: pytes
             refused = await http.get(path, params={"follow": "1"}, headers=bearer(secret))
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
             # Another secret of the same token has no quota of its own, and another token has.
-            rotated = await client.user("POST", "/tokens/ci/rotate", json={"overlap_s": 60})  # type: ignore[attr-defined]
+            rotated = await client.user("POST", "/tokens/ci/rotate", json={"overlap_s": 60})
             fresh = bearer(rotated.json()["secret"])
             assert (await http.get(path, params={"follow": "1"}, headers=fresh)).status_code == 429
             async with http.stream("GET", path, params={"follow": "1"}, headers=bearer(TOKEN)) as other:
                 assert other.is_success
             assert (await http.get(path, params={"follow": "false"}, headers=bearer(TOKEN))).is_success
             await following.pop().__aexit__(None, None, None)
-            while not await follows_again(http, path, secret):  # noqa: ASYNC110 - the master has to notice who has gone
+            while not await follows_again(http, path, secret):
                 await asyncio.sleep(0.01)
             for one in following:
                 await one.__aexit__(None, None, None)
-
-    limited(tmp_path, monkeypatch, QUICK, flow)
 
 
 def test_many_logs_may_be_followed() -> None:

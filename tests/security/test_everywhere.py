@@ -28,8 +28,8 @@ async def probe(client: Client, token: str, **values: Any) -> httpx.Response:
     return await client.call(token, "POST", "/jobs", json={"workload": "probe", **values})
 
 
-def test_a_token_runs_no_more_workers_than_its_slots(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_token_runs_no_more_workers_than_its_slots(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         nodes = [await one_trainer(client, name) for name in ("trainer-0", "trainer-1")]
         token = await make_token(client, "tiny", Scope.SUBMIT, max_slots=1, max_queued=1)
         refused = await probe(client, token)
@@ -47,11 +47,9 @@ def test_a_token_runs_no_more_workers_than_its_slots(tmp_path: Path) -> None:
         await client.until(first.json()["id"], "succeeded", "failed")
         await client.until(second.json()["id"], "placed")
 
-    on_master(tmp_path, flow)
 
-
-def test_a_node_runs_one_such_job_at_a_time(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_node_runs_one_such_job_at_a_time(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         token = await make_token(client, "busy", Scope.SUBMIT)
         ids = [(await probe(client, token)).json()["id"] for _ in range(3)]
@@ -61,5 +59,3 @@ def test_a_node_runs_one_such_job_at_a_time(tmp_path: Path) -> None:
         await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
         await client.until(ids[1], "placed")
         assert (await client.job(ids[2]))["state"] == "queued"
-
-    on_master(tmp_path, flow)

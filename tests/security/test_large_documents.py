@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select, update
-from tests.master.harness import Client, failure, make_settings, on_master, serving
+from tests.master.harness import failure, make_settings, on_master, serving
 
 from rolecall.cli.client import Client as CliClient
 from rolecall.cli.connection import Connection
@@ -34,8 +34,8 @@ async def fail_often(database: Database, job: str, count: int) -> None:
             await attempts.follow(connection, gang, JobState.FAILED, cause=f"trainer-0: {LONG.message}")
 
 
-def test_a_job_with_many_attempts_has_a_document_of_bounded_size(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_job_with_many_attempts_has_a_document_of_bounded_size(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         job = (await client.submit())["id"]
         await fail_often(client.master.database, job, 30)
         tries = (await client.job(job))["attempts"]
@@ -49,25 +49,20 @@ def test_a_job_with_many_attempts_has_a_document_of_bounded_size(tmp_path: Path)
             stored = list(await connection.scalars(select(worker_table.c.failure)))
         assert sum(isinstance(one, Failure) and bool(one.traceback) for one in stored) == 3
 
-    on_master(tmp_path, flow)
 
-
-def test_a_page_of_large_jobs_ends_early_and_the_command_line_asks_for_the_next(tmp_path: Path) -> None:
+async def test_a_page_of_large_jobs_ends_early_and_the_command_line_asks_for_the_next(tmp_path: Path) -> None:
     large = {"text": "z" * 1_500_000}
 
-    async def run() -> None:
-        async with serving(make_settings(tmp_path)) as client:
-            made = [(await client.submit())["id"] for _ in range(6)]
-            async with client.master.database.write() as connection:
-                await connection.execute(update(job_table).where(job_table.c.id != made[0]).values(result=large))
-            page = (await client.user("GET", "/jobs")).json()
-            assert [job["id"] for job in page["jobs"]] == made[:-3:-1]
-            assert page["next_cursor"] is not None
-            for limit, many in ((50, 6), (5, 5)):
-                listed = await asyncio.to_thread(listed_by_command, str(client.http.base_url), limit)
-                assert listed == made[::-1][:many]
-
-    asyncio.run(run())
+    async with serving(make_settings(tmp_path)) as client:
+        made = [(await client.submit())["id"] for _ in range(6)]
+        async with client.master.database.write() as connection:
+            await connection.execute(update(job_table).where(job_table.c.id != made[0]).values(result=large))
+        page = (await client.user("GET", "/jobs")).json()
+        assert [job["id"] for job in page["jobs"]] == made[:-3:-1]
+        assert page["next_cursor"] is not None
+        for limit, many in ((50, 6), (5, 5)):
+            listed = await asyncio.to_thread(listed_by_command, str(client.http.base_url), limit)
+            assert listed == made[::-1][:many]
 
 
 def listed_by_command(url: str, limit: int) -> list[Any]:

@@ -1,6 +1,5 @@
 """A blob store that is a folder: workers write to it, and lead the master to no other file by what they put there."""
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -8,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.master.harness import ONE_TRAINER, Client, on_master, one_trainer
+from tests.master.harness import ONE_TRAINER, on_master, one_trainer
 
 from rolecall.master.blob_stores import FolderStore
 from rolecall.master.blobs import Blobs
@@ -71,21 +70,18 @@ def folder(job: Path, _victim: Path) -> None:
 
 @pytest.mark.parametrize("plant", [link, linked_folder, pipe, listening, folder])
 @pytest.mark.parametrize("scheme", ["file", "local"])
-def test_what_is_no_regular_file_is_no_blob(
+async def test_what_is_no_regular_file_is_no_blob(
     scheme: str, plant: Callable[[Path, Path], None], job: Path, victim: Path
 ) -> None:
-    async def flow() -> None:
-        async with opened(f"{scheme}://{job.parent}/") as blobs:
-            assert await blobs.size("mine", "1/secret") is None
-            assert await blobs.digest("mine", "1/secret") is None
-            with pytest.raises(NotFound):
-                await blobs.read("mine", "1/secret")
-            await blobs.delete("mine", "1/secret")
-            await blobs.sweep("mine", 1, set())
-            await blobs.remove_job("mine")
-
     plant(job, victim)
-    asyncio.run(flow())
+    async with opened(f"{scheme}://{job.parent}/") as blobs:
+        assert await blobs.size("mine", "1/secret") is None
+        assert await blobs.digest("mine", "1/secret") is None
+        with pytest.raises(NotFound):
+            await blobs.read("mine", "1/secret")
+        await blobs.delete("mine", "1/secret")
+        await blobs.sweep("mine", 1, set())
+        await blobs.remove_job("mine")
     assert (victim / "secret").read_bytes() == SECRET
     assert not job.exists()
 
@@ -102,23 +98,20 @@ def test_a_folder_that_becomes_a_link_after_the_look_is_not_followed(job: Path, 
     assert (victim / "secret").read_bytes() == SECRET
 
 
-def test_what_a_sweep_finds_is_the_jobs_own(job: Path, victim: Path) -> None:
+async def test_what_a_sweep_finds_is_the_jobs_own(job: Path, victim: Path) -> None:
     (job / "1" / "step-1").mkdir(parents=True)
     (job / "1" / "step-1" / "part").write_bytes(b"kept")
     (job / "1" / "step-1" / "part.1.partial").write_bytes(b"left over")
     (job / "1" / "step-1" / "away").symlink_to(victim)
 
-    async def flow() -> None:
-        async with opened(job.parent.as_uri()) as blobs:
-            assert await blobs.sweep("mine", 1, {"1/step-1/part"}) == 2
-
-    asyncio.run(flow())
+    async with opened(job.parent.as_uri()) as blobs:
+        assert await blobs.sweep("mine", 1, {"1/step-1/part"}) == 2
     assert sorted(os.listdir(job / "1" / "step-1")) == ["part"]
     assert (victim / "secret").read_bytes() == SECRET
 
 
-def test_a_link_is_not_recorded_as_an_artifact(tmp_path: Path, victim: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_link_is_not_recorded_as_an_artifact(tmp_path: Path, victim: Path) -> None:
+    async with on_master(tmp_path / "data", blob_url=(tmp_path / "store").as_uri()) as client:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         await node.workers()
@@ -130,5 +123,3 @@ def test_a_link_is_not_recorded_as_an_artifact(tmp_path: Path, victim: Path) -> 
             assert refused.status_code == 409
             assert f"should have {size} bytes, but there is no such blob" in refused.json()["detail"]
         assert (await client.user("GET", f"/jobs/{job}/artifacts/loot")).status_code == 404
-
-    on_master(tmp_path / "data", flow, blob_url=(tmp_path / "store").as_uri())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.master.harness import Client, on_master, one_trainer
+from tests.master.harness import on_master, one_trainer
 
 from rolecall.master.store.database import Database, serve_user
 
@@ -23,8 +23,8 @@ async def occupy(database: Database, holding: asyncio.Event, count: int) -> list
     return calls
 
 
-def test_users_leave_connections_to_nodes(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_users_leave_connections_to_nodes(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         released = asyncio.Event()
         calls = await occupy(client.master.database, released, 60)
@@ -38,11 +38,9 @@ def test_users_leave_connections_to_nodes(tmp_path: Path) -> None:
         await asyncio.gather(*calls)
         assert (await client.user("GET", "/jobs")).status_code == 200
 
-    on_master(tmp_path, flow)
 
-
-def test_a_node_waits_for_one_writing_user_at_most(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_node_waits_for_one_writing_user_at_most(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         order: list[str] = []
 
         async def write(who: str) -> None:
@@ -57,5 +55,3 @@ def test_a_node_waits_for_one_writing_user_at_most(tmp_path: Path) -> None:
         await write("node")
         assert order.count("user") <= 2
         await asyncio.gather(*users)
-
-    on_master(tmp_path, flow)

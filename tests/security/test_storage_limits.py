@@ -3,64 +3,44 @@
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tests.master.harness import (
-    NODE_TOKEN,
-    ONE_TRAINER,
-    Client,
-    bearer,
-    line,
-    make_settings,
-    one_trainer,
-    serving,
-)
+from tests.master.harness import NODE_TOKEN, ONE_TRAINER, bearer, line, on_master, one_trainer
 from tests.volumes import filled, mounted
 
 from rolecall.spec.errors import QuotaExceeded
 from rolecall.spec.state import WorkerState
 
 
-def on_master(tmp_path: Path, flow: Any, **values: Any) -> None:
-    async def run() -> None:
-        async with serving(make_settings(tmp_path, **values)) as client:
-            await flow(client)
-
-    asyncio.run(run())
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
-def test_below_the_reserve_reports_are_stored_and_logs_and_uploads_wait(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
-        node = await one_trainer(client)
-        job = (await client.submit(roles=ONE_TRAINER))["id"]
-        (worker,) = await node.workers()
-        await node.say(worker, WorkerState.RUNNING)
-        log = f"/internal/jobs/{job}/attempts/1/ranks/0/streams/log?offset=0"
-        upload = "/attempts/1/blobs/model"
-        with filled(tmp_path / "data", but=3 << 20):
-            for _ in range(2):
-                refused = await client.http.put(log, headers=bearer(NODE_TOKEN), content=b"hello\n")
-                assert refused.status_code == 507
-                assert "ROLECALL_RESERVE_BYTES" in refused.json()["detail"]
-            assert (await client.worker("PUT", job, 1, upload, content=b"model")).status_code == 507
-            assert await node.progress(worker, line("step", step=7, metrics={"loss": 1.0})) > 0
-            assert (await client.submit())["state"] == "queued"
-            assert (await client.job(job))["progress"]["step"] == 7
-        async with asyncio.timeout(10):
-            while (sent := await client.http.put(log, headers=bearer(NODE_TOKEN), content=b"hello\n")).is_error:
-                assert sent.status_code == 507, "a look at the volume is good for a second"
-                await asyncio.sleep(0.1)
-        assert sent.json()["size"] == 6
-        assert (await client.worker("PUT", job, 1, upload, content=b"model")).status_code == 201
-
+async def test_below_the_reserve_reports_are_stored_and_logs_and_uploads_wait(tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "16m"):
-        on_master(tmp_path / "data", flow, reserve_bytes=4 << 20)
+        async with on_master(tmp_path / "data", reserve_bytes=4 << 20) as client:
+            node = await one_trainer(client)
+            job = (await client.submit(roles=ONE_TRAINER))["id"]
+            (worker,) = await node.workers()
+            await node.say(worker, WorkerState.RUNNING)
+            log = f"/internal/jobs/{job}/attempts/1/ranks/0/streams/log?offset=0"
+            upload = "/attempts/1/blobs/model"
+            with filled(tmp_path / "data", but=3 << 20):
+                for _ in range(2):
+                    refused = await client.http.put(log, headers=bearer(NODE_TOKEN), content=b"hello\n")
+                    assert refused.status_code == 507
+                    assert "ROLECALL_RESERVE_BYTES" in refused.json()["detail"]
+                assert (await client.worker("PUT", job, 1, upload, content=b"model")).status_code == 507
+                assert await node.progress(worker, line("step", step=7, metrics={"loss": 1.0})) > 0
+                assert (await client.submit())["state"] == "queued"
+                assert (await client.job(job))["progress"]["step"] == 7
+            async with asyncio.timeout(10):
+                while (sent := await client.http.put(log, headers=bearer(NODE_TOKEN), content=b"hello\n")).is_error:
+                    assert sent.status_code == 507, "a look at the volume is good for a second"
+                    await asyncio.sleep(0.1)
+            assert sent.json()["size"] == 6
+            assert (await client.worker("PUT", job, 1, upload, content=b"model")).status_code == 201
 
 
-def test_a_job_may_not_store_more_than_its_limit(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_job_may_not_store_more_than_its_limit(tmp_path: Path) -> None:
+    async with on_master(tmp_path, max_job_bytes=100) as client:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         await node.workers()
@@ -72,13 +52,11 @@ def test_a_job_may_not_store_more_than_its_limit(tmp_path: Path) -> None:
         assert refused.status_code == 413
         assert "ROLECALL_MAX_JOB_BYTES" in refused.json()["detail"]
         assert (await client.worker("PUT", job, 1, "/attempts/1/blobs/b", content=bytes(10))).status_code == 201
-
-    on_master(tmp_path, flow, max_job_bytes=100)
     assert not list(tmp_path.rglob(".upload-*"))
 
 
-def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_path: Path) -> None:
+    async with on_master(tmp_path, max_job_bytes=100, blob_url=(tmp_path / "store").as_uri()) as client:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         await node.workers()
@@ -88,8 +66,6 @@ def test_below_a_blob_url_the_limit_holds_when_something_is_recorded(tmp_path: P
         notices = [{"name": name, "blob": f"1/{name}", "size": 60, "sha256": "0" * 64} for name in ("a", "b")]
         answers = [await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice) for notice in notices]
         assert [answer.status_code for answer in answers] == [201, 413]
-
-    on_master(tmp_path, flow, max_job_bytes=100, blob_url=(tmp_path / "store").as_uri())
 
 
 def test_a_job_over_its_limit_is_not_tried_again() -> None:

@@ -34,7 +34,7 @@ from rolecall.node.examination import Examiner
 from rolecall.node.findings import GpuInventory
 from rolecall.settings import NodeSettings
 from rolecall.spec.errors import SettingsError
-from rolecall.spec.finding import Finding, Level
+from rolecall.spec.finding import Level
 from rolecall.spec.role import Role
 from rolecall.spec.trust import Trust
 
@@ -280,21 +280,17 @@ def test_a_certificate_that_ends_soon_is_a_warning(ahead: float, level: Level) -
         ("127.0.0.1", "another-machine", Level.OK),
     ],
 )
-def test_clear_text_that_leaves_the_machine_is_a_warning(
+async def test_clear_text_that_leaves_the_machine_is_a_warning(
     address: str, boot_id: str, level: Level, tmp_path: Path
 ) -> None:
     master = ScriptedMaster()
     master.boot_id = boot_id
     settings = NodeSettings(role=Role.TRAINER, master_addr=address, data=tmp_path, node_token=SecretStr(NODE_TOKEN))
-
-    async def examine() -> tuple[Finding, ...]:
-        client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: NODE_TOKEN)
+    client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: NODE_TOKEN)
+    with master.serving():
         found, _ = await Examiner(settings, client, GpuInventory(0, 0)).examine(make_node("trainer-0", Role.TRAINER))
         await client.close()
-        return found
-
-    with master.serving():
-        (finding,) = [one for one in asyncio.run(examine()) if one.check == "tls"]
+    (finding,) = [one for one in found if one.check == "tls"]
     assert finding.level is level
     assert f"http://127.0.0.1:{master.port}" in finding.message
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from sqlalchemy import text
-from tests.master.harness import ONE_TRAINER, Client, line, on_master, one_trainer
+from tests.master.harness import ONE_TRAINER, line, on_master, one_trainer
 
 from rolecall.spec.state import WorkerState
 
 
-def test_a_line_that_cant_be_stored_is_skipped(tmp_path: Path) -> None:
-    async def flow(client: Client) -> None:
+async def test_a_line_that_cant_be_stored_is_skipped(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
         refuse = "BEFORE INSERT ON events WHEN NEW.message = 'bad' BEGIN SELECT RAISE(ABORT, 'bad'); END"
         async with client.master.database.write() as connection:
             await connection.execute(text(f"CREATE TRIGGER refusing {refuse}"))
@@ -24,5 +24,3 @@ def test_a_line_that_cant_be_stored_is_skipped(tmp_path: Path) -> None:
         assert document["result"] == {"loss": 1.0}
         told = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
         assert [event["message"] for event in told if event["kind"] == "worker"] == ["good"]
-
-    on_master(tmp_path, flow)

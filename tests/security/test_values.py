@@ -1,6 +1,5 @@
 """Texts and numbers that a database can't store are the caller's mistake and no defect of the master."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +50,10 @@ async def provoke(settings: Any) -> None:
         assert (await client.job(job))["state"] == "placed"
 
 
-def test_values_that_sqlite_can_not_store(tmp_path: Path) -> None:
-    asyncio.run(provoke(make_settings(tmp_path)))
+async def test_values_that_sqlite_can_not_store(tmp_path: Path) -> None:
+    await provoke(make_settings(tmp_path))
 
 
 @pytest.mark.slow
-def test_values_that_postgresql_can_not_store(tmp_path: Path, postgres_url: str) -> None:
-    asyncio.run(provoke(make_settings(tmp_path, database_url=postgres_url)))
+async def test_values_that_postgresql_can_not_store(tmp_path: Path, postgres_url: str) -> None:
+    await provoke(make_settings(tmp_path, database_url=postgres_url))
