@@ -1,5 +1,6 @@
 """The control program as a process: signals, a kill in the middle, a port that is taken."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from rolecall.master.blobs import check_url
+from rolecall.master.store.database import Database
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 
@@ -105,6 +107,25 @@ async def test_an_answer_does_not_wait_for_an_acknowledgement(client: Client) ->
         await client.http.get("/healthz")
         took_s.append(time.perf_counter() - begin)
     assert min(took_s) < 0.03
+
+
+async def test_a_call_that_the_exit_cuts_off_is_told_to_try_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = asyncio.Event()
+
+    async def hang(_: Database) -> None:
+        called.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(Database, "ping", hang)
+    call = asyncio.create_task(client.user("GET", "/readyz"))
+    await called.wait()
+    client.server.should_exit = True
+    answer = await call
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"]
+    assert answer.json()["detail"] == "the master exits before it could complete this call; try again"
 
 
 def test_a_taken_port_is_an_error(tmp_path: Path) -> None:

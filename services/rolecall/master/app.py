@@ -25,7 +25,7 @@ from rolecall.master.api import (
 from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_handlers
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
-from rolecall.master.api.standby import StandbyGate
+from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.core import open_master
 from rolecall.master.leadership import Leadership
@@ -77,6 +77,7 @@ def create_app(settings: MasterSettings, catalogue: Catalogue | None = None) -> 
     # The last is the first: nobody reads or parses what comes without a token.
     app.add_middleware(Gate)
     app.add_middleware(StandbyGate)
+    app.add_middleware(ExitGate)
     add_problem_handlers(app)
     return app
 

@@ -1,10 +1,13 @@
-"""What a master answers while another one leads."""
+"""Answers of a master that does not lead yet, and of one that exits."""
+
+import asyncio
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolecall.master.api.error_handlers import RETRY_AFTER, problem_response
 
+_EXITS = "the master exits before it could complete this call; try again"
 _DETAIL = "standing by for another master, which leads; this one takes over when that one ends"
 
 
@@ -21,3 +24,26 @@ class StandbyGate:
         else:
             # Whoever calls has shown no token yet: only the log says which master leads.
             await problem_response(503, _DETAIL, Request(scope), headers=RETRY_AFTER)(scope, receive, send)
+
+
+class ExitGate:
+    """Answers 503 to a call that is canceled because the master exits. The server itself would answer 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        answered = False
+
+        async def sent(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except asyncio.CancelledError:
+            if scope["type"] == "http" and not answered:
+                await problem_response(503, _EXITS, Request(scope), headers=RETRY_AFTER)(scope, receive, send)
+            raise
