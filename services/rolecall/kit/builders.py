@@ -66,12 +66,10 @@ def find_allowed(name: str) -> type | FunctionType:
     except ImportError as error:  # from a module that imports its members lazily
         raise InputError(f"{name} can't be imported on this node: {shorten_error(str(error))}") from error
     if not isinstance(found, type | FunctionType):
-        raise InputError(
-            f"the module {module} has no function {attribute!r}, and no such class; name one that it defines"
-        )
+        raise InputError(f"the module {module} has no function or class {attribute!r}; name one that it defines")
     settings = read_worker()
     if not _is_allowed(str(found.__module__), settings):
-        raise _refused(f"{name}, because {found.__module__} defines it", settings)
+        raise _refused(f"{name}, which {found.__module__} defines", settings)
     return found
 
 
@@ -118,6 +116,6 @@ def _is_in_package(module: str, settings: WorkerSettings) -> bool:
 def _refused(what: str, settings: WorkerSettings) -> InputError:
     packages, folders = ", ".join(settings.builders) or "none", ", ".join(map(str, settings.plugins)) or "none"
     return InputError(
-        f"the operator has not allowed builders of {what}; allowed packages (ROLECALL_BUILDERS): {packages}; "
+        f"the operator has not allowed {what}; allowed packages (ROLECALL_BUILDERS): {packages}; "
         f"folders (ROLECALL_PLUGINS): {folders}"
     )

@@ -74,16 +74,16 @@ class DataAccess:
         Raises `InputError` if `path` is neither.
         """
         if "\0" in path:
-            raise InputError("a data path has a NUL character; name the data by a path or URL without one")
+            raise InputError("a data path contains a NUL character; remove it")
         if "::" in path:
-            raise InputError("a data path chains URLs with '::'; name the data by a single path or URL")
+            raise InputError("a data path chains URLs with '::'; use a single path or URL")
         scheme, separator, rest = path.partition("://")
         if not separator and path.startswith("data:"):
             scheme, separator = "data", ":"
         if not separator or scheme in _PLAIN:
             plain = rest if separator else path
             if plain.startswith("~"):
-                raise InputError(f"{path} begins with '~', which is not expanded; write the folder in full")
+                raise InputError(f"{path} begins with '~', which is not expanded; write the full path")
             return plain
         if scheme not in self.schemes:
             raise InputError(

@@ -87,7 +87,11 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
     urls = {name: name if plain is not None else filesystem.unstrip_protocol(name) for name in names}
     files = [_describe(urls[name], info) for name, info in found if info["type"] == "file"]
     if not files:
-        kind = "matches no file" if _is_glob(bare) else "is a folder; name its files, e.g. with a glob such as folder/*"
+        kind = (
+            "matches no file"
+            if _is_glob(bare)
+            else "is a folder; name its files, for example with a glob such as folder/*"
+        )
         raise InputError(f"{path} {kind}")
     return files
 

@@ -100,7 +100,7 @@ def run_gang(
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "work").exists():
-        raise FileExistsError(f"a gang has run in {folder} before; give each a folder of its own")
+        raise FileExistsError(f"a gang has already run in {folder}; use a new folder for each gang")
     declared = catalogue.load(workload) if isinstance(workload, str) else workload
     gang, secret = _plan(roles), token_hex()
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}

@@ -27,13 +27,16 @@ def test_names_stand_for_objects() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "tutorial"}, "protocol: tutorial needs algorithm: reinforce, policy_at: agent, environments: 1"),
+        (
+            {"protocol": "tutorial"},
+            "protocol: tutorial requires algorithm: reinforce, policy_at: agent, environments: 1",
+        ),
         (
             {"protocol": "tutorial", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
             | {"inference": {"batch": 2}},
             "answers every request separately",
         ),
-        ({"inference": {"batch": 2}}, "needs policy_at: agent"),
+        ({"inference": {"batch": 2}}, "requires policy_at: agent"),
         (
             {"environment": {"id": "CartPole-v1", "vectorization": "own", "wrappers": ["FlattenObservation"]}},
             "need vectorization: loop",

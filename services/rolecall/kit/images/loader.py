@@ -66,7 +66,9 @@ def _hold_out(source: LabeledImages, share: float, seed: int) -> dict[str, Image
     numbers = np.arange(len(source.labels))
     held = splitmix64(numbers.astype(np.uint64), derive_seed(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
     if held.all() or not held.any():
-        raise InputError(f"data.validation {share} of {len(held)} images leaves one part empty; change it")
+        raise InputError(
+            f"data.validation {share} of {len(held)} images leaves one of the splits empty; choose another share"
+        )
     return {"train": ImageSplit(source, numbers[~held]), "validation": ImageSplit(source, numbers[held])}
 
 

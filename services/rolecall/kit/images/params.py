@@ -52,7 +52,9 @@ class Images(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.classes is not None and not isinstance(self.train, Idx):
-            raise ValueError("classes is for IDX files only; with a folder per class, the folders name the classes")
+            raise ValueError(
+                "classes is only valid for IDX files; with class folders, the classes are named after the folders"
+            )
         doubles = sorted({name for name in self.augment if self.augment.count(name) > 1})
         if doubles:
             raise ValueError(f"augment lists {', '.join(doubles)} more than once; list each once")

@@ -46,9 +46,9 @@ class Categorical(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.ids == "hash") != (self.buckets is not None):
-            raise ValueError("buckets is for ids: hash only; set both or neither")
+            raise ValueError("buckets requires ids: hash; set both or neither")
         if self.ids == "hash" and self.min_count > 1:
-            raise ValueError("min_count needs ids: dictionary; a hash does not count values")
+            raise ValueError("min_count requires ids: dictionary; hashed values are not counted")
         if self.separator is not None and self.max_values == 1:
             raise ValueError("a column with a separator is multi-valued; set max_values to 2 or more")
         return self
@@ -71,9 +71,9 @@ class Numeric(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.log and self.transform == "buckets":
-            raise ValueError("log needs transform: normalize; it does not change quantile buckets")
+            raise ValueError("log requires transform: normalize; it has no effect on quantile buckets")
         if self.buckets is not None and self.transform == "normalize":
-            raise ValueError("buckets needs transform: buckets")
+            raise ValueError("buckets requires transform: buckets")
         return self
 
     @property
@@ -130,11 +130,13 @@ class Data(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.categorical and not any(column.transform == "buckets" for column in self.numeric):
-            raise ValueError("no column uses the embedding; list a categorical column or a numeric one with buckets")
+            raise ValueError(
+                "no column uses the embedding; list a categorical column, or a numeric column with buckets"
+            )
         _refuse_doubles("categorical", [column.column for column in self.categorical])
         _refuse_doubles("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
         if self.label.column in {column.column for column in (*self.categorical, *self.numeric)}:
-            raise ValueError(f"the label {self.label.column!r} can't be an input too; list it once")
+            raise ValueError(f"the label {self.label.column!r} can't also be an input; list it once")
         return self
 
     @property

@@ -203,7 +203,7 @@ def _labels(column: pa.Array, label: Label, reasons: dict[int, str]) -> NDArray[
     legal = yes | _is_one_of(texts, _NO) if label.positive is None else texts.is_valid().to_numpy(False)
     for index in np.flatnonzero(~legal):
         given = texts[index].as_py()
-        why = "is missing" if given is None else f"is {given!r}, not 0 or 1; name data.label.positive for other values"
+        why = "is missing" if given is None else f"is {given!r}, not 0 or 1; for other values, set data.label.positive"
         reasons[int(index)] = f"the label {label.column} {why}"
     return yes.astype(np.float32)
 
@@ -232,7 +232,7 @@ def _texts(column: pa.Array) -> pa.Array:
 def _numbers(chunk: _Chunk, column: Numeric, missing: Sequence[str], reasons: dict[int, str]) -> NDArray[np.float64]:
     given = _cleaned(chunk.batch[column.column], missing)
     if not (pa.types.is_string(given.type) or _is_number(given.type)):
-        raise InputError(f"{chunk.file.url}: column {column.column!r} holds {given.type}, not numbers")
+        raise InputError(f"{chunk.file.url}: column {column.column!r} has type {given.type}; it must contain numbers")
     parsable = pc.match_substring_regex(given, _NUMBER) if pa.types.is_string(given.type) else given.is_valid()
     readable = pc.if_else(parsable, given, pa.scalar(None, given.type)).cast(pa.float64(), safe=False)
     numbers = readable.to_numpy(zero_copy_only=False).astype(np.float64)
@@ -249,7 +249,9 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _values(file: TableFile, given: pa.Array, column: Categorical, missing: Sequence[str]) -> Values:
     if pa.types.is_nested(given.type) and not _is_list(given.type):
-        raise InputError(f"{file.url}: column {column.column!r} holds {given.type}; make it a text, number or list")
+        raise InputError(
+            f"{file.url}: column {column.column!r} has type {given.type}; it must contain text, numbers or lists"
+        )
     if column.separator is not None and not _is_list(given.type):
         given = pc.split_pattern(_texts(given), column.separator)
     if _is_list(given.type):

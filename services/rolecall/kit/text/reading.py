@@ -26,7 +26,9 @@ def _lines(file: File) -> Iterator[str]:
             while line := text.readline(_LONGEST_LINE):
                 yield line
     except UnicodeDecodeError as error:
-        raise InputError(f"{file.url} is not UTF-8 text ({error.reason}); convert it, e.g. with iconv") from error
+        raise InputError(
+            f"{file.url} is not UTF-8 text ({error.reason}); convert it, for example with iconv"
+        ) from error
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(f"{file.url} can't be read: {error}") from error
 

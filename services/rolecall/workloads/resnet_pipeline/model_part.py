@@ -30,7 +30,9 @@ def whole_model(params: Params, classes: int) -> nn.Module:
         return build_resnet(params.model, classes, params.norm)
     own = build(params.model, classes)
     if not isinstance(own, nn.Sequential):
-        raise InputError(f"{params.model.builder} gives a {type(own).__name__}; a model to be cut is an nn.Sequential")
+        raise InputError(
+            f"{params.model.builder} returned a {type(own).__name__}; only an nn.Sequential can be cut into stages"
+        )
     return own
 
 

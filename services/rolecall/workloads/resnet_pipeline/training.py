@@ -67,7 +67,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
         found: list[DatasetInfo] = call(self._stages.first_stages, PipelineStage.open)
         require_same(dict(zip(self._stages.first_stages, found, strict=True)), "images")
         if (there := found[0].images["train"]) < self.params.batch_size:
-            raise InputError(f"there are {there} training images; take a batch_size of at most that many")
+            raise InputError(f"there are {there} training images; set batch_size to at most that number")
         return found[0]
 
     def _build(self) -> None:
@@ -86,7 +86,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
         """The first block of every stage but the first, as given or from measured costs."""
         stages, given = len(self._stages.pipelines[0]), self.params.cuts
         if stages > len(names):
-            raise InputError(f"{stages} stages can't share {len(names)} blocks; take at most {len(names)}")
+            raise InputError(f"{stages} stages can't share {len(names)} blocks; use at most {len(names)}")
         if given is not None:
             return places(given, names)
         costs: list[list[float]] = call(self._stages.all, PipelineStage.measure, len(self._dataset.classes))

@@ -25,7 +25,7 @@ It needs Python 3.10 or later with `torch`, `safetensors` and `tokenizers`. In t
 ```python
 from model import load
 model = load(".")
-print(model.generate("\\n", tokens=100, temperature=0.8))  # text that begins anew
+print(model.generate("\\n", tokens=100, temperature=0.8))  # a new text
 print(model.perplexity("Some text of your own."))
 ```
 

@@ -21,12 +21,12 @@ MOST_MICRO_BATCHES = 16_384
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchRule:
-    """The legal numbers of micro-batches of a schedule."""
+    """The valid numbers of micro-batches of a schedule."""
 
     description: str
     """The rule as text, for messages and documentation."""
-    legal: Callable[[int, int, int], bool]
-    """Whether (micro-batches, ranks, total virtual stages) are legal."""
+    is_valid: Callable[[int, int, int], bool]
+    """Whether (micro-batches, ranks, total virtual stages) are valid."""
 
 
 _ANY = MicroBatchRule("1 or more", lambda count, ranks, stages: count >= 1)
@@ -58,10 +58,10 @@ class Schedule:
         """The default number of virtual stages per rank."""
         return min(2, self.virtual_stages[1])
 
-    def legal_micro_batches(self, batch: int, ranks: int, stages: int) -> list[int]:
-        """All legal numbers of micro-batches for a replica's batch of `batch` sequences."""
+    def valid_micro_batches(self, batch: int, ranks: int, stages: int) -> list[int]:
+        """All valid numbers of micro-batches for a replica's batch of `batch` sequences."""
         counts = [count for count in divisors(batch) if count <= MOST_MICRO_BATCHES]
-        return [count for count in counts if self.micro_batches.legal(count, ranks, stages)]
+        return [count for count in counts if self.micro_batches.is_valid(count, ranks, stages)]
 
 
 SCHEDULES: dict[Name, Schedule] = {
@@ -95,7 +95,7 @@ SCHEDULES: dict[Name, Schedule] = {
         ),
     )
 }
-assert tuple(SCHEDULES) == get_args(Name), "the table has a row for each legal name"
+assert tuple(SCHEDULES) == get_args(Name), "the table has a row for each name"
 
 
 def stages_of(rank: int, ranks: int, virtual_stages: int, placement: Placement) -> list[int]:

@@ -53,7 +53,7 @@ class Epochs:
         if self.steps_per_epoch == 0:
             raise InputError(
                 f"the training text has {len(self.sequences.tokens)} tokens, {len(self.sequences)} sequences of "
-                f"{self.sequences.context}, and a step takes {self.batch_size}; give more text, or lower batch_size "
+                f"{self.sequences.context}, but a step needs {self.batch_size}; provide more text, or lower batch_size "
                 "or context"
             )
 
