@@ -21,7 +21,7 @@ from rolecall.spec.report import shorten
 
 
 class Builder(workload.Params):
-    """A function that makes a model."""
+    """A function that returns a model."""
 
     builder: Annotated[
         str, Field(max_length=1024, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_models:small"])
@@ -37,7 +37,7 @@ def check_builder(chosen: Builder) -> None:
 
 
 def shorten_error(message: str) -> str:
-    """The message of an error in custom code, shortened: it may quote arguments of a megabyte."""
+    """The message of an error in custom code, shortened, because it may quote large arguments."""
     return shorten(message, 300)
 
 
@@ -89,7 +89,7 @@ def import_allowed(module: str) -> ModuleType:
 
 
 def _may_import(module: str, settings: WorkerSettings) -> bool:
-    """Whether the module's name is allowed. Adds the allowed folders to `sys.path` if one of them has the module."""
+    """True if the module's name is allowed. Adds the allowed folders to `sys.path` if one of them has the module."""
     top, *inner = module.split(".")
     # A package's `__main__` is a command, which runs when it is imported.
     if "__main__" in inner or not all(part.isidentifier() for part in (top, *inner)):
@@ -102,7 +102,7 @@ def _may_import(module: str, settings: WorkerSettings) -> bool:
 
 
 def _is_allowed(module: str, settings: WorkerSettings) -> bool:
-    """Whether an imported module is from an allowed package or folder; an installed module may shadow a plug-in."""
+    """True if an imported module is in an allowed package or folder; an installed module may shadow a plug-in."""
     if _is_in_package(module, settings):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)

@@ -32,7 +32,7 @@ class _PathRules:
     closed: tuple[str, ...]
 
     def allows(self, path: str) -> bool:
-        """Whether the deepest listed folder that contains the absolute, normalized `path` is open."""
+        """True if the deepest listed folder that contains the absolute, normalized `path` is open."""
         depth = _depth(path, self.open)
         return depth > 0 and depth >= _depth(path, self.closed)
 
@@ -64,7 +64,7 @@ class DataAccess:
 
     @property
     def legal(self) -> str:
-        """Describes the paths and URLs that are accepted, for error messages."""
+        """A description of the valid paths and URLs, for error messages."""
         urls = f", or a URL of {', '.join(self.schemes)}" if self.schemes else ""
         return f"a path below {self._roots}{urls}"
 
@@ -147,5 +147,5 @@ def _folders(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _depth(path: str, folders: Iterable[str]) -> int:
-    """The length of the longest of the folders around `path`; 0 if there is none."""
+    """The length of the longest folder that contains `path`; 0 if there is none."""
     return max((len(folder) for folder in folders if f"{path}/".startswith(folder)), default=0)

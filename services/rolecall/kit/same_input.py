@@ -1,4 +1,4 @@
-"""Checks that all workers read the same input: each node reads a job's files separately."""
+"""Checks that all workers read the same input. (Each node reads a job's files separately.)"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -156,7 +156,7 @@ def refusal(params: dict[str, Any]) -> str:
         ({"numeric": ["n", "n"]}, "numeric lists n (normalize) more than once; list each once"),
         ({"numeric": [{"column": "n", "transform": "buckets", "log": True}]}, "log requires transform: normalize"),
         ({"numeric": [{"column": "n", "buckets": 8}]}, "buckets requires transform: buckets"),
-        ({"categorical": []}, "list a categorical column, or a numeric column with buckets"),
+        ({"categorical": []}, "list a categorical or a bucketed numeric column"),
         ({"categorical": ["y"]}, "the label 'y' can't also be an input; list it once"),
         ({"categorical": [{"column": "c", "ids": "hashed"}]}, "'dictionary' or 'hash'"),
         ({"numeric": [{"column": "n", "transform": "log"}]}, "'normalize' or 'buckets'"),

@@ -13,7 +13,7 @@ from torchvision.models import get_model
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.check import check_counts, rpc_threads
-from rolecall.workloads.resnet_pipeline.params import Params, block_names, places
+from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "resnet-pipeline.json"
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -79,7 +79,7 @@ def test_blocks_have_torchvisions_names(model: str) -> None:
         ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
         ({"protocol": "tutorial", "replicas": 2}, "use protocol: 1f1b"),
         ({"early_stopping": {}, "data": {"train": "p", "validation": 0.0}}, "early_stopping needs validation images"),
-        ({"data": {"train": "p", "classes": ["a", "b"]}}, "classes is only valid for IDX files"),
+        ({"data": {"train": "p", "classes": ["a", "b"]}}, "classes requires IDX files"),
         ({"data": {"train": "p", "augment": ["zoom", "shift"]}}, "list only one of them"),
         ({"data": {"train": "p", "augment": ["flip", "flip"]}}, "list each once"),
         ({"data": {"train": {"images": "i"}}}, "labels"),
@@ -129,7 +129,7 @@ def test_every_micro_batch_has_a_thread_and_two_are_left() -> None:
 
 
 def test_cuts_are_found_by_name() -> None:
-    assert places(["b", "d"], ["a", "b", "c", "d"]) == [1, 3]
+    assert cut_indices(["b", "d"], ["a", "b", "c", "d"]) == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_cuts_are_found_by_name() -> None:
 )
 def test_cuts_that_the_model_cant_have_are_refused(cuts: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        places(cuts, ["a", "b", "c"])
+        cut_indices(cuts, ["a", "b", "c"])

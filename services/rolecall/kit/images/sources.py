@@ -19,7 +19,7 @@ from rolecall.kit.images.params import Idx, Images
 from rolecall.spec.errors import InputError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, e.g. Ghostscript
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, such as Ghostscript
 _UNSIGNED_BYTE = 8
 
 
@@ -91,16 +91,16 @@ def check_source(source: str | Idx) -> None:
 
 def _open_folder(source: str, classes: tuple[str, ...] | None) -> ImageFolder:
     access = read_access()
-    found = _class_folders(source, access)
-    names = classes or tuple(found)
-    if unknown := sorted(set(found) - set(names)):
+    folders = _class_folders(source, access)
+    names = classes or tuple(folders)
+    if unknown := sorted(set(folders) - set(names)):
         raise InputError(f"{source} has classes that the training images don't have: {_join(unknown)}")
     paths: list[str] = []
     labels: list[int] = []
-    for name, folder in found.items():
-        mine = list(_image_paths(folder, access))
-        paths += mine
-        labels += [names.index(name)] * len(mine)
+    for name, folder in folders.items():
+        found = list(_image_paths(folder, access))
+        paths += found
+        labels += [names.index(name)] * len(found)
     if not paths:
         raise InputError(f"{source} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
     return ImageFolder(names, np.array(labels, np.int64), paths, access)

@@ -51,10 +51,10 @@ class EncodedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A job's input files and how they are split."""
+    """A job's input files and their splits."""
 
     data: Data
-    """How to read the files."""
+    """Columns and format of the files."""
     seed: int
     """The seed of the hold-out hash."""
     files: dict[str, list[TableFile]]

@@ -25,7 +25,7 @@ from model import load
 load(".").predict([{example}])  # the probability that each row's `{label}` is positive
 ```
 """
-_CUSTOM_LAYERS = "\nIts dense layers are made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_LAYERS = "\n`{builder}` builds its dense layers; the module must be importable.\n"
 
 
 def write_export(

@@ -97,7 +97,7 @@ def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:
 
 
 def _is_entry_point(name: str) -> bool:
-    """Whether `name` is `module:name`. In `module:id` the id has a version, so it is no Python identifier."""
+    """True for `module:name`. In `module:id` the id has a version, so it is not a Python identifier."""
     _, colon, attribute = name.partition(":")
     return bool(colon) and attribute.isidentifier()
 

@@ -18,7 +18,7 @@ from rolecall.kit.params import (
     Sgd,
     Weight,
     Widths,
-    tupled,
+    to_tuple,
 )
 from rolecall.spec import workload
 
@@ -62,7 +62,7 @@ class Environment(workload.Params):
     wrappers: Annotated[
         tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=Name | Wrapper)], ...],
         Field(max_length=100),
-        BeforeValidator(tupled),
+        BeforeValidator(to_tuple),
     ] = ()
     """Wrappers around each environment, innermost first: names, or objects."""
     vectorization: Literal["loop", "own"] = "loop"

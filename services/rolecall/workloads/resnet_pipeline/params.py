@@ -32,7 +32,7 @@ _LAYERS = {
 }
 # Torchvision's stem and layers halve height and width five times.
 _SHRINKS = 32
-MOST_MICRO_BATCHES = 256
+MAX_MICRO_BATCHES = 256
 
 
 def block_names(model: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Params(TrainingParams):
     """Label smoothing: the share of the target that is distributed over all classes."""
     batch_size: BatchSize = 128
     """Images per step over all replicas. Images that don't fill a batch are dropped from their epoch."""
-    micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
+    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of parts into which each replica's share of a batch is split. More micro-batches reduce idle time, but
     smaller ones cost more per image."""
     replicas: Replicas = 1
@@ -92,7 +92,7 @@ class Params(TrainingParams):
                 f"{nearest_multiples(self.replicas, self.batch_size)}"
             )
         if share % self.micro_batches:
-            valid = [count for count in divisors(share) if count <= MOST_MICRO_BATCHES]
+            valid = [count for count in divisors(share) if count <= MAX_MICRO_BATCHES]
             raise ValueError(
                 f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; nearest "
                 f"valid: {nearest(valid, self.micro_batches)}"
@@ -101,8 +101,7 @@ class Params(TrainingParams):
         if isinstance(self.model, str) and self.norm == "batch" and one_value:
             raise ValueError(
                 f"norm: batch needs more than one value per channel, but a micro-batch of one image of "
-                f"{self.data.size} pixels is reduced to one; use fewer micro_batches, a larger batch_size "
-                "or norm: group"
+                f"{self.data.size} pixels ends with one; use fewer micro_batches, a larger batch_size or norm: group"
             )
         return self
 
@@ -111,7 +110,7 @@ class Params(TrainingParams):
         if self.cuts is None or isinstance(self.model, Builder):
             return self
         try:
-            places(self.cuts, block_names(self.model))
+            cut_indices(self.cuts, block_names(self.model))
         except InputError as error:
             raise ValueError(str(error)) from error
         return self
@@ -131,8 +130,8 @@ class Params(TrainingParams):
         return self
 
 
-def places(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
-    """The places of the blocks that begin the later stages; raises `InputError` for cuts that the model can't have."""
+def cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The indices of the blocks that begin the later stages; raises `InputError` for cuts that the model can't have."""
     if unknown := [cut for cut in cuts if cut not in names[1:]]:
         raise InputError(
             f"cuts: the model has no block {', '.join(unknown)} to cut before; valid: {', '.join(names[1:])}"

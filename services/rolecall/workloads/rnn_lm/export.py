@@ -26,7 +26,7 @@ print(model.perplexity("Some text of your own."))
 """
 
 
-_CUSTOM_MODEL = "\nIts recurrent part is made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_MODEL = "\n`{builder}` builds its recurrent part; the module must be importable.\n"
 
 
 def shape_of(params: Params) -> dict[str, Any]:

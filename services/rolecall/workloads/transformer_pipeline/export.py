@@ -31,7 +31,7 @@ print(model.perplexity("Some text of your own."))
 
 `model.decoder` is a plain `torch.nn.Module` from tokens [b, t] to logits [b, t, vocabulary].
 """
-_CUSTOM_LAYERS = "\nIts layers are made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_LAYERS = "\n`{builder}` builds its layers; the module must be importable.\n"
 
 
 def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:

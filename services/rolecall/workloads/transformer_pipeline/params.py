@@ -21,7 +21,7 @@ from rolecall.kit.params import (
 )
 from rolecall.kit.text.params import Sample, Text
 from rolecall.workloads.transformer_pipeline.schedules import (
-    MOST_MICRO_BATCHES,
+    MAX_MICRO_BATCHES,
     SCHEDULES,
     Name,
     Schedule,
@@ -75,7 +75,7 @@ class Params(TrainingParams):
     split: Split = "manual"
     """How the model is split. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""
-    micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
+    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of micro-batches into which a replica splits its share of a batch; more micro-batches reduce idle time."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of model parts on each rank; by default the minimum for the schedule: 1 or 2."""

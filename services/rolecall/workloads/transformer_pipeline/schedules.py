@@ -15,7 +15,7 @@ Placement = Literal["loop", "v"]
 
 MAX_VIRTUAL = 64
 """Maximum virtual stages per rank if the schedule has no limit."""
-MOST_MICRO_BATCHES = 16_384
+MAX_MICRO_BATCHES = 16_384
 """Maximum micro-batches of a replica; the schedule has at least one entry for each, per virtual stage."""
 
 
@@ -60,7 +60,7 @@ class Schedule:
 
     def valid_micro_batches(self, batch: int, ranks: int, stages: int) -> list[int]:
         """All valid numbers of micro-batches for a replica's batch of `batch` sequences."""
-        counts = [count for count in divisors(batch) if count <= MOST_MICRO_BATCHES]
+        counts = [count for count in divisors(batch) if count <= MAX_MICRO_BATCHES]
         return [count for count in counts if self.micro_batches.is_valid(count, ranks, stages)]
 
 
@@ -106,8 +106,8 @@ def stages_of(rank: int, ranks: int, virtual_stages: int, placement: Placement) 
 
 def rank_of(stage: int, ranks: int, placement: Placement) -> int:
     """The pipeline rank of a virtual stage."""
-    lap, place = divmod(stage, ranks)
-    return ranks - 1 - place if placement == "v" and lap == 1 else place
+    lap, position = divmod(stage, ranks)
+    return ranks - 1 - position if placement == "v" and lap == 1 else position
 
 
 def format_range(least: int, most: int) -> str:
