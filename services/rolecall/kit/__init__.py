@@ -12,6 +12,7 @@ Public names of this package change only with a minor release, and the changelog
 from rolecall.spec.errors import InputError, Stopped, WorkloadError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
+from rolecall.spec.state import StopMode
 from rolecall.spec.workload import Params, RoleCount, Workload
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Params",
     "Role",
     "RoleCount",
+    "StopMode",
     "Stopped",
     "Workload",
     "WorkloadError",
