@@ -1,5 +1,6 @@
 """What the documents say is executed or compared with the code."""
 
+import ast
 import json
 import re
 import subprocess
@@ -38,6 +39,25 @@ def test_every_variable_is_documented() -> None:
     for field in fields:
         meaning = (field.description or "").rstrip(".")
         assert documented[str(field.validation_alias)] == meaning
+
+
+def _definitions(path: Path) -> set[str]:
+    """The names of a module's functions and classes, and `Class.method`."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
+    inner = [(owner, node) for owner in top for node in owner.body if isinstance(node, kinds)]
+    return {node.name for node in top} | {f"{owner.name}.{node.name}" for owner, node in inner}
+
+
+def test_the_path_through_the_code_names_what_exists() -> None:
+    document = (ROOT / "docs/architecture.md").read_text()
+    path = document.partition("## From `POST /jobs`")[2].partition("\n## ")[0]
+    found = re.findall(r"`([\w/]+\.py)`: (\*?`[\w.]+`\*?(?:, \*?`[\w.]+`\*?(?!:))*)", path)
+    assert len(found) >= 30
+    for file, names in found:
+        missing = set(re.findall(r"`([\w.]+)`", names)) - _definitions(ROOT / "services/rolecall" / file)
+        assert not missing, f"docs/architecture.md: {file} does not define {', '.join(missing)}"
+    assert path.count(".py`:") == len(found)
 
 
 def test_the_worked_example_is_shown_as_it_is() -> None:

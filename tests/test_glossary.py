@@ -65,7 +65,7 @@ OUT = {re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE): term for
 
 # Packages whose texts still need to be rewritten. Remove each once its texts are clean, and add none. Their parameters
 # are clean already, except for those of `preflight`.
-EXEMPT = ("kit", "master", "node", "runtime", "workloads")
+EXEMPT = ("master", "node", "runtime", "workloads/preflight")
 _DIRTY_PARAMS = SERVICES / "workloads/preflight/params.py"
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^\s*# (.*)$|\s# (.*)$", re.MULTILINE)
@@ -115,7 +115,8 @@ def _literals(path: Path) -> Iterator[str]:
 
 def _sources() -> Iterator[tuple[str, str]]:
     for path in sorted(SERVICES.rglob("*.py")):
-        if path.relative_to(SERVICES).parts[0] not in EXEMPT or _read_by_users(path):
+        exempt = any(path.is_relative_to(SERVICES / name) for name in EXEMPT)
+        if not exempt or _read_by_users(path):
             yield str(path.relative_to(ROOT)), "\n".join(_literals(path))
 
 

@@ -12,7 +12,7 @@ ROLES = {Role.PARAMETER_SERVER: 1, Role.TRAINER: 1}
 
 def test_a_folder_serves_one_gang(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    with pytest.raises(FileExistsError, match=r"a gang has run in .* before; give each a folder of its own"):
+    with pytest.raises(FileExistsError, match=r"a gang has already run in .*; use a new folder for each gang"):
         run_gang("rnn-lm", {}, ROLES, tmp_path)
 
 

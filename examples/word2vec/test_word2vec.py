@@ -1,4 +1,4 @@
-"""`word2vec` by parameter servers and trainers, against one process."""
+"""`word2vec` with parameter servers and trainers, compared with one process."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`kmeans` by two processes, without a cluster."""
+"""`kmeans` in two processes, without master and nodes."""
 
 from pathlib import Path
 from zipfile import ZipFile
@@ -10,8 +10,8 @@ from rolecall.kit import Role
 from rolecall.testing import run_gang
 
 
-def test_two_trainers_find_the_middles_of_two_heaps(tmp_path: Path) -> None:
-    points = [(x + heap, y - heap) for heap in (0, 100) for x in range(4) for y in range(6)]
+def test_two_trainers_find_the_centers_of_two_clusters(tmp_path: Path) -> None:
+    points = [(x + offset, y - offset) for offset in (0, 100) for x in range(4) for y in range(6)]
     rows = tmp_path / "points.csv"
     rows.write_text("x,y\n" + "".join(f"{x},{y}\n" for x, y in points))
     params = {"data": str(rows), "columns": ["x", "y"], "clusters": 2, "epochs": 10}

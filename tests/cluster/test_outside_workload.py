@@ -62,7 +62,7 @@ def test_its_parameters_are_checked_like_any_others(
     assert "Traceback" not in reason, "the message says it all"
     params = {"data": str(rows), "columns": ["age", "height"], "clusters": 2}
     document = cluster.wait_for(cluster.submit({"workload": "kmeans", "params": params}), "failed")
-    assert "has no column height; it has" in document["reason"]
+    assert "has no column height; its columns are" in document["reason"]
     assert len(document["attempts"]) == 1
 
 

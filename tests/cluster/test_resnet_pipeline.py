@@ -180,9 +180,9 @@ def test_bad_images_fail_at_once_and_for_good(stages: Cluster, data: dict[str, A
 @pytest.mark.parametrize(
     ("changes", "roles", "said"),
     [
-        ({"micro_batches": 3}, {"stage": 2}, "nearest legal: 2 or 4"),
-        ({"cuts": ["layer9.0"]}, {"stage": 2}, "legal: layer1.0"),
-        ({}, {"stage": 11}, "legal: 1 times 2 to 10"),
+        ({"micro_batches": 3}, {"stage": 2}, "nearest valid: 2 or 4"),
+        ({"cuts": ["layer9.0"]}, {"stage": 2}, "valid: layer1.0"),
+        ({}, {"stage": 11}, "valid: 1 times 2 to 10"),
     ],
 )
 def test_what_is_not_legal_is_refused(

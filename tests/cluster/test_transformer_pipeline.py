@@ -98,4 +98,4 @@ def test_what_is_not_legal_is_refused_with_what_is(cluster: Cluster) -> None:
     job["params"] |= {"schedule": "DualPipeV", "micro_batches": 2}
     answer = cluster.client.post("/jobs", json=job)
     assert answer.status_code == 422
-    assert "nearest legal for batches of 32: 4" in answer.text
+    assert "nearest valid for batches of 32: 4" in answer.text

@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolecall.kit.data_order import DataOrder, permuted
+from rolecall.kit.data_order import DataOrder, permutation
 
 SEEDS = st.integers(0, 2**63 - 1)
 
 
 @given(rows=st.integers(1, 3000), seed=SEEDS, epoch=st.integers(0, 100))
 def test_an_epoch_is_a_permutation(rows: int, seed: int, epoch: int) -> None:
-    assert sorted(permuted(np.arange(rows), rows, seed, epoch)) == list(range(rows))
+    assert sorted(permutation(np.arange(rows), rows, seed, epoch)) == list(range(rows))
 
 
 @settings(deadline=None, max_examples=30)
@@ -32,23 +32,23 @@ def test_every_row_is_seen_once_with_the_short_batch(rows: int, batch: int) -> N
 
 
 def test_epochs_and_seeds_differ() -> None:
-    order = [permuted(np.arange(1000), 1000, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    order = [permutation(np.arange(1000), 1000, seed, epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
     assert not np.array_equal(order[0], order[1])
     assert not np.array_equal(order[0], order[2])
 
 
 def test_the_order_of_a_seed_never_changes() -> None:
-    assert permuted(np.arange(10), 10, 0, 0).tolist() == GOLDEN
+    assert permutation(np.arange(10), 10, 0, 0).tolist() == GOLDEN
 
 
 @pytest.mark.parametrize("distance", [1, 2, 7])
 def test_neighbours_are_not_related(distance: int) -> None:
-    order = permuted(np.arange(20_000), 20_000, 0, 0)
+    order = permutation(np.arange(20_000), 20_000, 0, 0)
     assert abs(np.corrcoef(order[:-distance], order[distance:])[0, 1]) < 0.03
 
 
 def test_a_huge_data_set_needs_no_memory() -> None:
-    found = permuted(np.arange(1000), 10**12, 0, 0)
+    found = permutation(np.arange(1000), 10**12, 0, 0)
     assert len(set(found.tolist())) == 1000
     assert found.max() < 10**12
 

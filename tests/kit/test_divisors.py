@@ -1,4 +1,4 @@
-"""Divisors and nearest legal numbers, compared with the definition."""
+"""Divisors and nearest valid numbers, compared with the definition."""
 
 import pytest
 from hypothesis import given

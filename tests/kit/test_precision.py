@@ -27,6 +27,6 @@ def test_other_types_are_computed_in_as_they_are(precision: Precision) -> None:
 def test_a_gpu_without_bfloat16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(InputError, match="Tesla T4 has no bfloat16; set precision to float32"):
+    with pytest.raises(InputError, match="Tesla T4 does not support bfloat16; set precision to float32"):
         require_precision("bfloat16", GPU)
     require_precision("float32", GPU)

@@ -139,7 +139,7 @@ def legal_cases(ranks: int, replicas: int) -> Iterator[dict[str, Any]]:
     for name, rules in SCHEDULES.items():
         for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
             for count, precision, way in product(
-                rules.legal_micro_batches(16, ranks, ranks * virtual), ("float64", "float32"), get_args(Split)
+                rules.valid_micro_batches(16, ranks, ranks * virtual), ("float64", "float32"), get_args(Split)
             ):
                 yield case(name, replicas, count, virtual_stages=virtual, precision=precision, split=way)
 

@@ -83,8 +83,8 @@ def refusal(environment: dict[str, Any]) -> str:
 )
 def test_without_an_operators_word_no_environment_names_a_module(name: str, vectorization: str, ran: Path) -> None:
     given = {"id": name, "kwargs": {"command": f"touch {ran}"}, "vectorization": vectorization}
-    assert "has not allowed builders of" in refusal(given)
-    with pytest.raises(InputError, match=r"has not allowed builders of|has no vector implementation"):
+    assert "has not allowed " in refusal(given)
+    with pytest.raises(InputError, match=r"has not allowed|has no vector implementation"):
         environments.make_vector(Environment.model_validate(given), 1)
     assert not ran.exists()
 
@@ -92,7 +92,7 @@ def test_without_an_operators_word_no_environment_names_a_module(name: str, vect
 def test_an_id_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Path) -> None:
     (tmp_path / "bystander.py").write_text(f"open({str(ran)!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert "has not allowed builders of bystander" in refusal({"id": "bystander:CartPole-v1"})
+    assert "has not allowed bystander" in refusal({"id": "bystander:CartPole-v1"})
     assert not ran.exists()
 
 
@@ -113,14 +113,14 @@ def test_a_wrapper_is_no_path_of_attributes(name: str) -> None:
 @pytest.mark.parametrize(
     ("wrapper", "said"),
     [
-        ("importlib", "is no wrapper of gymnasium.wrappers"),
-        ("vector", "is no wrapper of gymnasium.wrappers"),
-        ("__getattr__", "is no wrapper of gymnasium.wrappers"),
-        ("gymnasium.wrappers:TimeLimit", "has not allowed builders of gymnasium.wrappers"),
-        ("subprocess:Popen", "has not allowed builders of subprocess"),
+        ("importlib", "is not a wrapper of gymnasium.wrappers"),
+        ("vector", "is not a wrapper of gymnasium.wrappers"),
+        ("__getattr__", "is not a wrapper of gymnasium.wrappers"),
+        ("gymnasium.wrappers:TimeLimit", "has not allowed gymnasium.wrappers"),
+        ("subprocess:Popen", "has not allowed subprocess"),
         ("ArrayConversion", "policies take NumPy arrays"),
         ("HumanRendering", "no screen"),
-        ("RecordVideo", "jobs write no files of their own"),
+        ("RecordVideo", "jobs can't write files"),
     ],
 )
 def test_a_wrapper_is_a_wrapper(wrapper: str, said: str, tmp_path: Path) -> None:
@@ -132,15 +132,15 @@ def test_a_wrapper_is_a_wrapper(wrapper: str, said: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["borrowed", "os", "subprocess", "PARTIAL", "Path"])
 def test_what_an_allowed_module_imports_is_not_allowed_with_it(plugins: Path, name: str) -> None:
     said = refusal({"id": f"their_tasks:{name}", "kwargs": {"command": "true"}})
-    assert "has not allowed builders of" in said or "has no function" in said
+    assert "has not allowed " in said or "has no function" in said
     assert "doesn't exist" in refusal({"id": f"their_tasks:{name}.Popen"})  # it is looked up in the registry alone
-    with pytest.raises(InputError, match=r"has not allowed builders of|has no function"):
+    with pytest.raises(InputError, match=r"has not allowed|has no function"):
         check_builder(Builder(builder=f"their_tasks:{name}"))
 
 
 def test_an_allowed_module_gives_environments_and_wrappers_only(plugins: Path, ran: Path) -> None:
-    assert "is no gymnasium.Env" in refusal({"id": "their_tasks:Stranger"})
-    assert "is no gymnasium.Wrapper" in refusal({"id": "CartPole-v1", "wrappers": ["their_tasks:Task"]})
+    assert "is not a gymnasium.Env" in refusal({"id": "their_tasks:Stranger"})
+    assert "is not a gymnasium.Wrapper" in refusal({"id": "CartPole-v1", "wrappers": ["their_tasks:Task"]})
     assert not ran.exists()
     made = environments.make(Environment(id="their_tasks:make_task"))
     assert type(made).__name__ == "Task"
@@ -152,7 +152,7 @@ def test_an_allowed_module_gives_environments_and_wrappers_only(plugins: Path, r
 )
 def test_what_an_allowed_package_imports_is_not_allowed_with_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("ROLECALL_BUILDERS", "torchvision")
-    with pytest.raises(InputError, match=r"has not allowed builders of|has no function"):
+    with pytest.raises(InputError, match=r"has not allowed|has no function"):
         check_builder(Builder(builder=name))
 
 
@@ -170,13 +170,13 @@ def test_a_folder_of_an_installed_modules_name_does_not_allow_that_module(plugin
     (plugins / "sys").mkdir()
     (plugins / "subprocess.py").write_text("def Popen(*given): ...\n")
     for name in ("shutil:rmtree", "subprocess:Popen", "sys:exit"):
-        with pytest.raises(InputError, match=r"has not allowed builders of \w+, which comes from"):
+        with pytest.raises(InputError, match=r"has not allowed \w+, which comes from"):
             build(Builder(builder=name))
 
 
 def test_a_packages_command_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLECALL_BUILDERS", "json,pip")
-    with pytest.raises(InputError, match=r"has not allowed builders of pip\.__main__"):
+    with pytest.raises(InputError, match=r"has not allowed pip\.__main__"):
         check_builder(Builder(builder="pip.__main__:main"))
 
 
@@ -184,7 +184,7 @@ def test_a_policy_is_judged_where_it_is_made() -> None:
     params = Params.model_validate(
         {"environment": "CartPole-v1", "policy": {"name": "custom", "builder": "subprocess:Popen"}}
     )
-    with pytest.raises(InputError, match="has not allowed builders of subprocess"):
+    with pytest.raises(InputError, match="has not allowed subprocess"):
         new_policy(params, SPACES)
 
 

@@ -67,7 +67,7 @@ def test_the_worst_documents_are_checked_at_once(number: int) -> None:
 def test_a_number_that_does_not_divide_is_answered_with_its_neighbours() -> None:
     (problem,) = checked("transformer-pipeline", MINIMAL["transformer-pipeline"] | {"batch_size": 99_999_999}, {})
     assert problem["message"].endswith(
-        "micro_batches 4 don't divide a replica's 99999999 sequences; nearest legal: 3 or 9"
+        "micro_batches 4 does not divide the 99999999 sequences of each replica; nearest valid: 3 or 9"
     )
 
 

@@ -1,4 +1,4 @@
-"""`word2vec`: skip-gram with negative sampling (Mikolov et al., 2013) on parameter servers. Never imports torch."""
+"""`word2vec`: skip-gram with negative sampling (Mikolov et al., 2013) on parameter servers. Torch-free."""
 
 from typing import Annotated
 
@@ -13,19 +13,19 @@ class Params(TrainingParams):
     """The parameters of a `word2vec` job."""
 
     text: Text
-    """The text and how it is cut into words."""
+    """The text and its tokenization."""
     dim: Annotated[int, Field(ge=1, le=4096)] = 64
-    """The length of a word's vector."""
+    """Dimension of the word vectors."""
     window: Annotated[int, Field(ge=1, le=64)] = 5
-    """A word's neighbours are at most this many words away."""
+    """Maximum distance between two neighbors, in words."""
     negatives: Annotated[int, Field(ge=1, le=64)] = 5
-    """Words drawn at random for each pair of neighbours."""
+    """Number of random words for each pair of neighbors."""
     batch_size: BatchSize = 4096
-    """Pairs of neighbours per step over all trainers together; each takes its equal share."""
+    """Pairs of neighbors per step over all trainers; each trainer processes an equal share."""
     optimizer: SparseAdagrad = SparseAdagrad(name="adagrad", lr=0.2)
-    """The optimizer of both tables."""
+    """Optimizer of both tables."""
     precision: Precision = "float32"
-    """The type of all weights; `float64` is for proofs of parity."""
+    """Data type of all weights; `float64` is for parity tests."""
 
 
 WORKLOAD = Workload(

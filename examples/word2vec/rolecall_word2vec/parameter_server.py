@@ -1,4 +1,4 @@
-"""A parameter server holds shards of both tables, which the first trainer makes and all trainers call."""
+"""A parameter server holds shards of both tables; created by the first trainer, called by all trainers."""
 
 from rolecall.kit.parameter_server import serve as run
 

@@ -1,4 +1,4 @@
-"""A trainer looks up the vectors of its pairs of words and sends back the gradients of the rows that it used."""
+"""A trainer looks up the vectors of its pairs of words on the servers, and sends the gradients of these rows."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,18 +23,18 @@ from . import Params
 
 
 class Batch(NamedTuple):
-    """One trainer's share of a global batch of `rows` pairs of neighbours."""
+    """One trainer's share of a global batch of `rows` pairs of neighbors."""
 
     words: Tensor  # [b]
-    others: Tensor  # [b, 1 + negatives]: the neighbour, then words drawn at random
+    others: Tensor  # [b, 1 + negatives]: the neighbor, then random words
     rows: int
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Read the text, share two tables on the servers, train; the first trainer reports the result."""
+    """Read the text, create two tables on the servers, and train; the first trainer reports the result."""
     params, corpus = context.params, open_corpus(context.params.text, context.cache)
     require_same_in_group(corpus.fingerprint, Role.TRAINER, "texts")
-    tables = [  # a vector for each word as itself, and one for each as a neighbour
+    tables = [  # a vector of each word as the center of a window, and one as a neighbor
         ps.sharded_embedding(
             name,
             corpus.vocabulary_size,
@@ -72,18 +72,18 @@ class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
         return batch.rows
 
     def losses(self, batch: Batch) -> Tensor:
-        """The loss [b] of each pair: neighbours are to score high, random words low."""
+        """The loss [b] of each pair, which is low if the neighbor's score is high and those of random words are low."""
         scores = torch.einsum("bd,bnd->bn", self._words(batch.words), self._neighbours(batch.others))
         return -logsigmoid(scores[:, 0]) - logsigmoid(-scores[:, 1:]).sum(1)
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        """The mean loss of a split."""
+        """The mean loss of a split over all trainers; None if the job has no such split."""
         if not len(tokens := self._corpus.tokens(split)):
             return None
         return {f"{split}_loss": self.mean_loss(batches(self.params, tokens, (self.rank, self.world), 0, 0))}
 
     def export(self) -> None:
-        """The words' vectors [vocabulary, dim], and the tokenizer that numbers the words."""
+        """The first trainer stores the vectors [vocabulary, dim], and the tokenizer that maps words to rows."""
         if self.rank == 0:
             vectors = torch.cat(list(self.shards.blocks("words", "weight")))
             files = {"vectors.safetensors": save({"vectors": vectors}), "tokenizer.json": self._corpus.tokenizer_json}
@@ -91,15 +91,15 @@ class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
 
 
 def batches(params: Params, tokens: Tensor, share: tuple[int, int], epoch: int, done: int) -> Iterator[Batch]:
-    """An epoch's global batches, of each the share of trainer (rank, world); the same pairs in any world."""
+    """The share of trainer (rank, world) in each global batch of an epoch, which does not depend on the share."""
     order = DataOrder(len(tokens), params.batch_size, params.seed)
     frequencies = torch.bincount(tokens).double().pow(0.75)
     for step in range(done, order.steps_per_epoch):
         rows = order.batch_rows(step)
-        random = torch.Generator().manual_seed(derive_seed(derive_seed(params.seed, epoch), step))
-        offset = torch.randint(1, params.window + 1, (rows,), generator=random)
-        offset *= torch.randint(2, (rows,), generator=random) * 2 - 1
-        drawn = torch.multinomial(frequencies, rows * params.negatives, replacement=True, generator=random)
-        places, mine = torch.from_numpy(order.share(epoch, step, *share)), share_of(rows, *share)
-        neighbours = tokens[(places + offset[mine]) % len(tokens)].long()
-        yield Batch(tokens[places].long(), torch.cat([neighbours[:, None], drawn.view(rows, -1)[mine]], 1), rows)
+        generator = torch.Generator().manual_seed(derive_seed(derive_seed(params.seed, epoch), step))
+        offset = torch.randint(1, params.window + 1, (rows,), generator=generator)
+        offset *= torch.randint(2, (rows,), generator=generator) * 2 - 1
+        negatives = torch.multinomial(frequencies, rows * params.negatives, replacement=True, generator=generator)
+        positions, mine = torch.from_numpy(order.share(epoch, step, *share)), share_of(rows, *share)
+        neighbours = tokens[(positions + offset[mine]) % len(tokens)].long()
+        yield Batch(tokens[positions].long(), torch.cat([neighbours[:, None], negatives.view(rows, -1)[mine]], 1), rows)

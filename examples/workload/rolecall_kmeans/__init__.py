@@ -1,4 +1,4 @@
-"""`kmeans`: clusters the rows of CSV files, shared among trainers. Torch-free: the master imports this file."""
+"""`kmeans`: clusters the rows of CSV files over several trainers. Torch-free, because the master imports this file."""
 
 from typing import Annotated
 
@@ -16,18 +16,18 @@ class Params(TrainingParams):
     data: Paths
     """CSV files with a header line: paths, globs or fsspec URLs."""
     columns: Annotated[Names, Field(min_length=1)]
-    """The numeric columns that make a point."""
+    """Names of the numeric columns, the coordinates of a point."""
     clusters: Count
-    """How many centres to find."""
+    """Number of clusters."""
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Runs on each worker's node before the gang meets; raises `InputError` for a missing file or column."""
+    """Called on each worker's node before the gang's rendezvous; raises `InputError` for a missing file or column."""
     for file in find(params.data):
         with file.open() as stream:
-            there = csv.open_csv(stream).schema.names
-        if missing := [name for name in params.columns if name not in there]:
-            raise InputError(f"{file.url} has no column {', '.join(missing)}; it has {', '.join(there)}")
+            names = csv.open_csv(stream).schema.names
+        if missing := [name for name in params.columns if name not in names]:
+            raise InputError(f"{file.url} has no column {', '.join(missing)}; its columns are: {', '.join(names)}")
 
 
 WORKLOAD = Workload(

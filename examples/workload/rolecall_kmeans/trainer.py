@@ -1,4 +1,4 @@
-"""A trainer holds every n-th row and moves the centres together with the others (Lloyd, 1982)."""
+"""A trainer holds every n-th row; all trainers move the centers together (Lloyd, 1982)."""
 
 from collections.abc import Iterator
 
@@ -18,12 +18,12 @@ from . import Params
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Find the centres; the first trainer reports the result."""
+    """Find the centers; the first trainer reports the result."""
     Clustering(context).play()
 
 
 class Clustering(TrainingLoop[torch.Tensor, Params]):
-    """One trainer's points, and the centres that all trainers agree on."""
+    """One trainer's points, and the centers, which are equal on all trainers."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
         super().__init__(context)
@@ -32,11 +32,11 @@ class Clustering(TrainingLoop[torch.Tensor, Params]):
         self._total = len(points)
         if self._total < params.clusters:
             raise InputError(
-                f"{self._total} rows can't make {params.clusters} clusters; ask for {self._total} or fewer"
+                f"{self._total} rows can't form {params.clusters} clusters; set clusters to at most {self._total}"
             )
-        # Every trainer draws the same first centres from the same seed.
-        drawn = torch.randperm(self._total, generator=torch.Generator().manual_seed(params.seed))
-        self.centres = points[drawn[: params.clusters]].to(context.device)
+        # The same seed gives every trainer the same initial centers.
+        order = torch.randperm(self._total, generator=torch.Generator().manual_seed(params.seed))
+        self.centres = points[order[: params.clusters]].to(context.device)
         self._points = points[context.rank :: context.world_size].to(context.device)
 
     @property
@@ -53,33 +53,33 @@ class Clustering(TrainingLoop[torch.Tensor, Params]):
         return self._total
 
     def train_step(self, batch: torch.Tensor) -> torch.Tensor:
-        """Move each centre to the mean of the points that are nearest to it; the mean squared distance before."""
+        """Move each center to the mean of its nearest points. Returns the mean squared distance before the move."""
         distances, nearest = torch.cdist(batch, self.centres).min(1)
         sums = torch.zeros_like(self.centres).index_add_(0, nearest, batch)
         counts = torch.bincount(nearest, minlength=len(self.centres)).to(sums)
         inertia = distances.square().sum()
         for part in (sums, counts, inertia):
             dist.all_reduce(part)
-        empty = counts == 0  # A centre that lost its points stays where it is.
+        empty = counts == 0  # A center without points does not move.
         self.centres = torch.where(empty[:, None], self.centres, sums / counts.clamp(min=1)[:, None])
         return inertia / self._total
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        """There is nothing held out."""
+        """No split is held out."""
         return None
 
     def save_parts(self, step: int) -> list[CheckpointPart]:
-        """The centres are everywhere the same: the first trainer writes them."""
+        """The first trainer writes the centers, which are equal on all trainers."""
         if self.context.rank != 0:
             return []
         return [self.context.checkpoints.save_part(step, "centres", {"centres": self.centres})]
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Go back to the centres of a checkpoint."""
+        """Restore the centers of a checkpoint."""
         self.centres = self.context.checkpoints.load_part(manifest, "centres")["centres"].to(self.context.device)
 
     def export(self) -> None:
-        """The centres, for the user."""
+        """The first trainer stores the centers as an artifact."""
         if self.context.rank == 0:
             files = {"centres.safetensors": save({"centres": self.centres.cpu()})}
             self.context.artifacts.put("model.zip", write_archive(self.context.workdir.scratch, "model.zip", files))

@@ -21,7 +21,7 @@ from rolecall.spec.report import shorten
 
 
 class Builder(workload.Params):
-    """A function that makes a model."""
+    """A function that returns a model."""
 
     builder: Annotated[
         str, Field(max_length=1024, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", examples=["my_models:small"])
@@ -37,7 +37,7 @@ def check_builder(chosen: Builder) -> None:
 
 
 def shorten_error(message: str) -> str:
-    """The message of an error in custom code, shortened: it may quote arguments of a megabyte."""
+    """The message of an error in custom code, shortened, because it may quote large arguments."""
     return shorten(message, 300)
 
 
@@ -66,12 +66,10 @@ def find_allowed(name: str) -> type | FunctionType:
     except ImportError as error:  # from a module that imports its members lazily
         raise InputError(f"{name} can't be imported on this node: {shorten_error(str(error))}") from error
     if not isinstance(found, type | FunctionType):
-        raise InputError(
-            f"the module {module} has no function {attribute!r}, and no such class; name one that it defines"
-        )
+        raise InputError(f"the module {module} has no function or class {attribute!r}; name one that it defines")
     settings = read_worker()
     if not _is_allowed(str(found.__module__), settings):
-        raise _refused(f"{name}, because {found.__module__} defines it", settings)
+        raise _refused(f"{name}, which {found.__module__} defines", settings)
     return found
 
 
@@ -91,7 +89,7 @@ def import_allowed(module: str) -> ModuleType:
 
 
 def _may_import(module: str, settings: WorkerSettings) -> bool:
-    """Whether the module's name is allowed. Adds the allowed folders to `sys.path` if one of them has the module."""
+    """True if the module's name is allowed. Adds the allowed folders to `sys.path` if one of them has the module."""
     top, *inner = module.split(".")
     # A package's `__main__` is a command, which runs when it is imported.
     if "__main__" in inner or not all(part.isidentifier() for part in (top, *inner)):
@@ -104,7 +102,7 @@ def _may_import(module: str, settings: WorkerSettings) -> bool:
 
 
 def _is_allowed(module: str, settings: WorkerSettings) -> bool:
-    """Whether an imported module is from an allowed package or folder; an installed module may shadow a plug-in."""
+    """True if an imported module is in an allowed package or folder; an installed module may shadow a plug-in."""
     if _is_in_package(module, settings):
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -118,6 +116,6 @@ def _is_in_package(module: str, settings: WorkerSettings) -> bool:
 def _refused(what: str, settings: WorkerSettings) -> InputError:
     packages, folders = ", ".join(settings.builders) or "none", ", ".join(map(str, settings.plugins)) or "none"
     return InputError(
-        f"the operator has not allowed builders of {what}; allowed packages (ROLECALL_BUILDERS): {packages}; "
+        f"the operator has not allowed {what}; allowed packages (ROLECALL_BUILDERS): {packages}; "
         f"folders (ROLECALL_PLUGINS): {folders}"
     )

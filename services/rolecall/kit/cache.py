@@ -36,8 +36,8 @@ class Entry:
 def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     """The entry `key` in `folder`. If it is missing, `build` fills an empty folder while other processes wait.
 
-    `folder` is the workload's folder in the node's cache. `key` identifies everything that the content depends on, e.g.
-    as a hash. The entry is not evicted before this process ends.
+    `folder` is the workload's folder in the node's cache. `key` identifies everything that the content depends on,
+    for example by a hash. The entry is not evicted before this process ends.
     """
     target = folder / key
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class _PathRules:
     closed: tuple[str, ...]
 
     def allows(self, path: str) -> bool:
-        """Whether the deepest listed folder that contains the absolute, normalized `path` is open."""
+        """True if the deepest listed folder that contains the absolute, normalized `path` is open."""
         depth = _depth(path, self.open)
         return depth > 0 and depth >= _depth(path, self.closed)
 
@@ -64,7 +64,7 @@ class DataAccess:
 
     @property
     def legal(self) -> str:
-        """Describes the paths and URLs that are accepted, for error messages."""
+        """A description of the valid paths and URLs, for error messages."""
         urls = f", or a URL of {', '.join(self.schemes)}" if self.schemes else ""
         return f"a path below {self._roots}{urls}"
 
@@ -74,16 +74,16 @@ class DataAccess:
         Raises `InputError` if `path` is neither.
         """
         if "\0" in path:
-            raise InputError("a data path has a NUL character; name the data by a path or URL without one")
+            raise InputError("a data path contains a NUL character; remove it")
         if "::" in path:
-            raise InputError("a data path chains URLs with '::'; name the data by a single path or URL")
+            raise InputError("a data path chains URLs with '::'; use a single path or URL")
         scheme, separator, rest = path.partition("://")
         if not separator and path.startswith("data:"):
             scheme, separator = "data", ":"
         if not separator or scheme in _PLAIN:
             plain = rest if separator else path
             if plain.startswith("~"):
-                raise InputError(f"{path} begins with '~', which is not expanded; write the folder in full")
+                raise InputError(f"{path} begins with '~', which is not expanded; write the full path")
             return plain
         if scheme not in self.schemes:
             raise InputError(
@@ -147,5 +147,5 @@ def _folders(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def _depth(path: str, folders: Iterable[str]) -> int:
-    """The length of the longest of the folders around `path`; 0 if there is none."""
+    """The length of the longest folder that contains `path`; 0 if there is none."""
     return max((len(folder) for folder in folders if f"{path}/".startswith(folder)), default=0)

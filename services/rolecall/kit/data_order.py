@@ -36,7 +36,7 @@ class DataOrder:
         """The row numbers [n] of trainer `rank` of `world` in global batch `step` of `epoch`; may be empty."""
         start = step * self.batch_size
         mine = share_of(self.batch_rows(step), rank, world)
-        return permuted(np.arange(start + mine.start, start + mine.stop), self.rows, self.seed, epoch)
+        return permutation(np.arange(start + mine.start, start + mine.stop), self.rows, self.seed, epoch)
 
 
 def share_of(rows: int, rank: int, world: int) -> slice:
@@ -44,11 +44,11 @@ def share_of(rows: int, rank: int, world: int) -> slice:
     return slice(rows * rank // world, rows * (rank + 1) // world)
 
 
-def permuted(places: NDArray[np.int64], rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The row numbers, in [0, rows), at the given places of the epoch's permutation."""
+def permutation(positions: NDArray[np.int64], rows: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """The row numbers, in [0, rows), at the given positions of the epoch's permutation."""
     half = np.uint64(max(1, ((rows - 1).bit_length() + 1) // 2))
     keys = splitmix64(np.arange(_ROUNDS, dtype=np.uint64), derive_seed(seed, epoch))
-    found = _feistel(places.astype(np.uint64), half, keys)
+    found = _feistel(positions.astype(np.uint64), half, keys)
     outside = np.flatnonzero(found >= rows)
     while outside.size:
         found[outside] = _feistel(found[outside], half, keys)
@@ -65,7 +65,7 @@ def splitmix64(numbers: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
 
 
 def derive_seed(seed: int, purpose: int) -> int:
-    """A 64-bit key from a seed and a purpose, e.g. the epoch."""
+    """A 64-bit key from a seed and a purpose, such as the epoch."""
     return int(splitmix64(splitmix64(np.array([seed], np.uint64), 0), purpose)[0])
 
 

@@ -1,4 +1,4 @@
-"""Divisors, and the nearest legal values for error messages. Torch-free."""
+"""Divisors, and the nearest valid values for error messages. Torch-free."""
 
 from collections.abc import Sequence
 from math import isqrt
@@ -10,10 +10,10 @@ def divisors(number: int) -> list[int]:
     return small + [number // one for one in reversed(small) if one * one != number]
 
 
-def nearest(legal: Sequence[int], given: int) -> str:
-    """The nearest members of `legal` below and above `given`, as text; `legal` must not be empty."""
-    below = max((one for one in legal if one < given), default=None)
-    above = min((one for one in legal if one > given), default=None)
+def nearest(valid: Sequence[int], given: int) -> str:
+    """The nearest members of `valid` below and above `given`, as text; `valid` must not be empty."""
+    below = max((one for one in valid if one < given), default=None)
+    above = min((one for one in valid if one > given), default=None)
     return " or ".join(str(one) for one in (below, above) if one is not None)
 
 

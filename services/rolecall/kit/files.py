@@ -26,7 +26,7 @@ class File:
 
     @property
     def gzipped(self) -> bool:
-        """Whether the name ends with `.gz`."""
+        """True if the name ends with `.gz`."""
         return self.url.endswith(".gz")
 
     @property
@@ -87,7 +87,7 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
     urls = {name: name if plain is not None else filesystem.unstrip_protocol(name) for name in names}
     files = [_describe(urls[name], info) for name, info in found if info["type"] == "file"]
     if not files:
-        kind = "matches no file" if _is_glob(bare) else "is a folder; name its files, e.g. with a glob such as folder/*"
+        kind = "matches no file" if _is_glob(bare) else "is a folder; name its files, for example by folder/*"
         raise InputError(f"{path} {kind}")
     return files
 

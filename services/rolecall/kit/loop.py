@@ -1,6 +1,6 @@
 """Training loops: position, checkpoints and result of any job; epochs, progress, early stopping and stop requests.
 
-All ranks of the default process group run the loop in lockstep; without a process group one driver runs it alone.
+All ranks of the default process group run the loop in lockstep. Without a process group, a single driver runs it.
 Subclasses define the model and the step.
 """
 
@@ -97,11 +97,11 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         return _broadcast_manifest(manifest)
 
     def at_checkpoint_step(self, every_steps: int | None) -> bool:
-        """Whether a checkpoint is due at this step; None means never."""
+        """True if this step is a multiple of `every_steps`; None means never."""
         return every_steps is not None and self.step % every_steps == 0
 
     def checkpoint_overdue(self, every_s: float | None) -> bool:
-        """Whether the last checkpoint is older than `every_s` seconds, by the clock of rank 0."""
+        """True on rank 0 if the last checkpoint is older than `every_s` seconds; False on other ranks."""
         # With a clock on each rank, one overdue checkpoint would trigger the next.
         return _is_rank_zero() and every_s is not None and time.monotonic() - self._last_save >= every_s
 
@@ -157,7 +157,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     @abstractmethod
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        """Metrics of a split by name, e.g. `validation_loss`, equal on all ranks; None if the split is empty."""
+        """Metrics of a split by name, such as `validation_loss`, equal on all ranks; None if the split is empty."""
 
     @abstractmethod
     def export(self) -> None:
@@ -212,10 +212,10 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         for batch in self.batches(self.position.epoch, self.position.step - self.position.epoch_start):
             self._run_step(batch)
             decision = self._agreement.after(self.position.step, self._local_decision)
-            wanted = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)
+            due = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)
             # A step has one checkpoint. The one at the end of an epoch must contain the epoch's evaluation.
-            self._checkpoint_pending = wanted and self._ends_epoch() and not decision.stop
-            if wanted and not self._checkpoint_pending:
+            self._checkpoint_pending = due and self._ends_epoch() and not decision.stop
+            if due and not self._checkpoint_pending:
                 self.save()
             if decision.stop:
                 return False

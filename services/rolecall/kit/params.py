@@ -36,12 +36,12 @@ Precision = Literal["float32", "float64", "bfloat16"]
 """See `rolecall.kit.precision`."""
 
 
-def tupled(given: Any) -> Any:
+def to_tuple(given: Any) -> Any:
     """Convert a list to a tuple; pydantic does this for JSON, but not after another `BeforeValidator`."""
     return tuple(cast(list[Any], given)) if isinstance(given, list) else given
 
 
-Widths = Annotated[tuple[Width, ...], Field(max_length=1024), BeforeValidator(tupled)]
+Widths = Annotated[tuple[Width, ...], Field(max_length=1024), BeforeValidator(to_tuple)]
 
 
 def _renamed(given: Any) -> Any:
@@ -54,7 +54,7 @@ RenamedProtocol = BeforeValidator(_renamed)
 """For a `protocol` with the value `tutorial`: the error for its old name contains the new name."""
 
 
-def listed(given: Any) -> Any:
+def to_list(given: Any) -> Any:
     """Convert a single value to a list of one."""
     return [given] if isinstance(given, str | int | float | bool) else given
 
@@ -65,7 +65,7 @@ DataPath = Annotated[_AnyPath, AfterValidator(data_access.DataPath)]
 Paths = Annotated[
     list[DataPath],
     Field(min_length=1, max_length=50_000, fail_fast=True),
-    BeforeValidator(listed, json_schema_input_type=_AnyPath | Annotated[list[_AnyPath], Field(max_length=50_000)]),
+    BeforeValidator(to_list, json_schema_input_type=_AnyPath | Annotated[list[_AnyPath], Field(max_length=50_000)]),
 ]
 
 
@@ -100,7 +100,7 @@ class Adam(workload.Params):
 class AdamW(Adam):
     """Adam with decoupled weight decay."""
 
-    name: Literal["adamw"]  # pyright: ignore[reportIncompatibleVariableOverride] - the tag is what tells them apart
+    name: Literal["adamw"]  # pyright: ignore[reportIncompatibleVariableOverride] - the tag distinguishes the classes
     """Selects this optimizer."""
     weight_decay: Weight = 0.01
     """Coefficient of the decoupled weight decay: each step shrinks the weights by this times the learning rate."""

@@ -60,17 +60,17 @@ def makespan(order: Sequence[Sequence[Task]]) -> int:
     """The time at which the last rank finishes; raises `ValueError` for an order that deadlocks."""
     done: dict[Task, int] = {}
     last = max(task.stage for tasks in order for task in tasks)
-    places, clocks = [0] * len(order), [0] * len(order)
+    cursors, clocks = [0] * len(order), [0] * len(order)
     moved = True
     while moved:
         moved = False
         for rank, tasks in enumerate(order):
-            while places[rank] < len(tasks) and (ready := _ready_time(tasks[places[rank]], last, done)) is not None:
-                task = tasks[places[rank]]
+            while cursors[rank] < len(tasks) and (ready := _ready_time(tasks[cursors[rank]], last, done)) is not None:
+                task = tasks[cursors[rank]]
                 clocks[rank] = done[_result_key(task)] = max(clocks[rank], ready) + COSTS[task.kind]
-                places[rank] += 1
+                cursors[rank] += 1
                 moved = True
-    if any(place < len(tasks) for place, tasks in zip(places, order, strict=True)):
+    if any(cursor < len(tasks) for cursor, tasks in zip(cursors, order, strict=True)):
         raise ValueError("this order deadlocks: its ranks wait for one another")
     return max(clocks)
 

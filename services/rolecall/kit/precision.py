@@ -20,7 +20,7 @@ def weight_dtype(precision: Precision) -> torch.dtype:
 def require_precision(precision: Precision, device: torch.device) -> None:
     """Raises `InputError` if `device` does not support `precision`; call it before any expensive setup."""
     if precision == "bfloat16" and (lacking := _without_bfloat16(device)) is not None:
-        raise InputError(f"{lacking} has no bfloat16; set precision to float32")
+        raise InputError(f"{lacking} does not support bfloat16; set precision to float32")
 
 
 def autocast(precision: Precision, device: torch.device) -> torch.autocast:

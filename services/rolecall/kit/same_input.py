@@ -1,4 +1,4 @@
-"""Checks that all workers read the same input: each node reads a job's files separately."""
+"""Checks that all workers read the same input. (Each node reads a job's files separately.)"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,5 +26,5 @@ def require_same(found: Mapping[str, object], what: str) -> None:
     different = [name for name, one in found.items() if one != expected]
     if different:
         raise InputError(
-            f"{', '.join(different)} and {first} see different {what}; the files must be the same on every node"
+            f"{', '.join(different)} and {first} read different {what}; the files must be the same on every node"
         )

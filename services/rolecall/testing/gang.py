@@ -44,7 +44,7 @@ class GangResult:
     folder: Path
     """Checkpoint manifests as `checkpoint-<step>.json`, and all files of the workers."""
     losses: dict[str, list[float]]
-    """Every step's loss, by worker, e.g. `trainer-0`."""
+    """Every step's loss, by worker, such as `trainer-0`."""
     result: dict[str, float]
     """The job's final metrics."""
 
@@ -92,15 +92,16 @@ def run_gang(
     """Run one attempt of a job to its end on this machine's CPU, one thread for each worker.
 
     `workload` is a `Workload` or the name of an installed one; `roles` has the number of workers of each role. All
-    files are in `folder`, where workers may read input; `environment` extends the workers' environment, e.g. with
-    other `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in `folder`.
+    files are in `folder`, where workers may read input; `environment` extends the workers' environment, for example
+    with other `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in
+    `folder`.
 
     Raises `AssertionError` with the traceback of the first worker that failed (expendable workers may fail),
-    `TimeoutError`, and `FileExistsError` if a gang has run in `folder` before. No worker outlives the call.
+    `TimeoutError`, and `FileExistsError` if a gang has already run in `folder`. No worker outlives the call.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "work").exists():
-        raise FileExistsError(f"a gang has run in {folder} before; give each a folder of its own")
+        raise FileExistsError(f"a gang has already run in {folder}; use a new folder for each gang")
     declared = catalogue.load(workload) if isinstance(workload, str) else workload
     gang, secret = _plan(roles), token_hex()
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}

@@ -1,4 +1,4 @@
-"""One folder per workload; each folder's `__init__` is torch-free and is all that the master sees of it.
+"""One folder per workload. Its `__init__` never imports torch, and is the only file that the master imports.
 
-A role's code is the function `run(context)` in the file named after the role.
+Each role has a file with its name, with the function `run(context)`.
 """

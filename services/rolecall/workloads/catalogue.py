@@ -1,4 +1,4 @@
-"""Finds workloads: those of the house and those of installed packages, all by one entry-point group."""
+"""Finds workloads by their entry points: built-in ones and those of other installed packages."""
 
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -10,14 +10,14 @@ GROUP = "rolecall.workloads"
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Every workload that some installed package declares, by name; nothing is imported yet."""
+    """The entry points of all workloads of installed packages, by name; imports none of them."""
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def load(name: str) -> Workload[Any]:
-    """Import the torch-free half of one workload.
+    """Import a workload's declaration.
 
-    Raises `NotFound` when no installed package declares it.
+    Raises `NotFound` if no installed package declares it.
     """
     entry = installed().get(name)
     if entry is None:

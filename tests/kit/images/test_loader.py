@@ -131,7 +131,7 @@ def test_a_share_is_held_out_by_the_seed(tmp_path: Path) -> None:
 
 
 def test_a_share_that_leaves_no_image_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="leaves one part empty"):
+    with pytest.raises(InputError, match="leaves a split empty"):
         open_splits(images(tmp_path, validation=1e-6), seed=1)
 
 

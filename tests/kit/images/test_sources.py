@@ -51,7 +51,7 @@ def test_idx_classes_may_have_names_and_more_than_were_seen(tmp_path: Path) -> N
 def test_held_out_folders_may_not_have_other_classes(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, 9, 24)
     assert open_source(str(folder), ("another", *CLASSES)).labels.tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    with pytest.raises(InputError, match="classes that the training images lack: rows"):
+    with pytest.raises(InputError, match="classes that the training images don't have: rows"):
         open_source(str(folder), CLASSES[:2])
 
 
@@ -76,8 +76,8 @@ def a_file(folder: Path) -> str:
     [
         (lambda folder: str(folder / "nowhere"), "nowhere does not exist on this node"),
         (a_file, "can't be read as a folder"),
-        (with_one_class, "needs one per class, and two classes or more"),
-        (empty_classes, "has no image in the folders of its classes; images end with .jpg"),
+        (with_one_class, "needs one per class, and at least two classes"),
+        (empty_classes, "has no image in its class folders; valid suffixes: .jpg"),
     ],
 )
 def test_a_wrong_folder_is_named(tmp_path: Path, make: Callable[[Path], str], said: str) -> None:
@@ -97,7 +97,7 @@ def changed(idx: Idx, name: str, change: Callable[[bytes], bytes]) -> Idx:
     ("name", "change", "said"),
     [
         ("images", lambda content: b"\x89PNG" + content, "begins with 89 50 4e 47, not 00 00 08 03"),
-        ("labels", lambda content: content[:6], "ends within its header"),
+        ("labels", lambda content: content[:6], "is truncated within its header"),
         (
             "labels",
             lambda content: content[:4] + b"\0\0\0\x06" + content[8:-1],

@@ -42,5 +42,5 @@ def test_a_missing_file_of_any_split_is_named(tmp_path: Path) -> None:
 
 
 def test_byte_pairs_need_a_token_for_each_byte() -> None:
-    with pytest.raises(ValidationError, match="must be 256 or more"):
+    with pytest.raises(ValidationError, match="must be at least 256"):
         Text(train=["a"], tokens="bpe", vocabulary=255)

@@ -87,7 +87,7 @@ def test_a_line_longer_than_the_limit_is_read_in_pieces(tmp_path: Path) -> None:
 
 
 def test_a_share_without_a_line_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"validation is 0\.05, and no line begins"):
+    with pytest.raises(InputError, match=r"validation is 0\.05, but no line begins"):
         corpus(tmp_path, "one line only")
 
 

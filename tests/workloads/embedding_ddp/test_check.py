@@ -107,7 +107,7 @@ def test_a_glob_without_a_match(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    assert "is a folder; name its files, e.g. with a glob such as folder/*" in refusal(tmp_path)
+    assert "is a folder; name its files, for example by folder/*" in refusal(tmp_path)
 
 
 def test_a_batch_has_a_row_for_every_trainer(tmp_path: Path) -> None:

@@ -27,13 +27,16 @@ def test_names_stand_for_objects() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"protocol": "tutorial"}, "protocol: tutorial needs algorithm: reinforce, policy_at: agent, environments: 1"),
+        (
+            {"protocol": "tutorial"},
+            "protocol: tutorial requires algorithm: reinforce, policy_at: agent, environments: 1",
+        ),
         (
             {"protocol": "tutorial", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
             | {"inference": {"batch": 2}},
             "answers every request separately",
         ),
-        ({"inference": {"batch": 2}}, "needs policy_at: agent"),
+        ({"inference": {"batch": 2}}, "requires policy_at: agent"),
         (
             {"environment": {"id": "CartPole-v1", "vectorization": "own", "wrappers": ["FlattenObservation"]}},
             "need vectorization: loop",
@@ -51,8 +54,8 @@ def test_what_contradicts_itself_is_refused(given: dict[str, Any], said: str) ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"least_observers": 3}, "least_observers is 3, the job has 2 observers; set it to 2 or less"),
-        ({"policy_at": "agent", "inference": {"batch": 3}}, "never be full with 2 observers; set it to 2 or less"),
+        ({"least_observers": 3}, "least_observers is 3, but the job has 2 observers; set it to at most 2"),
+        ({"policy_at": "agent", "inference": {"batch": 3}}, "never be full with 2 observers; set it to at most 2"),
     ],
 )
 def test_counts_must_fit(given: dict[str, Any], said: str) -> None:

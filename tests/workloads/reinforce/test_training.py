@@ -71,7 +71,7 @@ def test_an_observer_that_dies_in_an_evaluation_leaves_its_episodes_to_the_other
 
 @pytest.mark.slow
 def test_too_few_observers_end_the_attempt_behind_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="1 of 2 observers remain, and least_observers is 2"):
+    with pytest.raises(AssertionError, match="1 of 2 observers remain, but least_observers is 2"):
         run_gang("reinforce", job("Deadly", least_observers=2), GANG, tmp_path, environment=ALLOWED)
     assert list(tmp_path.glob("checkpoint-*.json"))
 

@@ -13,7 +13,7 @@ from torchvision.models import get_model
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.check import check_counts, rpc_threads
-from rolecall.workloads.resnet_pipeline.params import Params, block_names, places
+from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "resnet-pipeline.json"
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
@@ -65,27 +65,27 @@ def test_blocks_have_torchvisions_names(model: str) -> None:
     [
         (
             {"batch_size": 128, "micro_batches": 3},
-            "micro_batches 3 does not divide the 128 images of each replica; nearest legal: 2 or 4",
+            "micro_batches 3 does not divide the 128 images of each replica; nearest valid: 2 or 4",
         ),
-        ({"batch_size": 128, "replicas": 3}, "can't be shared by 3 replicas; nearest legal: 126 or 129"),
-        ({"batch_size": 2, "replicas": 3}, "can't be shared by 3 replicas; nearest legal: 3"),
+        ({"batch_size": 128, "replicas": 3}, "is not divisible by 3 replicas; nearest valid: 126 or 129"),
+        ({"batch_size": 2, "replicas": 3}, "is not divisible by 3 replicas; nearest valid: 3"),
         (
             {"batch_size": 4, "data": {"train": "p", "size": 32}},
             "use fewer micro_batches, a larger batch_size or norm: group",
         ),
-        ({"cuts": ["layer5.0"]}, "the model has no block layer5.0 to cut before; legal: layer1.0, layer1.1, layer2.0"),
+        ({"cuts": ["layer5.0"]}, "the model has no block layer5.0 to cut before; valid: layer1.0, layer1.1, layer2.0"),
         ({"cuts": ["stem"]}, "no block stem"),
-        ({"cuts": ["layer3.0", "layer2.0"]}, "cuts must follow the model's order"),
-        ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
+        ({"cuts": ["layer3.0", "layer2.0"]}, "cuts must be in the model's order"),
+        ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
         ({"protocol": "tutorial", "replicas": 2}, "use protocol: 1f1b"),
         ({"early_stopping": {}, "data": {"train": "p", "validation": 0.0}}, "early_stopping needs validation images"),
-        ({"data": {"train": "p", "classes": ["a", "b"]}}, "classes is for IDX files"),
+        ({"data": {"train": "p", "classes": ["a", "b"]}}, "classes requires IDX files"),
         ({"data": {"train": "p", "augment": ["zoom", "shift"]}}, "list only one of them"),
         ({"data": {"train": "p", "augment": ["flip", "flip"]}}, "list each once"),
         ({"data": {"train": {"images": "i"}}}, "labels"),
         ({"data": {"train": "p", "std": [1, 0, 1]}}, "greater than 0"),
         ({"modle": "resnet50"}, "modle"),
-        ({"model": {"builder": "theirs:small"}, "norm": "group"}, "leave it out"),
+        ({"model": {"builder": "theirs:small"}, "norm": "group"}, "omit it"),
         ({"model": "resnet19"}, "resnet19"),
     ],
 )
@@ -99,7 +99,7 @@ def test_illegal_parameters_are_explained(changes: dict[str, Any], said: str) ->
     ("changes", "stages", "said"),
     [
         ({}, 1, "1 stages for 1 replica(s)"),
-        ({}, 11, "legal: 1 times 2 to 10"),
+        ({}, 11, "valid: 1 times 2 to 10"),
         ({"replicas": 2}, 3, "3 stages for 2 replica(s)"),
         ({"replicas": 2}, 2, "2 stages for 2 replica(s)"),
         ({"cuts": ["layer2.0"]}, 3, "cuts has 1 block(s) for 3 stages per replica; it needs 2"),
@@ -129,13 +129,13 @@ def test_every_micro_batch_has_a_thread_and_two_are_left() -> None:
 
 
 def test_cuts_are_found_by_name() -> None:
-    assert places(["b", "d"], ["a", "b", "c", "d"]) == [1, 3]
+    assert cut_indices(["b", "d"], ["a", "b", "c", "d"]) == [1, 3]
 
 
 @pytest.mark.parametrize(
     ("cuts", "said"),
-    [(["a"], "no block a to cut before; legal: b, c"), (["c", "b"], "follow the model's order"), (["b", "b"], "once")],
+    [(["a"], "no block a to cut before; valid: b, c"), (["c", "b"], "in the model's order"), (["b", "b"], "once")],
 )
 def test_cuts_that_the_model_cant_have_are_refused(cuts: list[str], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        places(cuts, ["a", "b", "c"])
+        cut_indices(cuts, ["a", "b", "c"])

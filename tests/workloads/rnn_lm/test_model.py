@@ -116,7 +116,7 @@ def own_part(params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_recurrent_part_of_the_jobs_own_must_fit(own_part: Callable[..., Params]) -> None:
     assert isinstance(make_recurrent(own_part()), torch.nn.GRU)
-    with pytest.raises(InputError, match="must give hidden states"):
+    with pytest.raises(InputError, match="must return hidden states"):
         make_recurrent(own_part(as_tuple=False))
 
 

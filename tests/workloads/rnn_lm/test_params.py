@@ -32,7 +32,7 @@ def params(**given: Any) -> Params:
     ("given", "said"),
     [
         ({"protocol": "tutorial"}, "set max_grad_norm to null"),
-        ({"protocol": "tutorial", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "leave lr_schedule out"),
+        ({"protocol": "tutorial", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
         ({"early_stopping": {}, "text": {"train": "t", "validation": 0.0}}, "early_stopping needs validation text"),
         ({"sample": {"prompt": " \t"}}, "a blank prompt has no tokens"),
         ({"model": {"builder": "mine:gru"}, "layers": 3}, "set either those or model"),
@@ -67,5 +67,5 @@ def test_only_trainers_read_the_text(tmp_path: Path) -> None:
 
 
 def test_a_builder_must_be_allowed() -> None:
-    with pytest.raises(InputError, match="the operator has not allowed builders of json"):
+    with pytest.raises(InputError, match="the operator has not allowed json"):
         check_node(params(model={"builder": "json:loads"}), Role.TRAINER)

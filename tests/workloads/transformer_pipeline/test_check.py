@@ -20,19 +20,19 @@ def params(**changes: Any) -> Params:
     ("changes", "said"),
     [
         ({"tied_embeddings": True}, "share weights between"),
-        ({"dim": 12, "heads": 5}, "nearest legal: 4 or 6"),
+        ({"dim": 12, "heads": 5}, "nearest valid: 4 or 6"),
         ({"dim": 12, "heads": 4}, "positions: learned"),
-        ({"schedule": "1F1B", "virtual_stages": 2}, "schedule 1F1B takes 1"),
-        ({"schedule": "ZBVZeroBubble", "virtual_stages": 3}, "takes 2"),
-        ({"schedule": "LoopedBFS", "virtual_stages": 65}, "takes 1 to 64"),
-        ({"split": "tracer", "dropout": 0.1}, "can't turn dropout off"),
+        ({"schedule": "1F1B", "virtual_stages": 2}, "schedule 1F1B requires 1"),
+        ({"schedule": "ZBVZeroBubble", "virtual_stages": 3}, "requires 2"),
+        ({"schedule": "LoopedBFS", "virtual_stages": 65}, "requires 1 to 64"),
+        ({"split": "tracer", "dropout": 0.1}, "can't disable dropout"),
         ({"split": "tracer", "activation_checkpointing": True}, "has no layers to checkpoint"),
-        ({"schedule": "ZBVZeroBubble", "activation_checkpointing": True}, "support it are GPipe, 1F1B"),
-        ({"batch_size": 12, "replicas": 5}, "nearest legal: 4 or 6"),
-        ({"batch_size": 12, "replicas": 2, "micro_batches": 4}, "nearest legal: 3 or 6"),
+        ({"schedule": "ZBVZeroBubble", "activation_checkpointing": True}, "support it: GPipe, 1F1B"),
+        ({"batch_size": 12, "replicas": 5}, "nearest valid: 4 or 6"),
+        ({"batch_size": 12, "replicas": 2, "micro_batches": 4}, "nearest valid: 3 or 6"),
         ({"schedule": "GPipes"}, "Input should be 'GPipe'"),
         ({"text": {"train": "text.txt", "validation": 0.0}, "early_stopping": {}}, "early_stopping needs validation"),
-        ({"model": {"builder": "mine:layer"}, "heads": 4}, "heads configure the layers that model replaces"),
+        ({"model": {"builder": "mine:layer"}, "heads": 4}, "heads have no effect on custom layers"),
     ],
 )
 def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any], said: str) -> None:
@@ -43,13 +43,17 @@ def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any]
 @pytest.mark.parametrize(
     ("stages", "changes", "said"),
     [
-        (3, {"replicas": 2}, "take 2 × the pipeline's ranks: 4"),
-        (2, {"replicas": 2}, "take 4 stages, or replicas: 1 at most"),
-        (4, {"layers": 7, "schedule": "LoopedBFS"}, "set layers to 8 or more"),
-        (4, {"micro_batches": 2}, "nearest legal for batches of 32: 4"),
-        (4, {"schedule": "DualPipeV", "micro_batches": 4}, "nearest legal for batches of 32: 8"),
-        (2, {"schedule": "Interleaved1F1B", "batch_size": 5, "micro_batches": 5}, "nearest legal for batches of 5: 1"),
-        (8, {"batch_size": 6, "micro_batches": 6}, "have no such number: take a larger batch_size"),
+        (3, {"replicas": 2}, "use 2 × the number of pipeline ranks: 4"),
+        (2, {"replicas": 2}, "use 4 stages, or set replicas to at most 1"),
+        (4, {"layers": 7, "schedule": "LoopedBFS"}, "set layers to at least 8"),
+        (4, {"micro_batches": 2}, "nearest valid for batches of 32: 4"),
+        (4, {"schedule": "DualPipeV", "micro_batches": 4}, "nearest valid for batches of 32: 8"),
+        (2, {"schedule": "Interleaved1F1B", "batch_size": 5, "micro_batches": 5}, "nearest valid for batches of 5: 1"),
+        (
+            8,
+            {"batch_size": 6, "micro_batches": 6},
+            "no number of micro-batches is valid for batches of 6; use a larger batch_size",
+        ),
     ],
 )
 def test_counts_that_make_no_pipeline_are_refused(stages: int, changes: dict[str, Any], said: str) -> None:
@@ -67,5 +71,5 @@ def test_a_missing_text_is_refused_on_the_node(tmp_path: Path) -> None:
 
 
 def test_layers_that_the_operator_has_not_allowed_are_refused_on_the_node() -> None:
-    with pytest.raises(InputError, match="not allowed builders"):
+    with pytest.raises(InputError, match="the operator has not allowed"):
         check_node(params(model={"builder": "os:system"}), Role.STAGE)

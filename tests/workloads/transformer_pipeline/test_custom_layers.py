@@ -80,8 +80,8 @@ def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "said"),
     [
-        ("averaging", {"reach": 1}, "sees a later one"),
-        ("shrinking", {}, "must give the same"),
+        ("averaging", {"reach": 1}, "sees later ones"),
+        ("shrinking", {}, "must have the shape of its input"),
         ("normed", {}, "persistent=False"),
         ("nothing", {}, "without weights"),
         ("averaging", {"width": 3}, "can't be called with"),

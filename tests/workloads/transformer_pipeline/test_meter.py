@@ -34,8 +34,8 @@ def test_a_step_is_work_and_waiting_and_what_lies_around_them() -> None:
             work(3.0)
             clock.pass_by(4.0)
         clock.pass_by(100.0)  # between steps
-    assert meter.lengths.tolist() == [15.0, 15.0]
-    assert meter.worked.tolist() == [5.0, 5.0]
+    assert meter.durations.tolist() == [15.0, 15.0]
+    assert meter.compute_times.tolist() == [5.0, 5.0]
     assert meter.spans.tolist() == [6.0, 6.0]
 
 
@@ -55,7 +55,7 @@ def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
         stage.get_fwd_send_ops(10.0)
         stage.backward_one_chunk(2.0)
         stage.backward_weight_one_chunk(3.0)
-    assert meter.worked.tolist() == [6.0]
+    assert meter.compute_times.tolist() == [6.0]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: moments are marks in its stream")
@@ -64,4 +64,4 @@ def test_a_gpu_is_measured_by_what_it_does_and_not_by_what_it_is_told() -> None:
     matrix = torch.randn(4096, 4096, device="cuda")
     with meter.step():
         meter.timed(lambda: [matrix @ matrix for _ in range(20)])()
-    assert 0 < meter.worked[0] <= meter.lengths[0]
+    assert 0 < meter.compute_times[0] <= meter.durations[0]

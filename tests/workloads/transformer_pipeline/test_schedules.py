@@ -1,4 +1,4 @@
-"""The table of legal combinations: what the documentation shows, and what torch itself refuses."""
+"""The table of valid combinations: what the documentation shows, and what torch itself refuses."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_the_documentation_has_the_table_that_the_service_checks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "ranks", "stages", "legal"),
+    ("schedule", "ranks", "stages", "valid"),
     [
         ("GPipe", 4, 4, [1, 2, 3, 4, 6, 12]),
         ("1F1B", 4, 4, [4, 6, 12]),
@@ -27,15 +27,15 @@ def test_the_documentation_has_the_table_that_the_service_checks() -> None:
         ("DualPipeV", 4, 8, [12]),
     ],
 )
-def test_legal_micro_batches_divide_the_batch_and_obey_the_rule(
-    schedule: str, ranks: int, stages: int, legal: list[int]
+def test_valid_micro_batches_divide_the_batch_and_obey_the_rule(
+    schedule: str, ranks: int, stages: int, valid: list[int]
 ) -> None:
-    assert SCHEDULES[schedule].legal_micro_batches(12, ranks, stages) == legal  # type: ignore[index]
+    assert SCHEDULES[schedule].valid_micro_batches(12, ranks, stages) == valid  # type: ignore[index]
 
 
 def test_rounds_are_whole() -> None:
     """9 micro-batches on 4 ranks are two rounds and one over."""
-    rule = SCHEDULES["Interleaved1F1B"].micro_batches.legal
+    rule = SCHEDULES["Interleaved1F1B"].micro_batches.is_valid
     assert [count for count in range(1, 13) if rule(count, 4, 8)] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12]
 
 

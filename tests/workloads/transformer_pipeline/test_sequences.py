@@ -38,5 +38,5 @@ def test_an_epoch_sees_no_sequence_twice_and_goes_on_where_it_was() -> None:
 
 
 def test_a_text_of_less_than_a_batch_is_refused() -> None:
-    with pytest.raises(InputError, match="5 sequences of 2, and a step takes 8"):
+    with pytest.raises(InputError, match="5 sequences of 2, but a step needs 8"):
         Epochs(Sequences(torch.arange(11, dtype=torch.int32), 2), batch_size=8, seed=0)

@@ -23,7 +23,7 @@ from rolecall.spec.errors import InputError
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images, bytes [b, 3, size, size], and their labels [b], each in [0, classes)."""
 Transform = Callable[[Image.Image], Image.Image]
-_Key = tuple[int, int]  # epoch, place in the split
+_Key = tuple[int, int]  # epoch, index in the split
 
 _SPLITS = ("train", "validation", "test")
 _MIN_CROP_AREA = 0.25  # a zoom keeps at least a quarter of the image's area
@@ -66,18 +66,18 @@ def _hold_out(source: LabeledImages, share: float, seed: int) -> dict[str, Image
     numbers = np.arange(len(source.labels))
     held = splitmix64(numbers.astype(np.uint64), derive_seed(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
     if held.all() or not held.any():
-        raise InputError(f"data.validation {share} of {len(held)} images leaves one part empty; change it")
+        raise InputError(f"data.validation {share} of {len(held)} images leaves a split empty; choose another share")
     return {"train": ImageSplit(source, numbers[~held]), "validation": ImageSplit(source, numbers[held])}
 
 
 def augmentation(images: Images) -> list[v2.Transform]:
     """The random transforms of training images, applied before they are resized."""
-    made = {
+    transforms = {
         "zoom": [v2.RandomResizedCrop(images.size, scale=(_MIN_CROP_AREA, 1.0))],
         "shift": [v2.Resize(images.size), v2.RandomCrop(images.size, padding=images.size // 8)],
         "flip": [v2.RandomHorizontalFlip()],
     }
-    return [transform for name in ("zoom", "shift", "flip") if name in images.augment for transform in made[name]]
+    return [transform for name in ("zoom", "shift", "flip") if name in images.augment for transform in transforms[name]]
 
 
 class TrainBatches:
@@ -103,28 +103,28 @@ class TrainBatches:
     def _keys_from(self, epoch: int, step: int) -> Iterator[list[_Key]]:
         """Endless, so that the first batches of an epoch are loaded during the evaluation before it."""
         while True:
-            places = self._order.share(epoch, step, self._rank, self._replicas)
-            yield [(epoch, place) for place in places.tolist()]
+            indices = self._order.share(epoch, step, self._rank, self._replicas)
+            yield [(epoch, index) for index in indices.tolist()]
             epoch, step = (epoch, step + 1) if step + 1 < self._steps else (epoch + 1, 0)
 
 
 def eval_batches(split: ImageSplit, share: slice, transform: Transform, size: int, processes: int) -> Iterator[Batch]:
     """The images of `share` of a split in order, in batches of `size`; the last batch may be short."""
-    places = range(len(split))[share]
-    keys = [[(0, place) for place in places[start : start + size]] for start in range(0, len(places), size)]
+    indices = range(len(split))[share]
+    keys = [[(0, index) for index in indices[start : start + size]] for start in range(0, len(indices), size)]
     return _load_batches(_ImageDataset(split, transform, 0), keys, processes)
 
 
 class _ImageDataset(Dataset[Batch]):
-    """Maps (epoch, place in the split) to an image and its label."""
+    """Maps (epoch, index in the split) to an image and its label."""
 
     def __init__(self, split: ImageSplit, transform: Transform, seed: int) -> None:
         self._split, self._seed = split, seed
         self._transform = v2.Compose([transform, v2.RGB(), v2.PILToTensor()])
 
     def __getitem__(self, key: _Key) -> Batch:
-        epoch, place = key
-        number = int(self._split.numbers[place])
+        epoch, index = key
+        number = int(self._split.numbers[index])
         image, label = self._split.source.image(number), self._split.source.labels[number]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(derive_seed(derive_seed(self._seed, epoch), number))

@@ -52,17 +52,17 @@ class Images(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.classes is not None and not isinstance(self.train, Idx):
-            raise ValueError("classes is for IDX files only; with a folder per class, the folders name the classes")
-        doubles = sorted({name for name in self.augment if self.augment.count(name) > 1})
-        if doubles:
-            raise ValueError(f"augment lists {', '.join(doubles)} more than once; list each once")
+            raise ValueError("classes requires IDX files; class folders give the classes their names")
+        duplicates = sorted({name for name in self.augment if self.augment.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"augment lists {', '.join(duplicates)} more than once; list each once")
         if {"zoom", "shift"} <= set(self.augment):
             raise ValueError("augment has both zoom and shift; zoom already moves the image, so list only one of them")
         return self
 
     @property
     def has_validation(self) -> bool:
-        """Whether there are validation images."""
+        """True if the job has validation images."""
         return self.validation != 0.0
 
     @property

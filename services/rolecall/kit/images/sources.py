@@ -19,7 +19,7 @@ from rolecall.kit.images.params import Idx, Images
 from rolecall.spec.errors import InputError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, e.g. Ghostscript
+_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, such as Ghostscript
 _UNSIGNED_BYTE = 8
 
 
@@ -86,39 +86,39 @@ def check_source(source: str | Idx) -> None:
     access = read_access()
     folders = _class_folders(source, access)
     if next((path for folder in folders.values() for path in _image_paths(folder, access)), None) is None:
-        raise InputError(f"{source} has no image in the folders of its classes; images end with {_join(_SUFFIXES)}")
+        raise InputError(f"{source} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
 
 
 def _open_folder(source: str, classes: tuple[str, ...] | None) -> ImageFolder:
     access = read_access()
-    found = _class_folders(source, access)
-    names = classes or tuple(found)
-    if unknown := sorted(set(found) - set(names)):
-        raise InputError(f"{source} has classes that the training images lack: {_join(unknown)}")
+    folders = _class_folders(source, access)
+    names = classes or tuple(folders)
+    if unknown := sorted(set(folders) - set(names)):
+        raise InputError(f"{source} has classes that the training images don't have: {_join(unknown)}")
     paths: list[str] = []
     labels: list[int] = []
-    for name, folder in found.items():
-        mine = list(_image_paths(folder, access))
-        paths += mine
-        labels += [names.index(name)] * len(mine)
+    for name, folder in folders.items():
+        found = list(_image_paths(folder, access))
+        paths += found
+        labels += [names.index(name)] * len(found)
     if not paths:
-        raise InputError(f"{source} has no image in the folders of its classes; images end with {_join(_SUFFIXES)}")
+        raise InputError(f"{source} has no image in its class folders; valid suffixes: {_join(_SUFFIXES)}")
     return ImageFolder(names, np.array(labels, np.int64), paths, access)
 
 
 def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
     """The folder of each class, sorted by name; raises `InputError` if jobs may not read one."""
     if (plain := access.plain_path(source)) is None:
-        raise InputError(f"{source} is a URL; a folder per class must be local, IDX files may be at URLs")
+        raise InputError(f"{source} is a URL; class folders must be local, only IDX files can be at URLs")
     access.resolve(plain)
     try:
         names = sorted(entry.name for entry in os.scandir(plain) if entry.is_dir() and entry.name[0] != ".")
     except FileNotFoundError:
-        raise InputError(f"{source} does not exist on this node; the stages' nodes must all have it") from None
+        raise InputError(f"{source} does not exist on this node; every node with a stage needs it") from None
     except OSError as error:
         raise InputError(f"{source} can't be read as a folder: {error.strerror}") from error
     if len(names) < 2:
-        raise InputError(f"{source} has {len(names)} folder(s); it needs one per class, and two classes or more")
+        raise InputError(f"{source} has {len(names)} folder(s); it needs one per class, and at least two classes")
     return {name: access.resolve(os.path.join(plain, name)) for name in names}
 
 
@@ -168,12 +168,12 @@ def _header(opened: BinaryIO, name: str, dimensions: int) -> tuple[int, ...]:
     magic = opened.read(4)
     if magic != bytes([0, 0, _UNSIGNED_BYTE, dimensions]):
         raise InputError(
-            f"{name} is no IDX file of unsigned bytes in {dimensions} dimension(s): it begins with {magic.hex(' ')}, "
-            f"not 00 00 08 {dimensions:02x}"
+            f"{name} is not an IDX file of unsigned bytes in {dimensions} dimension(s): it begins with "
+            f"{magic.hex(' ')}, not 00 00 08 {dimensions:02x}"
         )
     sizes = opened.read(4 * dimensions)
     if len(sizes) < 4 * dimensions:
-        raise InputError(f"{name} ends within its header")
+        raise InputError(f"{name} is truncated within its header")
     return tuple(int(size) for size in np.frombuffer(sizes, ">u4"))
 
 

@@ -1,7 +1,7 @@
 """Sharded weights on parameter servers.
 
-`initialization`: which rows a server holds, and their initial values. `shard`: the server's side. `remote`: the
-trainers' side. `protocols`: how gradients update weights. `loop`: the trainers' loop. `serve`: the servers' `run`.
+`initialization`: rows and initial values of each shard. `shard`: the servers' side. `remote`: the trainers' side.
+`protocols`: application of gradients. `loop`: the trainers' loop. `serve`: the servers' `run`.
 """
 
 from rolecall.kit.parameter_server.initialization import Normal, ShardSpec, Uniform, initial_rows

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own habit
+import torch.nn.functional as F  # noqa: N812 - torch's shard habit
 from torch import Tensor, nn
 
 from rolecall.kit.data_order import derive_seed
@@ -62,14 +62,14 @@ class Normal:
 
 def initial_rows(spec: ShardSpec, width: int, initializer: Initializer, dtype: torch.dtype = torch.float32) -> Tensor:
     """The initial rows [size, width] of a shard."""
-    own = torch.empty((spec.size, width), dtype=dtype)
+    shard = torch.empty((spec.size, width), dtype=dtype)
     filled = 0
     for block, start in enumerate(range(0, spec.rows, BLOCK_ROWS)):
         values = initializer(block, (min(BLOCK_ROWS, spec.rows - start), width))
-        mine = values[(spec.index - start) % spec.count :: spec.count]
-        own[filled : filled + len(mine)] = mine
-        filled += len(mine)
-    return own
+        rows = values[(spec.index - start) % spec.count :: spec.count]
+        shard[filled : filled + len(rows)] = rows
+        filled += len(rows)
+    return shard
 
 
 class EmbeddingShard(nn.Module):

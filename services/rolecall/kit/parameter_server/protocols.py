@@ -1,4 +1,4 @@
-"""Update protocols: how a step's gradients update weights in the trainer and on the parameter servers."""
+"""Update protocols: apply a step's gradients to the weights in the trainer and on the parameter servers."""
 
 import math
 from typing import Protocol

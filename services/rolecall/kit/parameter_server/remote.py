@@ -103,7 +103,7 @@ class Shards:
 
 
 def make_shards(modules: Sequence[ShardedModule], trainers: int, *, synchronous: bool = True) -> Shards:
-    """Create all shards on the parameter servers. Errors there are raised by the first call of the shard."""
+    """Create all shards on the parameter servers. The first call of a shard raises an error of its constructor."""
     references: list[ShardReference] = []
     for module in modules:
         for index, server in enumerate(module.servers):
@@ -165,6 +165,6 @@ def look_up(ids: Tensor, count: int, request: Callable[[int, Tensor], Future[Ten
     local_rows = (distinct[by_owner] // count).split(sizes)
     replies = [request(shard, rows) for shard, rows in enumerate(local_rows)]
     vectors = torch.cat([reply.wait() for reply in replies])
-    place = torch.empty_like(by_owner)
-    place[by_owner] = torch.arange(len(by_owner))
-    return F.embedding(place[inverse].to(vectors.device), vectors)
+    position = torch.empty_like(by_owner)
+    position[by_owner] = torch.arange(len(by_owner))
+    return F.embedding(position[inverse].to(vectors.device), vectors)

@@ -1,5 +1,5 @@
 """Columns fitted to the training rows, and the vectorized encoding of rows as records of numbers."""
-# pyarrow.compute makes its functions when it is imported.
+# pyarrow.compute creates its functions at import.
 # pyright: reportAttributeAccessIssue=false
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from rolecall.kit.tables.params import Data
 from rolecall.kit.tables.rows import Rows, Values
 
 PADDING = -1
-"""Fills the places of a row with fewer values than its column's width; never looked up."""
+"""Fills the positions of a row with fewer values than its column's width; never looked up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Columns:
     ids: tuple[IdColumn, ...]
     """Categorical columns, then bucketed numeric columns, each in the parameters' order."""
     numbers: tuple[NumberColumn, ...]
-    """Normalised columns, in the parameters' order."""
+    """Normalized columns, in the parameters' order."""
 
     @property
     def num_ids(self) -> int:
@@ -57,8 +57,8 @@ class Columns:
         scaled = [
             values for values, given in zip(rows.numeric, data.numeric, strict=True) if given.transform == "normalize"
         ]
-        for place, (column, values) in enumerate(zip(self.numbers, scaled, strict=True)):
-            records["numbers"][:, place] = normalized(column, values)
+        for index, (column, values) in enumerate(zip(self.numbers, scaled, strict=True)):
+            records["numbers"][:, index] = normalized(column, values)
         return records
 
     def _encode_ids(self, rows: Rows, data: Data, out: NDArray[np.int64]) -> None:

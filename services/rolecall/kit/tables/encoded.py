@@ -51,10 +51,10 @@ class EncodedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A job's input files and how they are split."""
+    """A job's input files and their splits."""
 
     data: Data
-    """How to read the files."""
+    """Columns and format of the files."""
     seed: int
     """The seed of the hold-out hash."""
     files: dict[str, list[TableFile]]
@@ -102,7 +102,7 @@ def _build(source: TableSource, folder: Path) -> None:
         counted = bad if split in source.files and split != "train" else BadRows(source.data.max_bad_rows)
         rows[split] = _write(folder / split, columns, source, split, counted)
     for report in bad.first:
-        _log.warning("skipped: %s", report)
+        _log.warning("skipped a row: %s", report)
     about = {"columns": asdict(columns), "rows": rows, "bad_rows": bad.count}
     (folder / "about.json").write_text(json.dumps(about))
 
@@ -120,7 +120,7 @@ def _fit_columns(source: TableSource, bad: BadRows) -> tuple[Columns, int]:
 
 def _single_class_error(data: Data, count: int, positive: float) -> str:
     if not count:
-        return "there are no training rows"
+        return "the training files contain no rows; check data.train"
     which = "positive" if positive else "negative"
     return (
         f"all {count} training rows are {which}; check data.label: column {data.label.column!r} and its positive value"

@@ -97,7 +97,7 @@ class Encoder:
 
 def _get(row: dict[str, Any], name: str) -> Any:
     if name not in row:
-        raise ValueError(f"a row lacks the column {name!r}; give None where its value is missing")
+        raise ValueError(f"a row has no column {name!r}; use None for a missing value")
     return row[name]
 
 

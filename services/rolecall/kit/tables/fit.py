@@ -2,7 +2,7 @@
 
 (A dictionary's memory grows with its distinct values; use `ids: hash` for columns with very many.)
 """
-# pyarrow.compute makes its functions when it is imported.
+# pyarrow.compute creates its functions at import.
 # pyright: reportAttributeAccessIssue=false
 
 from collections import Counter

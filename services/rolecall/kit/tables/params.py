@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rolecall.kit.params import Count, Fraction, Name, Names, Paths, Text, Value, listed
+from rolecall.kit.params import Count, Fraction, Name, Names, Paths, Text, Value, to_list
 from rolecall.spec import workload
 
-_MOST_COLUMNS = 16_384
+_MAX_COLUMNS = 16_384
 _Values = Annotated[list[Value], Field(max_length=4096, fail_fast=True)]
 
 
@@ -21,7 +21,7 @@ class Label(workload.Params):
 
     column: Name
     """Name of the column."""
-    positive: Annotated[_Values | None, BeforeValidator(listed, json_schema_input_type=Value | _Values | None)] = None
+    positive: Annotated[_Values | None, BeforeValidator(to_list, json_schema_input_type=Value | _Values | None)] = None
     """The value or values that mean yes; every other value means no. By default, the column must contain 0 and 1, or
     true and false."""
 
@@ -46,9 +46,9 @@ class Categorical(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.ids == "hash") != (self.buckets is not None):
-            raise ValueError("buckets is for ids: hash only; set both or neither")
+            raise ValueError("buckets requires ids: hash; set both or neither")
         if self.ids == "hash" and self.min_count > 1:
-            raise ValueError("min_count needs ids: dictionary; a hash does not count values")
+            raise ValueError("min_count requires ids: dictionary; hashed values are not counted")
         if self.separator is not None and self.max_values == 1:
             raise ValueError("a column with a separator is multi-valued; set max_values to 2 or more")
         return self
@@ -71,9 +71,9 @@ class Numeric(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.log and self.transform == "buckets":
-            raise ValueError("log needs transform: normalize; it does not change quantile buckets")
+            raise ValueError("log requires transform: normalize; it has no effect on quantile buckets")
         if self.buckets is not None and self.transform == "normalize":
-            raise ValueError("buckets needs transform: buckets")
+            raise ValueError("buckets requires transform: buckets")
         return self
 
     @property
@@ -107,12 +107,12 @@ class Data(workload.Params):
     """The column to predict: its name, or an object that also defines which values mean yes."""
     categorical: Annotated[
         tuple[Annotated[Categorical, BeforeValidator(_named, json_schema_input_type=Name | Categorical)], ...],
-        Field(max_length=_MOST_COLUMNS),
+        Field(max_length=_MAX_COLUMNS),
     ] = ()
     """The categorical columns: names, or objects."""
     numeric: Annotated[
         tuple[Annotated[Numeric, BeforeValidator(_named, json_schema_input_type=Name | Numeric)], ...],
-        Field(max_length=_MOST_COLUMNS),
+        Field(max_length=_MAX_COLUMNS),
     ] = ()
     """The numeric columns: names, or objects."""
     missing: Annotated[tuple[Text, ...], Field(max_length=1024)] = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL")
@@ -130,11 +130,11 @@ class Data(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if not self.categorical and not any(column.transform == "buckets" for column in self.numeric):
-            raise ValueError("no column uses the embedding; list a categorical column or a numeric one with buckets")
-        _refuse_doubles("categorical", [column.column for column in self.categorical])
-        _refuse_doubles("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
+            raise ValueError("no column uses the embedding; list a categorical or a bucketed numeric column")
+        _refuse_duplicates("categorical", [column.column for column in self.categorical])
+        _refuse_duplicates("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
         if self.label.column in {column.column for column in (*self.categorical, *self.numeric)}:
-            raise ValueError(f"the label {self.label.column!r} can't be an input too; list it once")
+            raise ValueError(f"the label {self.label.column!r} can't also be an input; list it once")
         return self
 
     @property
@@ -149,7 +149,7 @@ class Data(workload.Params):
         return {split: paths for split, paths in given.items() if isinstance(paths, list)}
 
 
-def _refuse_doubles(field: str, names: list[str]) -> None:
-    doubles = sorted(name for name, count in Counter(names).items() if count > 1)
-    if doubles:
-        raise ValueError(f"{field} lists {', '.join(doubles[:10])} more than once; list each once")
+def _refuse_duplicates(field: str, names: list[str]) -> None:
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
+    if duplicates:
+        raise ValueError(f"{field} lists {', '.join(duplicates[:10])} more than once; list each once")

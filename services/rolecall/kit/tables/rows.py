@@ -2,7 +2,7 @@
 
 Every pass over the same files returns the same valid rows with the same row numbers.
 """
-# pyarrow.compute makes its functions when it is imported.
+# pyarrow.compute creates its functions at import.
 # pyright: reportAttributeAccessIssue=false
 
 import difflib
@@ -25,7 +25,7 @@ from rolecall.spec.errors import InputError
 
 _BLOCK_BYTES = 1 << 20  # Arrow prefetches up to 32 blocks
 _CHUNK_ROWS = 32_768
-_REPORTED = 5
+_MAX_REPORTS = 5
 _NUMBER = r"^-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 _YES, _NO = ["1", "1.0", "true", "True", "TRUE"], ["0", "0.0", "false", "False", "FALSE"]
 
@@ -78,7 +78,7 @@ class BadRows:
     def add(self, file: TableFile, row: int, reason: str) -> None:
         """Report that `row` of `file` (line number from 1, as in an editor) can't be parsed."""
         self.count += 1
-        if len(self.first) < _REPORTED:
+        if len(self.first) < _MAX_REPORTS:
             self.first.append(f"{file.url} row {row}: {reason}")
 
     def check(self) -> None:
@@ -200,10 +200,10 @@ def _parse(chunk: _Chunk, start: int, data: Data, bad: BadRows) -> Rows:
 def _labels(column: pa.Array, label: Label, reasons: dict[int, str]) -> NDArray[np.float32]:
     texts = _texts(column)
     yes = _is_one_of(texts, _YES if label.positive is None else [_text(value) for value in label.positive])
-    legal = yes | _is_one_of(texts, _NO) if label.positive is None else texts.is_valid().to_numpy(False)
-    for index in np.flatnonzero(~legal):
+    valid = yes | _is_one_of(texts, _NO) if label.positive is None else texts.is_valid().to_numpy(False)
+    for index in np.flatnonzero(~valid):
         given = texts[index].as_py()
-        why = "is missing" if given is None else f"is {given!r}, not 0 or 1; name data.label.positive for other values"
+        why = "is missing" if given is None else f"is {given!r}, not 0 or 1; for other values, set data.label.positive"
         reasons[int(index)] = f"the label {label.column} {why}"
     return yes.astype(np.float32)
 
@@ -232,12 +232,12 @@ def _texts(column: pa.Array) -> pa.Array:
 def _numbers(chunk: _Chunk, column: Numeric, missing: Sequence[str], reasons: dict[int, str]) -> NDArray[np.float64]:
     given = _cleaned(chunk.batch[column.column], missing)
     if not (pa.types.is_string(given.type) or _is_number(given.type)):
-        raise InputError(f"{chunk.file.url}: column {column.column!r} holds {given.type}, not numbers")
+        raise InputError(f"{chunk.file.url}: column {column.column!r} has type {given.type}; it must contain numbers")
     parsable = pc.match_substring_regex(given, _NUMBER) if pa.types.is_string(given.type) else given.is_valid()
     readable = pc.if_else(parsable, given, pa.scalar(None, given.type)).cast(pa.float64(), safe=False)
     numbers = readable.to_numpy(zero_copy_only=False).astype(np.float64)
-    garbled = ~pc.or_kleene(parsable, given.is_null()).to_numpy(zero_copy_only=False)
-    for index in np.flatnonzero(garbled | np.isinf(numbers)):
+    invalid = ~pc.or_kleene(parsable, given.is_null()).to_numpy(zero_copy_only=False)
+    for index in np.flatnonzero(invalid | np.isinf(numbers)):
         reasons.setdefault(int(index), f"{column.column} is {given[index].as_py()!r}, not a finite number")
     return numbers
 
@@ -249,7 +249,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _values(file: TableFile, given: pa.Array, column: Categorical, missing: Sequence[str]) -> Values:
     if pa.types.is_nested(given.type) and not _is_list(given.type):
-        raise InputError(f"{file.url}: column {column.column!r} holds {given.type}; make it a text, number or list")
+        raise InputError(f"{file.url}: column {column.column!r} has type {given.type}, not text, number or list")
     if column.separator is not None and not _is_list(given.type):
         given = pc.split_pattern(_texts(given), column.separator)
     if _is_list(given.type):

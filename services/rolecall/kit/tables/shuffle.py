@@ -24,9 +24,9 @@ def shuffle(chunks: Iterator[Records], buffer_rows: int, seed: int, epoch: int) 
         buffer = np.concatenate([held, chunk[:room]])
         for start in range(room, len(chunk), buffer_rows):
             incoming = chunk[start : start + buffer_rows]
-            places = random.choice(len(buffer), len(incoming), replace=False)
-            outgoing = buffer[places]
-            buffer[places] = incoming
+            indices = random.choice(len(buffer), len(incoming), replace=False)
+            outgoing = buffer[indices]
+            buffer[indices] = incoming
             yield outgoing
     if buffer is not None:
         yield random.permutation(buffer)

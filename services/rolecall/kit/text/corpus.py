@@ -146,6 +146,6 @@ def _empty_split(text: Text, split: Split) -> str:
     if split in text.sources:
         return f"the {split} text has no tokens: {', '.join(text.sources[split])}"
     return (
-        f"validation is {text.validation}, and no line begins in that share of the training text; "
-        "make it larger, put line ends into the text, or give paths"
+        f"validation is {text.validation}, but no line begins in that share of the training text; "
+        "increase it, add line breaks to the text, or set paths"
     )

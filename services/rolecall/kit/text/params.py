@@ -34,7 +34,7 @@ class Text(workload.Params):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.tokens == "bpe" and self.vocabulary < BYTES:
-            raise ValueError(f"vocabulary is {self.vocabulary}; with tokens: bpe it must be {BYTES} or more")
+            raise ValueError(f"vocabulary is {self.vocabulary}; with tokens: bpe it must be at least {BYTES}")
         return self
 
     @property
@@ -46,7 +46,7 @@ class Text(workload.Params):
 
 def _has_tokens(prompt: str) -> str:
     if not prompt.strip() and "\n" not in prompt:
-        raise ValueError("a blank prompt has no tokens; write some text, or a line end to start a new text")
+        raise ValueError("a blank prompt has no tokens; write some text, or a line break to start a new text")
     return prompt
 
 

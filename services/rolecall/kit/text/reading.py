@@ -8,7 +8,7 @@ from rolecall.kit.files import File, find
 from rolecall.kit.text.params import Text
 from rolecall.spec.errors import InputError
 
-_LONGEST_LINE = 65_536
+_MAX_LINE = 65_536
 
 
 def lines(files: Iterable[File]) -> Iterator[str]:
@@ -23,23 +23,23 @@ def lines(files: Iterable[File]) -> Iterator[str]:
 def _lines(file: File) -> Iterator[str]:
     try:
         with TextIOWrapper(file.open(), encoding="utf-8") as text:
-            while line := text.readline(_LONGEST_LINE):
+            while line := text.readline(_MAX_LINE):
                 yield line
     except UnicodeDecodeError as error:
-        raise InputError(f"{file.url} is not UTF-8 text ({error.reason}); convert it, e.g. with iconv") from error
+        raise InputError(f"{file.url} is not UTF-8 text ({error.reason}); convert it to UTF-8") from error
     except (EOFError, OSError, zlib.error) as error:
         raise InputError(f"{file.url} can't be read: {error}") from error
 
 
 def slice_lines(lines: Iterable[str], start: int, end: int | None) -> Iterator[str]:
     """The lines that start in characters [start, end)."""
-    place = 0
+    position = 0
     for line in lines:
-        if end is not None and place >= end:
+        if end is not None and position >= end:
             return
-        if place >= start:
+        if position >= start:
             yield line
-        place += len(line)
+        position += len(line)
 
 
 def check_text(text: Text) -> None:

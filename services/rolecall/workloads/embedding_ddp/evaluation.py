@@ -21,7 +21,7 @@ class BinaryMetrics:
     """The share of rows classified correctly at threshold 0.5."""
 
     def named(self, split: str) -> dict[str, float]:
-        """The metrics by their names in a job's result, e.g. `test_auc`."""
+        """The metrics by their names in a job's result, such as `test_auc`."""
         return {f"{split}_auc": self.auc, f"{split}_loss": self.loss, f"{split}_accuracy": self.accuracy}
 
 

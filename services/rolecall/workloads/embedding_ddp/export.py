@@ -25,7 +25,7 @@ from model import load
 load(".").predict([{example}])  # the probability that each row's `{label}` is positive
 ```
 """
-_CUSTOM_LAYERS = "\nIts dense layers are made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_LAYERS = "\n`{builder}` builds its dense layers; the module must be importable.\n"
 
 
 def write_export(
@@ -88,7 +88,7 @@ def write_weights(
             _write_tensor(file, value)
         written = 0
         for block in blocks:
-            assert block.dtype == dtype, f"the table is {block.dtype}, the other weights {dtype}"
+            assert block.dtype == dtype, f"the table has dtype {block.dtype}, the other weights {dtype}"
             _write_tensor(file, block)
             written += len(block)
     assert written == table[0], f"the table has {table[0]} rows, its blocks {written}"

@@ -17,7 +17,7 @@ def run(context: WorkerContext[Params]) -> None:
     trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
     servers = context.count(Role.PARAMETER_SERVER)
     rows = rpc.rpc_sync(trainers[0], trainer.table_rows, timeout=0)
-    context.report.event(f"the table has {rows} rows over {servers} parameter server(s)")
+    context.report.event(f"the table has {rows} rows on {servers} parameter server(s)")
     table = sharded_table(context.params, rows, servers)
     shards = make_shards([table], len(trainers), synchronous=context.params.protocol == "sync")
     # No timeout: the call lasts for the whole training, and fails if a trainer dies and its connection closes.

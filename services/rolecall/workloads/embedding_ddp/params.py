@@ -71,9 +71,9 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.model and (self.hidden, self.dropout) != ((128, 64), 0.0):
-            raise ValueError("hidden and dropout configure the layers that model replaces; set either those or model")
+            raise ValueError("hidden and dropout have no effect on a custom model; set either those or model")
         if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: tutorial keeps its learning rates constant; leave lr_schedule out")
+            raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
         if self.early_stopping and self.data.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation rows; set data.validation to a share above 0, or to paths"

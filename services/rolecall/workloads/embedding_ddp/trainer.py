@@ -22,7 +22,7 @@ def run(context: WorkerContext[Params]) -> None:
     """Read the input, report the table size to the master (first trainer), then serve its training request."""
     dataset = open_dataset(context.params, context.cache, dtype=weight_dtype(context.params.precision))
     if dataset.bad_rows and context.role_rank == 0:
-        context.report.event(f"{dataset.bad_rows} rows can't be parsed and are skipped; the log has the first")
+        context.report.event(f"{dataset.bad_rows} rows can't be parsed and are skipped; the log lists the first ones")
     require_same_in_group(dataset.fingerprint, Role.TRAINER, "data")
     if context.role_rank == 0:
         _table_size_requests.serve(lambda _: dataset.num_ids)

@@ -11,13 +11,13 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
     observers = counts[Role.OBSERVER]
     if params.least_observers > observers:
         raise ValueError(
-            f"least_observers is {params.least_observers}, the job has {observers} observers; "
-            f"set it to {observers} or less, or take more observers"
+            f"least_observers is {params.least_observers}, but the job has {observers} observers; "
+            f"set it to at most {observers}, or use more observers"
         )
     if params.inference.batch is not None and params.inference.batch > observers:
         raise ValueError(
             f"inference.batch {params.inference.batch} would never be full with {observers} observers; "
-            f"set it to {observers} or less"
+            f"set it to at most {observers}"
         )
 
 

@@ -24,7 +24,7 @@ _CREATION_ERRORS = (gymnasium.error.Error, ImportError, AttributeError, TypeErro
 _REFUSED_WRAPPERS = {
     "ArrayConversion": "policies take NumPy arrays",
     "HumanRendering": "workers have no screen",
-    "RecordVideo": "jobs write no files of their own; evaluation.movie films an episode",
+    "RecordVideo": "jobs can't write files; use evaluation.movie to record an episode",
 }
 _FILE_ARGUMENTS = ("xml_file",)  # MuJoCo's models
 
@@ -40,10 +40,10 @@ def make(environment: Environment, *, render: bool = False) -> Env:
         for wrapper in environment.wrappers:
             made = _wrapper(wrapper)(made, **wrapper.kwargs)
     except _CREATION_ERRORS as error:
-        why = f"can't be made on this node: {shorten_error(str(error))}"
+        why = f"can't be created on this node: {shorten_error(str(error))}"
         raise InputError(f"the environment {environment.id!r} {why}") from error
     if not isinstance(made, gymnasium.Env):
-        raise InputError(f"the environment {environment.id!r} is no gymnasium.Env but a {type(made).__name__}")
+        raise InputError(f"the environment {environment.id!r} is a {type(made).__name__}, not a gymnasium.Env")
     return made
 
 
@@ -62,7 +62,7 @@ def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any
         )
     except _CREATION_ERRORS as error:
         raise InputError(
-            f"the environment {environment.id!r} has no vector implementation of its own that can be made on this node "
+            f"the environment {environment.id!r} has no vector implementation that can be created on this node "
             f"({error}); set environment.vectorization to loop"
         ) from error
 
@@ -97,7 +97,7 @@ def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:
 
 
 def _is_entry_point(name: str) -> bool:
-    """Whether `name` is `module:name`. In `module:id` the id has a version, so it is no Python identifier."""
+    """True for `module:name`. In `module:id` the id has a version, so it is not a Python identifier."""
     _, colon, attribute = name.partition(":")
     return bool(colon) and attribute.isidentifier()
 
@@ -118,7 +118,7 @@ def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
         raise InputError(f"the wrapper {name} can't be used: {reason}")
     found = getattr(gymnasium.wrappers, name)
     if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
-        raise InputError(f"{name} is no wrapper of gymnasium.wrappers")
+        raise InputError(f"{name} is not a wrapper of gymnasium.wrappers")
     return found
 
 
@@ -126,7 +126,7 @@ def _find_allowed_class(name: str, kind: type) -> Callable[..., Any]:
     """An allowed class of `kind`, or a function, whose result the caller checks."""
     found = find_allowed(name)
     if isinstance(found, type) and not issubclass(found, kind):
-        raise InputError(f"{name} is no gymnasium.{kind.__name__}")
+        raise InputError(f"{name} is not a gymnasium.{kind.__name__}")
     return found
 
 
@@ -154,8 +154,8 @@ def _observation(space: spaces.Space[Any]) -> dict[str, Any]:
         case spaces.Box():
             return {"shape": list(space.shape)}
     raise InputError(
-        f"a policy here takes observations that are a Box or Discrete, and this environment's are {space}; "
-        "add a wrapper, e.g. FlattenObservation"
+        f"policies support Box and Discrete observations, but this environment's are {space}; "
+        "add a wrapper, for example FlattenObservation"
     )
 
 
@@ -166,8 +166,8 @@ def _action(space: spaces.Space[Any]) -> dict[str, Any]:
         case spaces.Box() if np.issubdtype(space.dtype, np.floating):
             return {"shape": list(space.shape), "low": _bounds(space.low), "high": _bounds(space.high)}
     raise InputError(
-        f"a policy here chooses actions that are Discrete or a Box of floats, and this environment's are {space}; "
-        "add a wrapper that turns them into one of the two"
+        f"policies support Discrete actions and Box actions of floats, but this environment's are {space}; "
+        "add a wrapper that converts them"
     )
 
 

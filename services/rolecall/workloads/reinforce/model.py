@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own habit
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-_LARGEST_OBSERVATION = 10.0
+_MAX_OBSERVATION = 10.0
 _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
@@ -71,7 +71,7 @@ class Normalizer(nn.Module):
         """Standardized observations [n, ...], clipped to [-10, 10]."""
         scale = (self.variance + 1e-8).rsqrt()
         scaled = (observations - self.mean.to(observations.dtype)) * scale.to(observations.dtype)
-        return scaled.clamp(-_LARGEST_OBSERVATION, _LARGEST_OBSERVATION)
+        return scaled.clamp(-_MAX_OBSERVATION, _MAX_OBSERVATION)
 
     @torch.no_grad()
     def update(self, observations: Tensor) -> None:
@@ -172,18 +172,18 @@ class Policy(nn.Module):
         self.description = description
         self._choices = description["observation"].get("count")
         shape = (self._choices,) if self._choices else tuple(description["observation"]["shape"])
-        kind = getattr(torch, description["precision"])
-        self.head = _head(description["action"]).to(kind)
-        self.network = _network(description["policy"], shape, self.head.size).to(kind)
+        dtype = getattr(torch, description["precision"])
+        self.head = _head(description["action"]).to(dtype)
+        self.network = _network(description["policy"], shape, self.head.size).to(dtype)
         self.normalizer = Normalizer(shape) if description["normalize"] else None
 
     def encode(self, observations: Tensor) -> Tensor:
         """Raw observations [n, ...] in the network's dtype; discrete ones as one-hot vectors."""
-        kind = next(self.network.parameters()).dtype
+        dtype = next(self.network.parameters()).dtype
         if self._choices:
             start = self.description["observation"]["start"]
-            return F.one_hot(observations.long().reshape(-1) - start, self._choices).to(kind)
-        return observations.to(kind)
+            return F.one_hot(observations.long().reshape(-1) - start, self._choices).to(dtype)
+        return observations.to(dtype)
 
     def outputs(self, observations: Tensor) -> Tensor:
         """The network outputs for raw observations [n, ...]: the parameters of the head's distribution."""

@@ -13,8 +13,8 @@ from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
 
 _WIDTH = 300
-_MOST_FRAMES = 250
-_LEAST_FRAME_MS = 20  # Viewers slow down shorter frames.
+_MAX_FRAMES = 250
+_MIN_FRAME_MS = 20  # Viewers slow down shorter frames.
 
 
 class RenderError(Exception):
@@ -38,9 +38,9 @@ def record_episode(policy: Policy, params: Params, path: Path) -> None:
     finally:
         environment.close()
     per_second = environment.metadata.get("render_fps", 30)
-    kept = frames[:: -(-len(frames) // _MOST_FRAMES)]
+    kept = frames[:: -(-len(frames) // _MAX_FRAMES)]
     duration = len(frames) / len(kept) * 1000 / per_second
-    kept[0].save(path, save_all=True, append_images=kept[1:], duration=max(_LEAST_FRAME_MS, round(duration)), loop=0)
+    kept[0].save(path, save_all=True, append_images=kept[1:], duration=max(_MIN_FRAME_MS, round(duration)), loop=0)
 
 
 def _run_episode(policy: Policy, environment: environments.Env, params: Params) -> list[Image.Image]:

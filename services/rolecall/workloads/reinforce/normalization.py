@@ -7,7 +7,7 @@ from rolecall.workloads.reinforce.advantages import discounted_sums
 from rolecall.workloads.reinforce.model import Normalizer
 from rolecall.workloads.reinforce.trajectory import EnvOutputs
 
-_LARGEST_REWARD = 10.0
+_MAX_REWARD = 10.0
 
 
 class RewardNormalizer:
@@ -26,4 +26,4 @@ class RewardNormalizer:
         sums = discounted_sums(env_outputs.rewards, ended, self._sums[observer], self._gamma)
         self._sums[observer] = sums[-1] * ~ended[-1]
         self.moments.update(sums[env_outputs.valid])
-        return (env_outputs.rewards * (self.moments.variance + 1e-8).rsqrt()).clamp(-_LARGEST_REWARD, _LARGEST_REWARD)
+        return (env_outputs.rewards * (self.moments.variance + 1e-8).rsqrt()).clamp(-_MAX_REWARD, _MAX_REWARD)

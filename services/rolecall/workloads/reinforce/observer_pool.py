@@ -113,7 +113,7 @@ class ObserverPool:
         lost = f"{_name(rank)} is lost ({_first_line(error)})"
         if len(self.alive) < self._least:
             raise PeerLost(
-                f"{lost}: {len(self.alive)} of {self._count} observers remain, and least_observers is {self._least}"
+                f"{lost}: {len(self.alive)} of {self._count} observers remain, but least_observers is {self._least}"
             )
         self._report_event(f"{lost}; continuing with {len(self.alive)} of {self._count} observers")
 

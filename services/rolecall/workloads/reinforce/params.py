@@ -18,7 +18,7 @@ from rolecall.kit.params import (
     Sgd,
     Weight,
     Widths,
-    tupled,
+    to_tuple,
 )
 from rolecall.spec import workload
 
@@ -62,7 +62,7 @@ class Environment(workload.Params):
     wrappers: Annotated[
         tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=Name | Wrapper)], ...],
         Field(max_length=100),
-        BeforeValidator(tupled),
+        BeforeValidator(to_tuple),
     ] = ()
     """Wrappers around each environment, innermost first: names, or objects."""
     vectorization: Literal["loop", "own"] = "loop"
@@ -233,7 +233,7 @@ class Params(workload.Params):
         if self.protocol == "tutorial":
             self._check_tutorial_protocol()
         if self.inference != Inference() and self.policy_at == "observer":
-            raise ValueError("inference configures how the agent selects actions; it needs policy_at: agent")
+            raise ValueError("inference configures how the agent selects actions; it requires policy_at: agent")
         return self
 
     @property
@@ -242,10 +242,10 @@ class Params(workload.Params):
         return self.optimizer or Adam(name="adam", lr=0.001 if self.algorithm.name == "ppo" else 0.003, eps=1e-5)
 
     def _check_tutorial_protocol(self) -> None:
-        legal = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1}
+        required = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1}
         given = {"algorithm": self.algorithm.name, "policy_at": self.policy_at, "environments": self.environments}
-        wrong = [f"{name}: {value}" for name, value in legal.items() if given[name] != value]
+        wrong = [f"{name}: {value}" for name, value in required.items() if given[name] != value]
         if wrong:
-            raise ValueError(f"protocol: tutorial needs {', '.join(wrong)}")
+            raise ValueError(f"protocol: tutorial requires {', '.join(wrong)}")
         if self.inference != Inference():
-            raise ValueError("protocol: tutorial answers every request separately; leave inference out")
+            raise ValueError("protocol: tutorial answers every request separately; omit inference")

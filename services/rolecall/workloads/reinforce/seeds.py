@@ -17,12 +17,12 @@ class RandomStream(IntEnum):
     MINIBATCHES = 3
 
 
-def seed_of(seed: int, stream: RandomStream, *place: int) -> int:
-    """The seed of a stream at a place, e.g. (observer, update); in [0, 2^63)."""
-    return seeds_of(seed, stream, *place, count=1)[0]
+def seed_of(seed: int, stream: RandomStream, *position: int) -> int:
+    """The seed of a stream at a position, such as (observer, update); in [0, 2^63)."""
+    return seeds_of(seed, stream, *position, count=1)[0]
 
 
-def seeds_of(seed: int, stream: RandomStream, *place: int, count: int) -> list[int]:
-    """`count` independent seeds for one place."""
-    words = np.random.SeedSequence([seed, int(stream), *place]).generate_state(count, np.uint64)
+def seeds_of(seed: int, stream: RandomStream, *position: int, count: int) -> list[int]:
+    """`count` independent seeds for one position."""
+    words = np.random.SeedSequence([seed, int(stream), *position]).generate_state(count, np.uint64)
     return [int(word >> np.uint64(1)) for word in words]

@@ -13,13 +13,13 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
     stages, replicas, max_stages = counts[Role.STAGE], params.replicas, _max_stages(params)
     if stages % replicas or not 2 <= stages // replicas <= max_stages:
         raise ValueError(
-            f"{stages} stages for {replicas} replica(s): roles.stage counts the stages of all replicas, and each has 2 "
-            f"or more and at most as many as its model has blocks; legal: {replicas} times 2 to {max_stages}"
+            f"{stages} stages for {replicas} replica(s): roles.stage is the total of all replicas, which each have at "
+            f"least 2 stages and at most one per block of the model; valid: {replicas} times 2 to {max_stages}"
         )
     if params.cuts is not None and len(params.cuts) != stages // replicas - 1:
         raise ValueError(
             f"cuts has {len(params.cuts)} block(s) for {stages // replicas} stages per replica; it needs "
-            f"{stages // replicas - 1}, one for every stage but the first"
+            f"{stages // replicas - 1}, one for each stage but the first"
         )
 
 

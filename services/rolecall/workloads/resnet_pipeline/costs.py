@@ -29,8 +29,8 @@ def _one_pass(params: Params, chain: list[torch.nn.Module], device: torch.device
     count = min(params.micro_batch_size, max(2, _PIXELS // size**2))
     features = torch.zeros(count, 3, size, size, dtype=weight_dtype(params.precision), device=device)
     features = features.contiguous(memory_format=torch.channels_last)
-    for place, block in enumerate(chain):
-        features = features.detach().requires_grad_(place > 0)
+    for index, block in enumerate(chain):
+        features = features.detach().requires_grad_(index > 0)
         begin = _now(device)
         with autocast(params.precision, device):
             features = block(features)

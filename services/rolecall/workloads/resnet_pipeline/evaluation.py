@@ -20,12 +20,12 @@ class ImageMetrics:
     """Top-1 accuracy."""
 
     def named(self, split: str) -> dict[str, float]:
-        """The compute by their names in a job's result, e.g. `test_accuracy`."""
+        """The metrics by their names in a job's result, such as `test_accuracy`."""
         return {f"{split}_loss": self.loss, f"{split}_accuracy": self.accuracy}
 
 
 def merge(parts: Sequence[ImageMetrics]) -> ImageMetrics:
-    """The compute of all images, from the metrics of disjoint subsets."""
+    """The metrics of all images, from the metrics of disjoint subsets."""
     images = sum(part.images for part in parts)
     loss, accuracy = (
         sum(part.images * getattr(part, name) for part in parts) / images for name in ("loss", "accuracy")

@@ -33,7 +33,7 @@ from torchvision.models import {model}
 ```
 """
 _OWN = """
-The model is made by `{builder}`, whose module must be importable; `model.safetensors` has its names.
+`{builder}` builds the model; the module must be importable. `model.safetensors` has the model's names.
 """
 
 

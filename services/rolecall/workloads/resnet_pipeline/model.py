@@ -71,8 +71,8 @@ class Blocks(nn.Module):
         super().__init__()
         every = blocks_of(model)
         self.chain = nn.ModuleList([every[name] for name in names])
-        there = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
-        self.model_names = {name: there[id(tensor)] for name, tensor in self.state_dict(keep_vars=True).items()}
+        whole_names = {id(tensor): name for name, tensor in model.state_dict(keep_vars=True).items()}
+        self.model_names = {name: whole_names[id(tensor)] for name, tensor in self.state_dict(keep_vars=True).items()}
         """Maps names of parameters and buffers in this module to their names in the whole model."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:

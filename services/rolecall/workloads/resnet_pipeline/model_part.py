@@ -30,15 +30,15 @@ def whole_model(params: Params, classes: int) -> nn.Module:
         return build_resnet(params.model, classes, params.norm)
     own = build(params.model, classes)
     if not isinstance(own, nn.Sequential):
-        raise InputError(f"{params.model.builder} gives a {type(own).__name__}; a model to be cut is an nn.Sequential")
+        raise InputError(f"{params.model.builder} returned a {type(own).__name__}, not an nn.Sequential")
     return own
 
 
 def to_device(module: Module, params: Params, device: torch.device) -> Module:
     """Move `module` to its device, dtype and memory format."""
     # Channels last is a third faster than contiguous on CPUs, and the native format of tensor cores.
-    place = {"device": device, "dtype": weight_dtype(params.precision), "memory_format": torch.channels_last}
-    return module.to(**place)
+    layout = {"device": device, "dtype": weight_dtype(params.precision), "memory_format": torch.channels_last}
+    return module.to(**layout)
 
 
 class ModelPart:
@@ -123,12 +123,12 @@ class ModelPart:
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore from the `state` of all parts; raises `CheckpointError` if a tensor is missing."""
-        mine = {name: _MODEL + there for name, there in self.blocks.model_names.items()}
-        if missing := [name for name in mine.values() if name not in tensors]:
+        keys = {name: _MODEL + whole_name for name, whole_name in self.blocks.model_names.items()}
+        if missing := [name for name in keys.values() if name not in tensors]:
             raise CheckpointError(
                 f"the checkpoint lacks {missing[0]} and {len(missing) - 1} more tensors of this stage"
             )
-        self.blocks.load_state_dict({name: tensors[there] for name, there in mine.items()})
+        self.blocks.load_state_dict({name: tensors[key] for name, key in keys.items()})
         prefixes = [self._prefix(name) for name, _ in self.blocks.named_parameters()]
         state = {
             index: {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}

@@ -32,7 +32,7 @@ _LAYERS = {
 }
 # Torchvision's stem and layers halve height and width five times.
 _SHRINKS = 32
-MOST_MICRO_BATCHES = 256
+MAX_MICRO_BATCHES = 256
 
 
 def block_names(model: str) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class Params(TrainingParams):
     """Label smoothing: the share of the target that is distributed over all classes."""
     batch_size: BatchSize = 128
     """Images per step over all replicas. Images that don't fill a batch are dropped from their epoch."""
-    micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
+    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of parts into which each replica's share of a batch is split. More micro-batches reduce idle time, but
     smaller ones cost more per image."""
     replicas: Replicas = 1
@@ -88,29 +88,29 @@ class Params(TrainingParams):
         share, rest = divmod(self.batch_size, self.replicas)
         if rest:
             raise ValueError(
-                f"batch_size {self.batch_size} can't be shared by {self.replicas} replicas; nearest legal: "
+                f"batch_size {self.batch_size} is not divisible by {self.replicas} replicas; nearest valid: "
                 f"{nearest_multiples(self.replicas, self.batch_size)}"
             )
         if share % self.micro_batches:
-            legal = [count for count in divisors(share) if count <= MOST_MICRO_BATCHES]
+            valid = [count for count in divisors(share) if count <= MAX_MICRO_BATCHES]
             raise ValueError(
                 f"micro_batches {self.micro_batches} does not divide the {share} images of each replica; nearest "
-                f"legal: {nearest(legal, self.micro_batches)}"
+                f"valid: {nearest(valid, self.micro_batches)}"
             )
         one_value = self.micro_batch_size == 1 and self.data.size <= _SHRINKS
         if isinstance(self.model, str) and self.norm == "batch" and one_value:
             raise ValueError(
-                f"norm: batch needs more than one value per channel, and a micro-batch of one image of "
+                f"norm: batch needs more than one value per channel, but a micro-batch of one image of "
                 f"{self.data.size} pixels ends with one; use fewer micro_batches, a larger batch_size or norm: group"
             )
         return self
 
     @model_validator(mode="after")
-    def _legal_cuts(self) -> Self:
+    def _valid_cuts(self) -> Self:
         if self.cuts is None or isinstance(self.model, Builder):
             return self
         try:
-            places(self.cuts, block_names(self.model))
+            cut_indices(self.cuts, block_names(self.model))
         except InputError as error:
             raise ValueError(str(error)) from error
         return self
@@ -118,9 +118,9 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if isinstance(self.model, Builder) and self.norm != "batch":
-            raise ValueError("norm is for torchvision's ResNets; leave it out with a custom model")
+            raise ValueError("norm only applies to torchvision's ResNets; omit it with a custom model")
         if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: tutorial keeps its learning rates constant; leave lr_schedule out")
+            raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
         if self.protocol == "tutorial" and self.replicas > 1:
             raise ValueError("protocol: tutorial supports one replica; use protocol: 1f1b for more")
         if self.early_stopping and not self.data.has_validation:
@@ -130,13 +130,13 @@ class Params(TrainingParams):
         return self
 
 
-def places(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
-    """The places of the blocks that begin the later stages; raises `InputError` for cuts that the model can't have."""
+def cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The indices of the blocks that begin the later stages; raises `InputError` for cuts that the model can't have."""
     if unknown := [cut for cut in cuts if cut not in names[1:]]:
         raise InputError(
-            f"cuts: the model has no block {', '.join(unknown)} to cut before; legal: {', '.join(names[1:])}"
+            f"cuts: the model has no block {', '.join(unknown)} to cut before; valid: {', '.join(names[1:])}"
         )
     found = [names.index(cut) for cut in cuts]
     if found != sorted(set(found)):
-        raise InputError(f"cuts must follow the model's order, each once: {', '.join(names[1:])}")
+        raise InputError(f"cuts must be in the model's order, each at most once; valid: {', '.join(names[1:])}")
     return found

@@ -40,26 +40,26 @@ class DatasetInfo:
 
 
 class PipelineStage:
-    """Stage `place` of `stages` of one replica. Its methods run in the main thread, called by the master."""
+    """Stage `index` of `stages` of one replica. Its methods run in the main thread, called by the master."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
         self._context = context
         self._params = context.params
         self._stages = context.count(Role.STAGE) // self._params.replicas
-        self._replica, self._place = divmod(context.role_rank, self._stages)
+        self._replica, self._index = divmod(context.role_rank, self._stages)
         self._replica_group = self._make_replica_group()
         self._splits: dict[str, ImageSplit] = {}
-        self._outboxes = {place: self._outbox(place) for place in range(self._stages) if place != self._place}
+        self._outboxes = {index: self._outbox(index) for index in range(self._stages) if index != self._index}
         self.shutdown_reason: Literal["done", "stopped"] | None = None
         """Set by `shutdown`; ends the stage's loop."""
 
     @property
     def _is_first(self) -> bool:
-        return self._place == 0
+        return self._index == 0
 
     @property
     def _is_last(self) -> bool:
-        return self._place == self._stages - 1
+        return self._index == self._stages - 1
 
     # Before the first step.
 
@@ -90,12 +90,12 @@ class PipelineStage:
 
     def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Build this stage's blocks; `partition` has the block names of all stages."""
-        self._part = ModelPart(self._params, classes, partition[self._place], self._context.device)
+        self._part = ModelPart(self._params, classes, partition[self._index], self._context.device)
         self._metrics = ImageMetricsAccumulator(classes, self._context.device)
 
-    def _outbox(self, place: int) -> Outbox:
-        """The outbox to the stage at `place` of this replica."""
-        name = worker_name(Role.STAGE, self._replica * self._stages + place)
+    def _outbox(self, index: int) -> Outbox:
+        """The outbox to the stage at `index` of this replica."""
+        name = worker_name(Role.STAGE, self._replica * self._stages + index)
         workers = self._context.launch.gang.workers
         on_gpu = {worker_name(worker.role, worker.role_rank) for worker in workers if worker.gpu is not None}
         return Outbox(name, accepts_gpu=name in on_gpu)
@@ -111,7 +111,7 @@ class PipelineStage:
         if self._is_first:
             self._images = self._load_batch(epoch, step)
         losses: list[torch.Tensor] = []
-        for _, kind, micro_batch in one_forward_one_backward(self._stages, self._params.micro_batches)[self._place]:
+        for _, kind, micro_batch in one_forward_one_backward(self._stages, self._params.micro_batches)[self._index]:
             if kind == "B":
                 self._backward(micro_batch)
             elif self._is_last:
@@ -137,7 +137,7 @@ class PipelineStage:
     def _forward(self, micro_batch: int) -> None:
         features = self._images[micro_batch] if self._is_first else inbox.take(("activation", micro_batch))
         outputs = self._part.forward(micro_batch, features, needs_input_gradient=not self._is_first)
-        self._outboxes[self._place + 1].send("activation", micro_batch, outputs)
+        self._outboxes[self._index + 1].send("activation", micro_batch, outputs)
 
     def _forward_loss(self, micro_batch: int) -> torch.Tensor:
         features, labels = inbox.take(("activation", micro_batch)), inbox.take(("labels", micro_batch))
@@ -147,7 +147,7 @@ class PipelineStage:
         gradient = None if self._is_last else inbox.take(("gradient", micro_batch))
         input_gradient = self._part.backward(micro_batch, gradient)
         if input_gradient is not None:
-            self._outboxes[self._place - 1].send("gradient", micro_batch, input_gradient)
+            self._outboxes[self._index - 1].send("gradient", micro_batch, input_gradient)
 
     def _flush(self) -> None:
         """Wait until the other stages have received all tensors."""
@@ -155,12 +155,12 @@ class PipelineStage:
             outbox.flush()
 
     def _make_replica_group(self) -> dist.ProcessGroup | None:
-        """The group of the stages at this place in all replicas. All ranks must call `new_group` for all groups."""
+        """The group of the stages at this index in all replicas. All ranks must call `new_group` for all groups."""
         if self._params.replicas == 1:
             return None
         starts = range(0, self._params.replicas * self._stages, self._stages)
-        groups = [dist.new_group([start + place for start in starts]) for place in range(self._stages)]
-        return cast(dist.ProcessGroup, groups[self._place])  # torch returns an int only to non-members
+        groups = [dist.new_group([start + index for start in starts]) for index in range(self._stages)]
+        return cast(dist.ProcessGroup, groups[self._index])  # torch returns an int only to non-members
 
     def _average_replicas(self) -> None:
         """Average gradients and running statistics over the replicas, in one all-reduce."""
@@ -205,7 +205,7 @@ class PipelineStage:
         )
         for number, (images, labels) in enumerate(batches):
             self._outboxes[self._stages - 1].send("labels", number, labels)
-            self._outboxes[self._place + 1].send(
+            self._outboxes[self._index + 1].send(
                 "activation", number, self._part.compute(self._normalize(images)), max_pending=_MAX_PENDING
             )
 
@@ -215,11 +215,11 @@ class PipelineStage:
             if self._is_last:
                 self._metrics.add(outputs, inbox.take(("labels", number)))
             else:
-                self._outboxes[self._place + 1].send("activation", number, outputs, max_pending=_MAX_PENDING)
+                self._outboxes[self._index + 1].send("activation", number, outputs, max_pending=_MAX_PENDING)
 
     def save(self, step: int) -> CheckpointPart:
         """Write this stage's part of the checkpoint of `step`; called in the first replica, all replicas are equal."""
-        return self._context.checkpoints.save_part(step, f"stage-{self._place}", self._part.state())
+        return self._context.checkpoints.save_part(step, f"stage-{self._index}", self._part.state())
 
     def load(self, manifest: CheckpointManifest) -> None:
         """Restore `manifest`. Reads all parts, because the cuts may differ from those of the checkpoint."""

@@ -17,13 +17,13 @@ from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline import stage
 from rolecall.workloads.resnet_pipeline.evaluation import merge
 from rolecall.workloads.resnet_pipeline.export import write_export
-from rolecall.workloads.resnet_pipeline.params import Params, block_names, places
+from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
 from rolecall.workloads.resnet_pipeline.pipeline import DatasetInfo, PipelineStage
 from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialProtocol
 
 
 class Stages:
-    """The worker names of all stages, by replica and place."""
+    """The worker names of all stages, by replica and index."""
 
     def __init__(self, stages: int, replicas: int) -> None:
         names = [worker_name(Role.STAGE, rank) for rank in range(stages)]
@@ -66,8 +66,8 @@ class PipelineTraining(TrainingLoop[int, Params]):
         """Open the images on all first stages, and check that they are the same on all of them."""
         found: list[DatasetInfo] = call(self._stages.first_stages, PipelineStage.open)
         require_same(dict(zip(self._stages.first_stages, found, strict=True)), "images")
-        if (there := found[0].images["train"]) < self.params.batch_size:
-            raise InputError(f"there are {there} training images; take a batch_size of at most that many")
+        if (images := found[0].images["train"]) < self.params.batch_size:
+            raise InputError(f"there are only {images} training images; set batch_size to at most that number")
         return found[0]
 
     def _build(self) -> None:
@@ -86,12 +86,12 @@ class PipelineTraining(TrainingLoop[int, Params]):
         """The first block of every stage but the first, as given or from measured costs."""
         stages, given = len(self._stages.pipelines[0]), self.params.cuts
         if stages > len(names):
-            raise InputError(f"{stages} stages can't share {len(names)} blocks; take at most {len(names)}")
+            raise InputError(f"{stages} stages can't share {len(names)} blocks; use at most {len(names)}")
         if given is not None:
-            return places(given, names)
+            return cut_indices(given, names)
         costs: list[list[float]] = call(self._stages.all, PipelineStage.measure, len(self._dataset.classes))
-        # Replicas synchronize after every step, so the slowest replica determines the cost at each place.
-        slowest = [[max(block) for block in zip(*costs[place::stages], strict=True)] for place in range(stages)]
+        # Replicas synchronize after every step, so the slowest replica determines the cost at each index.
+        slowest = [[max(block) for block in zip(*costs[index::stages], strict=True)] for index in range(stages)]
         return best_cuts(slowest)
 
     def _make_tutorial_protocol(self) -> TutorialProtocol:

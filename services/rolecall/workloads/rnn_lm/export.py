@@ -20,13 +20,13 @@ It needs Python 3.10 or later with `torch`, `safetensors` and `tokenizers`. In t
 ```python
 from model import load
 model = load(".")
-print(model.generate("\\n", tokens=100, temperature=0.8))  # text that begins anew
+print(model.generate("\\n", tokens=100, temperature=0.8))  # a new text
 print(model.perplexity("Some text of your own."))
 ```
 """
 
 
-_CUSTOM_MODEL = "\nIts recurrent part is made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_MODEL = "\n`{builder}` builds its recurrent part; the module must be importable.\n"
 
 
 def shape_of(params: Params) -> dict[str, Any]:

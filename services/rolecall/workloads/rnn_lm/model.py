@@ -83,7 +83,7 @@ class LanguageModel(nn.Module):
     def _encoded(self, text: str) -> list[int]:
         ids = self.tokenizer.encode(text).ids
         if not ids:
-            raise ValueError(f"{text!r} has no tokens; write some text, or a line end for a fresh start")
+            raise ValueError(f"{text!r} has no tokens; write some text, or a line break to start a new text")
         return ids
 
 

@@ -68,11 +68,11 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.model and (self.layers, self.dropout) != (2, 0.2):
-            raise ValueError("layers and dropout configure the LSTM that model replaces; set either those or model")
+            raise ValueError("layers and dropout have no effect on a custom model; set either those or model")
         if self.protocol == "tutorial" and self.max_grad_norm is not None:
             raise ValueError("protocol: tutorial does not clip gradients; set max_grad_norm to null")
         if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
-            raise ValueError("protocol: tutorial keeps its learning rates constant; leave lr_schedule out")
+            raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
         if self.early_stopping and self.text.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"

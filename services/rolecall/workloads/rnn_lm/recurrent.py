@@ -21,8 +21,8 @@ def make_recurrent(params: Params) -> nn.Module:
         given = own(torch.zeros(1, 1, params.embedding_dim), None)
     if not _fits(given, params.hidden_dim):
         raise InputError(
-            f"{params.model.builder} gives a module that does not fit: called with vectors "
-            f"[1, 1, {params.embedding_dim}] and None, it must give hidden states [1, 1, {params.hidden_dim}] "
+            f"{params.model.builder} returned an incompatible module: called with vectors "
+            f"[1, 1, {params.embedding_dim}] and None, it must return hidden states [1, 1, {params.hidden_dim}] "
             "and a tuple of tensors"
         )
     return own

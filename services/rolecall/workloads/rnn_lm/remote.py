@@ -35,5 +35,5 @@ class RemoteDecoder:
         first = sizes.cumsum(0).to(targets.device)  # where each shard's logits start
         count = len(self._shards)
         logits = torch.cat([answer.wait() for answer in answers], 1)
-        places = first[targets % count] + targets // count
-        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), places, reduction="none")
+        columns = first[targets % count] + targets // count
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), columns, reduction="none")

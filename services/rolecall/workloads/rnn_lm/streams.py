@@ -60,6 +60,6 @@ def open_streams(text: torch.Tensor, count: int, bptt: int, split: str) -> Token
     if len(text) <= count:
         raise InputError(
             f"the {split} text has {len(text)} tokens, too few for {count} streams; "
-            f"lower batch_size below {len(text)}, or give more text"
+            f"lower batch_size below {len(text)}, or provide more text"
         )
     return TokenStreams(text, count, bptt)

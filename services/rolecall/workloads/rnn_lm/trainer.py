@@ -20,9 +20,9 @@ def run(context: WorkerContext[Params]) -> None:
     servers, vocabulary = context.count(Role.PARAMETER_SERVER), corpus.vocabulary_size
     if vocabulary < servers:
         raise InputError(
-            f"the text has {vocabulary} different tokens for {servers} parameter servers; take at most {vocabulary}"
+            f"the text has {vocabulary} different tokens for {servers} parameter servers; use at most {vocabulary}"
         )
     if context.role_rank == 0:
-        context.report.event(f"{vocabulary} different tokens over {servers} parameter server(s)")
+        context.report.event(f"{vocabulary} different tokens on {servers} parameter server(s)")
     shards = share_shards(context, sharded_vocabulary(context.params, vocabulary, servers))
     Training(context, corpus, shards).play()

@@ -14,7 +14,7 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
     if params.layers < stages:
         raise ValueError(
             f"{ranks} pipeline ranks with {params.stages_per_rank} virtual stages each make {stages} virtual stages, "
-            f"and layers is {params.layers}; each needs a layer: set layers to {stages} or more, or take fewer stages"
+            f"but layers is {params.layers}; each needs a layer: set layers to at least {stages}, or use fewer stages"
         )
     _check_micro_batches(params, ranks, stages)
 
@@ -32,32 +32,32 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
     if rest:
         raise ValueError(
             f"{workers} stages are not divisible by {params.replicas} replicas; "
-            f"take {params.replicas} × the pipeline's ranks: {_nearest_stages(params.replicas, ranks)}"
+            f"use {params.replicas} × the number of pipeline ranks: {_nearest_stages(params.replicas, ranks)}"
         )
     if ranks < 2:
         raise ValueError(
-            f"{workers} stages make {params.replicas} pipelines of 1 rank; a pipeline needs 2 ranks or more: "
-            f"take {2 * params.replicas} stages, or replicas: {max(1, workers // 2)} at most"
+            f"{workers} stages make {params.replicas} pipelines of 1 rank; a pipeline needs at least 2 ranks: "
+            f"use {2 * params.replicas} stages, or set replicas to at most {max(1, workers // 2)}"
         )
     return ranks
 
 
 def _nearest_stages(replicas: int, ranks: int) -> str:
-    """The nearest legal numbers of stages, as text; a pipeline has at least two ranks."""
+    """The nearest valid numbers of stages, as text; a pipeline has at least two ranks."""
     return " or ".join(str(replicas * count) for count in sorted({max(2, ranks), max(2, ranks + 1)}))
 
 
 def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:
     rules = params.rules
-    if rules.micro_batches.legal(params.micro_batches, ranks, stages):
+    if rules.micro_batches.is_valid(params.micro_batches, ranks, stages):
         return
-    legal = rules.legal_micro_batches(params.replica_batch, ranks, stages)
+    valid = rules.valid_micro_batches(params.replica_batch, ranks, stages)
     hint = (
-        f"nearest legal for batches of {params.replica_batch}: {nearest(legal, params.micro_batches)}"
-        if legal
-        else (f"batches of {params.replica_batch} have no such number: take a larger batch_size")
+        f"nearest valid for batches of {params.replica_batch}: {nearest(valid, params.micro_batches)}"
+        if valid
+        else f"no number of micro-batches is valid for batches of {params.replica_batch}; use a larger batch_size"
     )
     raise ValueError(
         f"micro_batches is {params.micro_batches}; schedule {rules.name} with {ranks} ranks and {stages} virtual "
-        f"stages needs {rules.micro_batches.description}; {hint}"
+        f"stages requires {rules.micro_batches.description}; {hint}"
     )

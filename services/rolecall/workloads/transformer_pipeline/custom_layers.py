@@ -37,11 +37,11 @@ def _require_fit(layer: nn.Module, params: Params, name: str) -> None:
     before, after = layer(given), layer(changed)
     if not isinstance(before, torch.Tensor) or before.shape != given.shape:
         raise InputError(
-            f"{name} gives a layer that does not fit: from [b, t, {params.dim}] it must give the same shape"
+            f"{name} returned an incompatible layer: its output must have the shape of its input, [b, t, {params.dim}]"
         )
     if not torch.equal(before[:, 0], after[:, 0]):
-        raise InputError(f"{name} gives a layer in which a token sees a later one; mask its attention causally")
+        raise InputError(f"{name} returned a layer in which a token sees later ones; use causal attention")
     if not list(layer.parameters()):
-        raise InputError(f"{name} gives a layer without weights; a stage must have some to train")
+        raise InputError(f"{name} returned a layer without weights; each stage needs weights to train")
     if len(layer.state_dict()) > len(list(layer.parameters())):
-        raise InputError(f"{name} gives a layer with buffers that are saved; register them with persistent=False")
+        raise InputError(f"{name} returned a layer with persistent buffers; register them with persistent=False")

@@ -25,13 +25,13 @@ It needs Python 3.10 or later with `torch`, `safetensors` and `tokenizers`. In t
 ```python
 from model import load
 model = load(".")
-print(model.generate("\\n", tokens=100, temperature=0.8))  # text that begins anew
+print(model.generate("\\n", tokens=100, temperature=0.8))  # a new text
 print(model.perplexity("Some text of your own."))
 ```
 
 `model.decoder` is a plain `torch.nn.Module` from tokens [b, t] to logits [b, t, vocabulary].
 """
-_CUSTOM_LAYERS = "\nIts layers are made by `{builder}`, whose module must be importable.\n"
+_CUSTOM_LAYERS = "\n`{builder}` builds its layers; the module must be importable.\n"
 
 
 def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:

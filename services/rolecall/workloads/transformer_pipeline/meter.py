@@ -14,7 +14,7 @@ from rolecall.workloads.transformer_pipeline.grid import Grid
 P = ParamSpec("P")
 R = TypeVar("R")
 Moment = TypeVar("Moment")
-_WORK = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+_COMPUTE_METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
 """The methods of torch's stages that compute. Communication happens before and after them."""
 
 
@@ -62,12 +62,12 @@ class Meter:
 
     def __init__(self, clock: Clock[Any]) -> None:
         self._clock = clock
-        self._work: list[tuple[Any, Any]] = []
-        self.lengths, self.worked, self.spans = array("d"), array("d"), array("d")
+        self._calls: list[tuple[Any, Any]] = []
+        self.durations, self.compute_times, self.spans = array("d"), array("d"), array("d")
 
     def watch(self, stage: Any) -> None:
         """Measure the computations of a torch pipeline stage from now on."""
-        for name in _WORK:
+        for name in _COMPUTE_METHODS:
             setattr(stage, name, self.timed(getattr(stage, name)))
 
     def timed(self, work: Callable[P, R]) -> Callable[P, R]:
@@ -76,7 +76,7 @@ class Meter:
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
             begin = self._clock.now()
             result = work(*args, **kwargs)
-            self._work.append((begin, self._clock.now()))
+            self._calls.append((begin, self._clock.now()))
             return result
 
         return measured
@@ -84,13 +84,13 @@ class Meter:
     @contextmanager
     def step(self) -> Iterator[None]:
         """A context for one step of the schedule."""
-        self._work.clear()
+        self._calls.clear()
         begin = self._clock.now()
         yield
         between = self._clock.between
-        self.lengths.append(between(begin, self._clock.now()))
-        self.worked.append(sum(between(*call) for call in self._work))
-        self.spans.append(between(self._work[0][0], self._work[-1][1]))
+        self.durations.append(between(begin, self._clock.now()))
+        self.compute_times.append(sum(between(*call) for call in self._calls))
+        self.spans.append(between(self._calls[0][0], self._calls[-1][1]))
 
 
 def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:
@@ -100,13 +100,13 @@ def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:
     and last computation, and idles before and after. The first step of an attempt is excluded, because it also sets up
     connections. A collective of all workers.
     """
-    lengths, worked, spans = (
-        torch.tensor(times[1:], dtype=torch.float64) for times in (meter.lengths, meter.worked, meter.spans)
+    durations, compute_times, spans = (
+        torch.tensor(times[1:], dtype=torch.float64) for times in (meter.durations, meter.compute_times, meter.spans)
     )
-    slowest = lengths.to(grid.device)
+    slowest = durations.to(grid.device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX, group=grid.pipeline_group)
     whole = float(slowest.sum())
-    compute, span = float(worked.sum()), float(spans.sum())
+    compute, span = float(compute_times.sum()), float(spans.sum())
     table = torch.zeros(grid.ranks, 3, dtype=torch.float64, device=grid.device)
     table[grid.rank] = table.new_tensor([compute, span - compute, whole - span])
     dist.all_reduce(table)

@@ -21,7 +21,7 @@ from rolecall.kit.params import (
 )
 from rolecall.kit.text.params import Sample, Text
 from rolecall.workloads.transformer_pipeline.schedules import (
-    MOST_MICRO_BATCHES,
+    MAX_MICRO_BATCHES,
     SCHEDULES,
     Name,
     Schedule,
@@ -75,7 +75,7 @@ class Params(TrainingParams):
     split: Split = "manual"
     """How the model is split. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""
-    micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
+    micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of micro-batches into which a replica splits its share of a batch; more micro-batches reduce idle time."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of model parts on each rank; by default the minimum for the schedule: 1 or 2."""
@@ -128,17 +128,17 @@ class Params(TrainingParams):
         return self
 
     @model_validator(mode="after")
-    def _legal_heads(self) -> Self:
+    def _valid_heads(self) -> Self:
         if self.model is not None:
             return self
-        if self.model is None and self.dim % self.heads:
+        if self.dim % self.heads:
             raise ValueError(
-                f"heads {self.heads} don't divide dim {self.dim}; "
-                f"nearest legal: {nearest(divisors(self.dim), self.heads)}"
+                f"heads {self.heads} does not divide dim {self.dim}; "
+                f"nearest valid: {nearest(divisors(self.dim), self.heads)}"
             )
-        if self.model is None and self.positions == "rope" and self.dim // self.heads % 2:
+        if self.positions == "rope" and self.dim // self.heads % 2:
             raise ValueError(
-                f"positions: rope rotates pairs of features, and a head has {self.dim // self.heads}; "
+                f"positions: rope rotates pairs of features, but a head has {self.dim // self.heads}; "
                 "use an even dim / heads, or positions: learned"
             )
         return self
@@ -148,56 +148,56 @@ class Params(TrainingParams):
         fields = type(self).model_fields
         replaced = [name for name in ("heads", "hidden") if getattr(self, name) != fields[name].default]
         if self.model and replaced:
-            raise ValueError(f"{', '.join(replaced)} configure the layers that model replaces; leave them out")
+            raise ValueError(f"{', '.join(replaced)} have no effect on custom layers; omit them")
         return self
 
     @model_validator(mode="after")
-    def _legal_schedule(self) -> Self:
+    def _valid_schedule(self) -> Self:
         rules = self.rules
         least, most = rules.virtual_stages
         if not least <= self.stages_per_rank <= most:
             raise ValueError(
-                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} takes {format_range(least, most)}"
+                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} requires {format_range(least, most)}"
             )
         return self
 
     @model_validator(mode="after")
-    def _legal_checkpointing(self) -> Self:
+    def _valid_checkpointing(self) -> Self:
         if self.activation_checkpointing and not self.rules.checkpointing:
-            legal = [name for name, schedule in SCHEDULES.items() if schedule.checkpointing]
+            supported = [name for name, schedule in SCHEDULES.items() if schedule.checkpointing]
             raise ValueError(
-                f"schedule {self.schedule} splits the backward pass, and activation_checkpointing would recompute each "
-                f"layer many times; schedules that support it are {', '.join(legal)}"
+                f"schedule {self.schedule} splits the backward pass, so activation_checkpointing would recompute each "
+                f"layer many times; schedules that support it: {', '.join(supported)}"
             )
         return self
 
     @model_validator(mode="after")
-    def _legal_tracing(self) -> Self:
+    def _valid_tracing(self) -> Self:
         """A trace contains only the operations of training, each of them once."""
         if self.split == "tracer" and self.dropout > 0:
             raise ValueError(
-                "split: tracer can't turn dropout off for scores and samples; use split: manual, or dropout: 0"
+                "split: tracer can't disable dropout for evaluation and samples; use split: manual, or dropout: 0"
             )
         if self.split == "tracer" and self.activation_checkpointing:
             raise ValueError("split: tracer has no layers to checkpoint; use split: manual")
         return self
 
     @model_validator(mode="after")
-    def _legal_batch(self) -> Self:
+    def _valid_batch(self) -> Self:
         if self.batch_size % self.replicas:
             raise ValueError(
-                f"{self.replicas} replicas don't divide batch_size {self.batch_size}; "
-                f"nearest legal: {nearest(divisors(self.batch_size), self.replicas)}"
+                f"batch_size {self.batch_size} is not divisible by {self.replicas} replicas; "
+                f"nearest valid: {nearest(divisors(self.batch_size), self.replicas)}"
             )
         if self.replica_batch % self.micro_batches:
             raise ValueError(
-                f"micro_batches {self.micro_batches} don't divide a replica's {self.replica_batch} sequences; "
-                f"nearest legal: {nearest(divisors(self.replica_batch), self.micro_batches)}"
+                f"micro_batches {self.micro_batches} does not divide the {self.replica_batch} sequences of each "
+                f"replica; nearest valid: {nearest(divisors(self.replica_batch), self.micro_batches)}"
             )
         return self
 
     @model_validator(mode="after")
-    def _can_judge(self) -> Self:
+    def _has_validation(self) -> Self:
         if self.early_stopping and self.text.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"

@@ -46,12 +46,12 @@ class Pipeline:
 
     @property
     def first(self) -> bool:
-        """Whether this rank has the first stage."""
+        """True on the rank with the first stage."""
         return 0 in self.model_parts
 
     @property
     def last(self) -> bool:
-        """Whether this rank has the last stage."""
+        """True on the rank with the last stage."""
         return self._stages - 1 in self.model_parts
 
     @property

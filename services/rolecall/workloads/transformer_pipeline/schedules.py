@@ -15,18 +15,18 @@ Placement = Literal["loop", "v"]
 
 MAX_VIRTUAL = 64
 """Maximum virtual stages per rank if the schedule has no limit."""
-MOST_MICRO_BATCHES = 16_384
+MAX_MICRO_BATCHES = 16_384
 """Maximum micro-batches of a replica; the schedule has at least one entry for each, per virtual stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchRule:
-    """The legal numbers of micro-batches of a schedule."""
+    """The valid numbers of micro-batches of a schedule."""
 
     description: str
     """The rule as text, for messages and documentation."""
-    legal: Callable[[int, int, int], bool]
-    """Whether (micro-batches, ranks, total virtual stages) are legal."""
+    is_valid: Callable[[int, int, int], bool]
+    """Whether (micro-batches, ranks, total virtual stages) are valid."""
 
 
 _ANY = MicroBatchRule("1 or more", lambda count, ranks, stages: count >= 1)
@@ -58,10 +58,10 @@ class Schedule:
         """The default number of virtual stages per rank."""
         return min(2, self.virtual_stages[1])
 
-    def legal_micro_batches(self, batch: int, ranks: int, stages: int) -> list[int]:
-        """All legal numbers of micro-batches for a replica's batch of `batch` sequences."""
-        counts = [count for count in divisors(batch) if count <= MOST_MICRO_BATCHES]
-        return [count for count in counts if self.micro_batches.legal(count, ranks, stages)]
+    def valid_micro_batches(self, batch: int, ranks: int, stages: int) -> list[int]:
+        """All valid numbers of micro-batches for a replica's batch of `batch` sequences."""
+        counts = [count for count in divisors(batch) if count <= MAX_MICRO_BATCHES]
+        return [count for count in counts if self.micro_batches.is_valid(count, ranks, stages)]
 
 
 SCHEDULES: dict[Name, Schedule] = {
@@ -95,7 +95,7 @@ SCHEDULES: dict[Name, Schedule] = {
         ),
     )
 }
-assert tuple(SCHEDULES) == get_args(Name), "the table has a row for each legal name"
+assert tuple(SCHEDULES) == get_args(Name), "the table has a row for each name"
 
 
 def stages_of(rank: int, ranks: int, virtual_stages: int, placement: Placement) -> list[int]:
@@ -106,8 +106,8 @@ def stages_of(rank: int, ranks: int, virtual_stages: int, placement: Placement) 
 
 def rank_of(stage: int, ranks: int, placement: Placement) -> int:
     """The pipeline rank of a virtual stage."""
-    lap, place = divmod(stage, ranks)
-    return ranks - 1 - place if placement == "v" and lap == 1 else place
+    lap, position = divmod(stage, ranks)
+    return ranks - 1 - position if placement == "v" and lap == 1 else position
 
 
 def format_range(least: int, most: int) -> str:

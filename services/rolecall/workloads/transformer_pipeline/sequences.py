@@ -34,8 +34,8 @@ class Sequences:
 
     def padded(self, first: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As `take` for sequences [first, first + rows); targets past the end are `IGNORED`."""
-        places = range(first, first + rows)
-        inputs, targets = self.take([place if place < len(self) else 0 for place in places])
+        indices = range(first, first + rows)
+        inputs, targets = self.take([index if index < len(self) else 0 for index in indices])
         targets[max(0, len(self) - first) :] = IGNORED
         return inputs, targets
 
@@ -53,7 +53,7 @@ class Epochs:
         if self.steps_per_epoch == 0:
             raise InputError(
                 f"the training text has {len(self.sequences.tokens)} tokens, {len(self.sequences)} sequences of "
-                f"{self.sequences.context}, and a step takes {self.batch_size}; give more text, or lower batch_size "
+                f"{self.sequences.context}, but a step needs {self.batch_size}; provide more text, or lower batch_size "
                 "or context"
             )
 
