@@ -1,13 +1,13 @@
-"""What is wrong with a job's text is said before its gang meets."""
+"""Errors in a job's text are found before the rendezvous, and lines are read as they are."""
 
 import gzip
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
+from rolecall.kit.files import find
 from rolecall.kit.text.params import Text
-from rolecall.kit.text.reading import check_text
+from rolecall.kit.text.reading import check_text, lines, slice_lines
 from rolecall.spec.errors import InputError
 
 
@@ -41,6 +41,16 @@ def test_a_missing_file_of_any_split_is_named(tmp_path: Path) -> None:
         check_text(Text(train=[str(tmp_path / "a.txt")], validation=[missing]))
 
 
-def test_byte_pairs_need_a_token_for_each_byte() -> None:
-    with pytest.raises(ValidationError, match="must be at least 256"):
-        Text(train=["a"], tokens="bpe", vocabulary=255)
+def test_a_long_line_is_split_and_line_ends_stay(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 65_540 + "\nend")
+    read = list(lines(find([str(tmp_path / "a.txt")])))
+    assert [len(line) for line in read] == [65_536, 5, 3]
+    assert "".join(read) == "x" * 65_540 + "\nend"
+
+
+def test_two_slices_have_every_line_once() -> None:
+    given = ["ab\n", "c\n", "\n", "def"]
+    for cut in range(10):
+        first, second = list(slice_lines(given, 0, cut)), list(slice_lines(given, cut, None))
+        assert first + second == given
+    assert list(slice_lines(given, 0, 3)) == ["ab\n"]
