@@ -26,12 +26,11 @@ from rolecall.master.store import attempts, checkpoints, jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import JobSummary, NodeRecord
 from rolecall.master.view import View
-from rolecall.master.waking import Waking
+from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import GangPlan, WorkerPlan
 
-TICK_S = 0.5
 _log = logging.getLogger(__name__)
 
 Offer = tuple[NodeRecord, bool, str | None]

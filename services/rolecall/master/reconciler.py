@@ -8,27 +8,21 @@ import logging
 import time
 from datetime import UTC, datetime
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from rolecall.master import lifecycle
+from rolecall.master import lifecycle, transitions
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.lifecycle import Accusation, Step
+from rolecall.master.lifecycle import Step
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
-from rolecall.master.store import attempts, checkpoints, events, jobs, nodes, workers
+from rolecall.master.store import jobs, nodes, workers
 from rolecall.master.store.database import Database
-from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
+from rolecall.master.store.records import Gang, JobSummary
 from rolecall.master.view import View
-from rolecall.master.waking import Waking
+from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.errors import Conflict
-from rolecall.spec.report import Failure
-from rolecall.spec.state import JobState, WorkerState
+from rolecall.spec.state import JobState
 
-TICK_S = 0.5
-VERIFY_S = 60.0
-"""How long a job waits at most for the master's look at a checkpoint that a worker reported as damaged."""
 FORGET_NODE_S = 3600.0
 """Silence after which a lost node is no longer listed."""
 _log = logging.getLogger(__name__)
@@ -101,9 +95,7 @@ class Reconciler:
     async def _fail_unreadable(self, job: str, why: str) -> bool:
         reason = f"{why}; if a newer release stored it, run that one again, then retry the job; else submit it anew"
         async with self._database.write() as connection:
-            ended = await jobs.fail_unreadable(connection, job, reason, _now())
-            await attempts.fail_unreadable(connection, job, reason, _now())
-            busy = await workers.end_unreadable(connection, job)
+            ended, busy = await transitions.fail_unreadable(connection, job, reason, _now())
         self._progress.forget(job)
         self._waking.gang(job, busy)
         self._garbage.notify()
@@ -126,7 +118,7 @@ class Reconciler:
         for name in sorted(bereft):
             why = f"node {name} was lost (silent for {self._presence.silence_s(name):.1f} s)"
             async with self._database.write() as connection:
-                bereaved = await lose_workers(connection, name, why, _now())
+                bereaved = await transitions.lose_workers(connection, name, why, _now())
             self._waking.jobs(*bereaved)
             _log.warning("%s", why)
         if bereft:
@@ -160,8 +152,7 @@ class Reconciler:
         dropped, unstarted = lifecycle.dropped(gang, expendable), lifecycle.never_started(gang)
         if dropped or unstarted:
             async with self._database.write() as connection:
-                await workers.end_all(connection, dropped, WorkerState.LOST)
-                await workers.end_all(connection, unstarted, WorkerState.STOPPED)
+                await transitions.end_workers(connection, dropped, unstarted)
             self._waking.gang(gang.job.id, {worker.node for worker in (*dropped, *unstarted)})
             return True
         step = lifecycle.next_step(gang, expendable, draining, _now())
@@ -175,7 +166,7 @@ class Reconciler:
             await self._progress.flush(self._database)
         try:
             async with self._database.write() as connection:
-                await take_step(connection, gang, step, _now())
+                await transitions.take_step(connection, gang, step, _now())
         finally:
             # Also of a step that was overtaken: what is stored is not what was looked at.
             self._view.note(jobs=[gang.job.id])
@@ -198,62 +189,6 @@ class Reconciler:
         finally:
             self._waking.jobs(job.id)
         return True
-
-
-async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
-    """Commit one step of a job that holds slots, and the same for its attempt."""
-    accused = None if step.after.holds_slots else lifecycle.accused(gang)
-    if accused is not None and not await _doubt(connection, gang, accused, now):
-        accused = None
-    if step.after is JobState.QUEUED:
-        await _queue_again(connection, gang, step, now, accused)
-    else:
-        started = {"started_at": gang.job.started_at or now} if step.after is JobState.RUNNING else {}
-        message = step.reason or str(step.stop or step.after)
-        await jobs.move(connection, gang.job, step.after, now, message, reason=step.reason, **started)
-    ends = {} if step.after.holds_slots else {"ended_at": now}
-    stop = {"stop": step.stop} if step.stop else {}
-    cause = {"cause": step.reason} if step.reason else {}
-    await attempts.follow(connection, gang, step.attempt_state or step.after, **ends, **stop, **cause)
-
-
-async def redirect_stop(connection: AsyncConnection, gang: Gang, step: Step) -> None:
-    """Let a gang that is being stopped end in another way than was meant."""
-    await jobs.set_reason(connection, gang.job, step.reason)
-    await attempts.follow(connection, gang, JobState.STOPPING, stop=step.stop, cause=step.reason)
-
-
-async def lose_workers(connection: AsyncConnection, node: str, why: str, now: datetime) -> set[str]:
-    """The workers of a node are gone with it; returns their jobs."""
-    gone: list[WorkerRecord] = await workers.on_node(connection, node)
-    await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
-    return {worker.job for worker in gone}
-
-
-async def _doubt(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
-    """Let the master look at a checkpoint that workers could not read; return whether there is still such a one."""
-    if not await checkpoints.doubt(connection, gang.job.id, accused.manifest, now):
-        return False
-    await jobs.avoid(connection, gang.job, accused.nodes)
-    message = f"the master verifies {accused}"
-    await events.add(connection, gang.job.id, now, "checkpoint", message, attempt=gang.attempt.number)
-    return True
-
-
-async def _queue_again(
-    connection: AsyncConnection, gang: Gang, step: Step, now: datetime, accused: Accusation | None
-) -> None:
-    if not step.costs_restart:
-        await jobs.requeue(connection, gang.job, now, step.reason, 0.0)
-        return
-    newest = await checkpoints.newest(connection, gang.job.id)
-    got_on = newest is not None and newest.attempt == gang.attempt.number
-    crashes = 1 if got_on else gang.job.crashes + 1
-    counts = {"crashes": crashes, "restarts": gang.job.restarts + 1}
-    wait_s, waits_for = lifecycle.backoff_s(crashes), None
-    if accused is not None:
-        wait_s, waits_for = VERIFY_S, f"the master verifies {accused}, for {VERIFY_S:.0f} s at most"
-    await jobs.requeue(connection, gang.job, now, step.reason, wait_s, waits_for=waits_for, **counts)
 
 
 def _because(reason: str | None) -> str:

@@ -85,8 +85,9 @@ class View:
                 self.queue[before.id] = after
 
     def taken(self) -> tuple[WorkerPlan, ...]:
-        """The places of workers that may still have a process."""
-        return tuple(taken_places(self.gangs.values(), self._catalogue))
+        """The places of workers that may still have a process; one that runs on every node takes none."""
+        seated = [gang for gang in self.gangs.values() if not self._catalogue.is_per_node(gang.job.workload)]
+        return tuple(place for gang in seated for place in _places(gang))
 
     def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
         """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
@@ -141,12 +142,6 @@ class View:
         broken = {name: why for name, why in self.unreadable_nodes.items() if name not in gone}
         self.unreadable_nodes = broken | found.unreadable
         self.version += before != self.nodes
-
-
-def taken_places(gangs: Iterable[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
-    """The places of workers that may still have a process; one that runs on every node takes none."""
-    seated = [gang for gang in gangs if not catalogue.is_per_node(gang.job.workload)]
-    return [place for gang in seated for place in _places(gang)]
 
 
 def _places(gang: Gang) -> list[WorkerPlan]:

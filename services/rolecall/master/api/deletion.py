@@ -8,9 +8,9 @@ from fastapi import APIRouter, Depends
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Caller, Running, needs, steers_job
-from rolecall.master.api.jobs import apply_step
 from rolecall.master.store import deletion, jobs
 from rolecall.master.streams import Streams
+from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.errors import Conflict
@@ -92,7 +92,7 @@ async def delete(job: str, master: Running, caller: Caller, force: bool = False)
                     f"job {job} is {record.state} and can't be deleted; cancel it first, or add ?force=true "
                     "(rolecall delete --force), which cancels it and deletes it when it has ended"
                 )
-            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
+            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), _now())
         await deletion.mark(connection, job, _now())
     master.garbage.notify()
     master.waking.gang(job, nodes)

@@ -20,12 +20,11 @@ from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, st
 from rolecall.master.core import Master
 from rolecall.master.documents import detailed, job_document
 from rolecall.master.field_errors import MOST_PROBLEMS, problem, shortened, unknown
-from rolecall.master.lifecycle import Step
 from rolecall.master.quota import check_submission
-from rolecall.master.reconciler import redirect_stop, take_step
 from rolecall.master.store import attempts, idempotency, jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
+from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import InvalidJob
@@ -109,7 +108,7 @@ async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
+        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), _now())
     return await _changed(master, job, nodes)
 
 
@@ -120,7 +119,7 @@ async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
         record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name))
+            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name), _now())
     return await _changed(master, job, nodes)
 
 
@@ -143,22 +142,6 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
         await check_submission(connection, record.owner, master.access.limits.get(record.owner))
         await jobs.renew(connection, record, _now(), f"retried by {caller.name}")
     return await _changed(master, job)
-
-
-async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) -> set[str]:
-    """Take a step that a user asked for, from whatever state the job is in.
-
-    Returns the nodes that may have to run something else then.
-    """
-    if not job.state.holds_slots:
-        await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
-        return set()
-    gang = await attempts.gang(connection, job)
-    if job.state is JobState.STOPPING:
-        await redirect_stop(connection, gang, step)
-    else:
-        await take_step(connection, gang, step, _now())
-    return gang.nodes
 
 
 async def _visited(master: Master, asked: list[str]) -> list[str]:

@@ -19,11 +19,11 @@ from rolecall.master.api.auth import Running, needs
 from rolecall.master.core import Master
 from rolecall.master.desired import desired, unaddressed
 from rolecall.master.presence import Presence
-from rolecall.master.reconciler import lose_workers
 from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
 from rolecall.master.streams import StreamKey
+from rolecall.master.transitions import lose_workers
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
