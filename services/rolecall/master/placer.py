@@ -1,8 +1,8 @@
 """The loop that gives queued jobs their places.
 
 It computes in a thread of its own on what the view held at one moment, so that a wide search holds up no request. Then
-it commits job by job, guarded by the job's state and by the nodes' lives: a plan that is stale by then fails and is
-made anew. Nothing else gives places away, so that between the look and the commit places can only become free.
+it commits job by job, guarded by the job's state and by the nodes' incarnations: a plan that is stale by then fails
+and is made anew. Nothing else gives places away, so that between the look and the commit places can only become free.
 """
 
 import asyncio
@@ -10,13 +10,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from prometheus_client import Histogram
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.access import Access
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.clock import Clock
 from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.master.presence import Presence
 from rolecall.master.scheduler import Allowance, QueuedJob, schedule
@@ -53,6 +54,7 @@ class Placer:
     def __init__(
         self,
         *,
+        clock: Clock,
         database: Database,
         access: Access,
         catalogue: Catalogue,
@@ -62,7 +64,8 @@ class Placer:
         placement_seconds: Histogram,
         backfill_window: timedelta,
     ) -> None:
-        self.pulse = Pulse()
+        self.pulse = Pulse(clock.monotonic)
+        self._clock = clock
         self._database = database
         self._access = access
         self._catalogue = catalogue
@@ -105,7 +108,7 @@ class Placer:
     async def place(self, pool: ThreadPoolExecutor | None = None) -> float:
         """One look, computed in a thread of `pool`. Returns after how many seconds the next one is due."""
         await self._view.refresh()
-        now = _now()
+        now = self._clock.now()
         look = _Look(self._view.version, self._offers(), self._access.limits)
         if look == self._settled and (self._again_at is None or now < self._again_at):
             return self._due_s(now)
@@ -170,7 +173,7 @@ class Placer:
         self._waking.followers(*(job.id for job, _ in news))
 
     async def _begin(self, job: JobSummary, plan: GangPlan) -> bool:
-        now = _now()
+        now = self._clock.now()
         try:
             async with self._database.write() as connection:
                 record = await jobs.find(connection, job.id)
@@ -179,7 +182,7 @@ class Placer:
                 if record.unreadable is not None:
                     self._view.set_aside(job.id, record.unreadable)
                     raise Conflict(f"{record.unreadable}; the job is set aside")
-                await self._check_lives(connection, plan)
+                await self._check_incarnations(connection, plan)
                 avoided = not set(record.avoid or ()).isdisjoint(worker.node for worker in plan.workers)
                 resume_from = await checkpoints.newest(connection, job.id, undoubted=avoided)
                 await attempts.begin(connection, job, plan, resume_from, now)
@@ -194,10 +197,10 @@ class Placer:
         _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size)
         return True
 
-    async def _check_lives(self, connection: AsyncConnection, plan: GangPlan) -> None:
+    async def _check_incarnations(self, connection: AsyncConnection, plan: GangPlan) -> None:
         """Raise `Conflict` when a node of the plan was lost, restarted or began to drain since the look."""
         names = {worker.node for worker in plan.workers}
-        stored = await nodes.lives(connection, names)
+        stored = await nodes.incarnations(connection, names)
         for name in sorted(names):
             seen, now = self._view.nodes.get(name), stored.get(name)
             if seen is None or now is None or now.started != seen.started or now.draining:
@@ -233,7 +236,3 @@ def _queued(job: JobSummary, chosen: Mapping[str, tuple[str, ...]], *, per_node:
         owner=job.owner,
         avoid=job.avoid or (),
     )
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -5,11 +5,10 @@ runs when something changed, and at least every `TICK_S` seconds for what only t
 """
 
 import logging
-import time
-from datetime import UTC, datetime
 
 from rolecall.master import lifecycle, transitions
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.clock import Clock
 from rolecall.master.lifecycle import Step
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
@@ -34,6 +33,7 @@ class Reconciler:
     def __init__(
         self,
         *,
+        clock: Clock,
         database: Database,
         catalogue: Catalogue,
         presence: Presence,
@@ -42,7 +42,8 @@ class Reconciler:
         waking: Waking,
         garbage: Signal,
     ) -> None:
-        self.pulse = Pulse()
+        self.pulse = Pulse(clock.monotonic)
+        self._clock = clock
         self._database = database
         self._catalogue = catalogue
         self._presence = presence
@@ -77,7 +78,7 @@ class Reconciler:
         """One pass."""
         # While the database is away nobody is heard, nor lost for it: to presence it is as if we had not run.
         await self._database.ping()
-        self._presence.notice_pass()
+        self._presence.record_pass()
         await self._progress.flush(self._database)
         await self._view.refresh()
         await self._set_aside()
@@ -95,7 +96,7 @@ class Reconciler:
     async def _fail_unreadable(self, job: str, why: str) -> bool:
         reason = f"{why}; if a newer release stored it, run that one again, then retry the job; else submit it anew"
         async with self._database.write() as connection:
-            ended, busy = await transitions.fail_unreadable(connection, job, reason, _now())
+            ended, busy = await transitions.fail_unreadable(connection, job, reason, self._clock.now())
         self._progress.forget(job)
         self._waking.gang(job, busy)
         self._garbage.notify()
@@ -118,7 +119,7 @@ class Reconciler:
         for name in sorted(bereft):
             why = f"node {name} was lost (silent for {self._presence.silence_s(name):.1f} s)"
             async with self._database.write() as connection:
-                bereaved = await transitions.lose_workers(connection, name, why, _now())
+                bereaved = await transitions.lose_workers(connection, name, why, self._clock.now())
             self._waking.jobs(*bereaved)
             _log.warning("%s", why)
         if bereft:
@@ -136,14 +137,14 @@ class Reconciler:
         """
         await self._view.refresh()
         fresh, self._view.fresh = self._view.fresh, set()
-        everything = time.monotonic() >= self._look_at_all
+        everything = self._clock.monotonic() >= self._look_at_all
         if everything:
-            self._look_at_all = time.monotonic() + TICK_S
+            self._look_at_all = self._clock.monotonic() + TICK_S
         draining = {name for name, node in self._view.nodes.items() if node.draining}
         gangs = [gang for job, gang in self._view.gangs.items() if everything or job in fresh or gang.nodes & draining]
         attempt = self._errors.attempt
         moved = [await attempt(f"advancing {gang.job.id}", self._advance_gang(gang, draining)) for gang in gangs]
-        overdue = [job for job in self._view.queue.values() if lifecycle.is_overdue(job, _now())]
+        overdue = [job for job in self._view.queue.values() if lifecycle.is_overdue(job, self._clock.now())]
         moved += [await attempt(f"looking at the deadline of {job.id}", self._expire(job)) for job in overdue]
         return any(moved)
 
@@ -155,7 +156,7 @@ class Reconciler:
                 await transitions.end_workers(connection, dropped, unstarted)
             self._waking.gang(gang.job.id, {worker.node for worker in (*dropped, *unstarted)})
             return True
-        step = lifecycle.next_step(gang, expendable, draining, _now())
+        step = lifecycle.next_step(gang, expendable, draining, self._clock.now())
         if step is None:
             return False
         await self._take(gang, step)
@@ -166,7 +167,7 @@ class Reconciler:
             await self._progress.flush(self._database)
         try:
             async with self._database.write() as connection:
-                await transitions.take_step(connection, gang, step, _now())
+                await transitions.take_step(connection, gang, step, self._clock.now())
         finally:
             # Also of a step that was overtaken: what is stored is not what was looked at.
             self._view.note(jobs=[gang.job.id])
@@ -180,12 +181,12 @@ class Reconciler:
             self._garbage.notify()
 
     async def _expire(self, job: JobSummary) -> bool:
-        step = lifecycle.overdue_step(job, _now())
+        step = lifecycle.overdue_step(job, self._clock.now())
         if step is None:
             return False
         try:
             async with self._database.write() as connection:
-                await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
+                await jobs.move(connection, job, step.after, self._clock.now(), step.reason or "", reason=step.reason)
         finally:
             self._waking.jobs(job.id)
         return True
@@ -193,7 +194,3 @@ class Reconciler:
 
 def _because(reason: str | None) -> str:
     return f" ({reason.splitlines()[0]})" if reason else ""
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

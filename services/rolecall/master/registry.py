@@ -5,9 +5,7 @@ The order matters in all of it: commit, then memory (`presence`, `answers`), the
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -16,9 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall import __version__
 from rolecall.master import lifecycle
 from rolecall.master.answers import Answer
-from rolecall.master.core import Master
 from rolecall.master.desired import desired, unaddressed
 from rolecall.master.presence import Presence
+from rolecall.master.program import Master
 from rolecall.master.signals import wait
 from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
@@ -33,23 +31,23 @@ _log = logging.getLogger(__name__)
 
 
 async def register(master: Master, spec: NodeSpec) -> None:
-    """Let a node join. If it has restarted, the workers of its earlier life are lost.
+    """Let a node join. If it has restarted, the workers of its earlier incarnation are lost.
 
     Raises `Conflict` if another living node bears the name.
     """
-    now = datetime.now(UTC)
+    now = master.clock.now()
     bereaved: set[str] = set()
     async with master.database.write() as connection:
-        life = await nodes.life(connection, spec.name)
-        if life is not None and life.started != spec.started:
+        before = await nodes.incarnation(connection, spec.name)
+        if before is not None and before.started != spec.started:
             known = await nodes.find(connection, spec.name)
             if known is not None:
                 _refuse_rival(known, spec, master.presence)
-            master.presence.replace(life.started)
+            master.presence.mark_replaced(before.started)
             bereaved = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
         await nodes.put(connection, spec, now)
-    master.presence.enter(spec.name, spec.started)
-    master.presence.hold(spec.started)
+    master.presence.register(spec.name, spec.started)
+    master.presence.expect_call(spec.started)
     master.waking.nodes(spec.name)
     master.waking.jobs(*bereaved)
 
@@ -57,7 +55,7 @@ async def register(master: Master, spec: NodeSpec) -> None:
 async def leave(master: Master, name: str) -> None:
     """Take a node out of the cluster; the workers that it still runs are lost."""
     async with master.database.write() as connection:
-        bereaved = await lose_workers(connection, name, f"node {name} left the cluster", datetime.now(UTC))
+        bereaved = await lose_workers(connection, name, f"node {name} left the cluster", master.clock.now())
         await nodes.remove(connection, name)
     master.presence.forget(name)
     master.waking.nodes(name)
@@ -72,29 +70,31 @@ async def cluster_info(master: Master, name: str) -> ClusterInfo:
         raise NotFound(f"node {name} has not registered; register it again")
     own = _place(known[name].spec)
     strangers = sum(master.presence.is_alive(node.name) and _place(node.spec) != own for node in known.values())
-    return ClusterInfo(time_s=time.time(), version=__version__, boot_id=_boot_id(), strangers=strangers)
+    return ClusterInfo(
+        time_s=master.clock.now().timestamp(), version=__version__, boot_id=_boot_id(), strangers=strangers
+    )
 
 
 async def receive(master: Master, name: str, beat: Heartbeat) -> None:
     """Store what is new in a heartbeat, and wake who is to look at it."""
     for entry in beat.unread:
         _tell_once(name, entry)
-    if master.presence.knows(name, beat.started):
-        # Before the database is asked: while that one is away, the node lives nevertheless.
-        master.presence.hear(name, beat.started)
-        if master.answers.has_heard(name, beat):
+    if master.presence.is_current(name, beat.started):
+        # Before the database is asked: while that one is away, the node is alive nevertheless.
+        master.presence.record_heartbeat(name, beat.started)
+        if master.answers.is_recorded(name, beat):
             _note(master, name, beat)
             return
     ticket = master.answers.ticket(name)
     async with master.database.read() as connection:
-        node = await _living(connection, name, beat.started)
+        node = await _current(connection, name, beat.started)
         fresh = await _news(connection, node, name, beat)
-    master.presence.hear(name, beat.started)
+    master.presence.record_heartbeat(name, beat.started)
     _note(master, name, beat)
     if fresh:
         await _store(master, name, beat, node)
         ticket = ticket if not ticket.is_set() else master.answers.ticket(name)
-    master.answers.hear(name, beat, ticket)
+    master.answers.record(name, beat, ticket)
 
 
 async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
@@ -106,11 +106,11 @@ async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
         answer = await _answer(master, name, beat.started, ticket)
         remaining_s = until - loop.time()
         if answer.version == beat.seen and remaining_s > 0 and not master.answers.closed:
-            master.presence.hold(beat.started, remaining_s)
+            master.presence.expect_call(beat.started, remaining_s)
             await wait(ticket, remaining_s)
             if not master.answers.closed:  # Else all calls are released at once, and nothing has changed.
                 continue
-        master.presence.hold(beat.started)
+        master.presence.expect_call(beat.started)
         return answer
 
 
@@ -120,7 +120,7 @@ def longest_wait_s(master: Master) -> float:
 
 
 def _note(master: Master, name: str, beat: Heartbeat) -> None:
-    if master.presence.note(name, beat.findings):
+    if master.presence.record_findings(name, beat.findings):
         master.waking.loops()
 
 
@@ -129,7 +129,7 @@ def _tell_once(name: str, entry: str) -> None:
     _log.warning("a part of node %s's heartbeat is ignored, because this release can't read it: %s", name, entry)
 
 
-async def _news(connection: AsyncConnection, node: nodes.Life, name: str, beat: Heartbeat) -> bool:
+async def _news(connection: AsyncConnection, node: nodes.Incarnation, name: str, beat: Heartbeat) -> bool:
     if node.draining != beat.draining:
         return True
     if not beat.workers:
@@ -142,13 +142,13 @@ async def _news(connection: AsyncConnection, node: nodes.Life, name: str, beat: 
     return bool(ports and await attempts.lack_port(connection, ports))
 
 
-async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Life) -> None:
+async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incarnation) -> None:
     """Store what the heartbeat says of the node and its workers, and wake those whom it concerns."""
     for report in beat.workers:
         if report.state.ended and report.log_bytes is not None:
             master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
     async with master.database.write() as connection:
-        await _living(connection, name, beat.started)
+        await _current(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
         changes = await _store_reports(connection, name, beat.workers)
         met = await attempts.gangs(connection, [await jobs.summary(connection, job) for job in sorted(changes.met)])
@@ -192,7 +192,7 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
 
 
 async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event) -> Answer:
-    kept = master.answers.kept(name, started)
+    kept = master.answers.find(name, started)
     if kept is None:
         kept = Answer.of(await _desired(master, name, started))
         master.answers.keep(name, started, kept, ticket)
@@ -201,7 +201,7 @@ async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event
 
 async def _desired(master: Master, name: str, started: str) -> Desired:
     async with master.database.read() as connection:
-        await _living(connection, name, started)
+        await _current(connection, name, started)
         mine = sorted({worker.job for worker in await workers.on_node(connection, name)})
         found = (
             (await attempts.gangs(connection, (await jobs.live(connection, mine)).live.values())).found if mine else []
@@ -219,8 +219,8 @@ def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-async def _living(connection: AsyncConnection, name: str, started: str) -> nodes.Life:
-    node = await nodes.life(connection, name)
+async def _current(connection: AsyncConnection, name: str, started: str) -> nodes.Incarnation:
+    node = await nodes.incarnation(connection, name)
     if node is None:
         raise NotFound(f"node {name} has not registered; register it again")
     if node.started != started:
@@ -232,8 +232,8 @@ def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None
     """Of two living nodes of one name, the one that came first stays; a restarted one takes its own place again."""
     old, new = known.spec, spec
     restarted = (_place(old), old.address) == (_place(new), new.address)
-    lives = presence.holds(old.started) if restarted else presence.may_live(known.name)
-    if lives or presence.is_replaced(new.started):
+    is_alive = presence.is_expected(old.started) if restarted else presence.may_be_alive(known.name)
+    if is_alive or presence.is_replaced(new.started):
         raise Conflict(
             f"the name {spec.name} is taken by a live node at {old.address} on {old.machine.hostname}; the new one is "
             f"at {new.address} on {new.machine.hostname}: give one of them another ROLECALL_NODE_NAME"

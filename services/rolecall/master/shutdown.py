@@ -6,9 +6,8 @@ it, and it finds them when it comes back.
 
 import asyncio
 import logging
-import time
 
-from rolecall.master.core import Master
+from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes, workers
 from rolecall.spec.state import JobState
 
@@ -21,9 +20,10 @@ _log = logging.getLogger(__name__)
 async def drain_before_exit(master: Master, grace_s: float) -> None:
     """Place nothing new, and return when no worker needs this master any more, or after `grace_s` seconds."""
     master.presence.closing = True
-    begun = time.monotonic()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
     said = False
-    while (waited_s := time.monotonic() - begun) < grace_s + NOTICE_S:
+    while (waited_s := loop.time() - begun) < grace_s + NOTICE_S:
         busy, leaving = await _look(master)
         if not busy or not (leaving or waited_s < NOTICE_S):
             return

@@ -3,8 +3,7 @@
 import errno
 import logging
 import re
-import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -105,13 +104,14 @@ class ErrorLog:
 class Pulse:
     """When a loop last went well, and why it has not since."""
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._last = now()
         self._error = ""
 
     def succeeded(self) -> None:
         """A pass ended well."""
-        self._last, self._error = time.monotonic(), ""
+        self._last, self._error = self._now(), ""
 
     def failed(self, error: Exception) -> None:
         """A pass ended with `error`."""
@@ -120,7 +120,7 @@ class Pulse:
     @property
     def silent_s(self) -> float:
         """Seconds since a pass went well, or since the start."""
-        return time.monotonic() - self._last
+        return self._now() - self._last
 
     def failure(self, patience_s: float) -> str | None:
         """What keeps the loop from passing, if it has not passed for `patience_s` seconds."""

@@ -9,12 +9,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.blobs import Blobs
+from rolecall.master.clock import Clock
 from rolecall.master.retention import deletion_reason, listed
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
@@ -49,14 +50,14 @@ class Verifier:
         blobs: Blobs,
         garbage: Signal,
         settled: Callable[[str], None],
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._database = database
         self._blobs = blobs
         self._garbage = garbage
         self._settled = settled
         self._clock = clock
-        self.pulse = Pulse()
+        self.pulse = Pulse(clock.monotonic)
         self._errors = ErrorLog()
         self._told: set[tuple[str, int, int]] = set()
 
@@ -75,7 +76,7 @@ class Verifier:
     async def verify(self) -> None:
         """Look at every checkpoint that is due."""
         async with self._database.read() as connection:
-            due = await checkpoints.doubted(connection, self._clock())
+            due = await checkpoints.doubted(connection, self._clock.now())
         for job, manifest in due:
             verdict = await examine(self._blobs, job, manifest)
             async with self._database.write() as connection:
@@ -90,7 +91,7 @@ class Verifier:
             record = await jobs.get(connection, job)
         except NotFound:
             return  # It was deleted meanwhile.
-        now, checkpoint = self._clock(), f"the checkpoint at step {manifest.step}"
+        now, checkpoint = self._clock.now(), f"the checkpoint at step {manifest.step}"
         if verdict.trouble is not None:
             await checkpoints.doubt(connection, job, manifest, now + AGAIN)
             message = f"{checkpoint} can't be verified and is kept: {verdict.trouble}; the master tries again"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fastapi import APIRouter, Depends
 
@@ -69,7 +69,7 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
         sizes += await asyncio.to_thread(_stream_sizes, master.streams, ids)
         if not request.dry_run:
             async with master.database.write() as connection:
-                await deletion.mark_ended(connection, ids, request.ended_before, _now())
+                await deletion.mark_ended(connection, ids, request.ended_before, master.clock.now())
     master.garbage.notify()
     pruned = [PrunedJob(id=job, name=name, state=state, ended_at=at, size=sizes[job]) for job, name, state, at in found]
     return PruneSummary(jobs=pruned, size=sizes.total())
@@ -92,15 +92,11 @@ async def delete(job: str, master: Running, caller: Caller, force: bool = False)
                     f"job {job} is {record.state} and can't be deleted; cancel it first, or add ?force=true "
                     "(rolecall delete --force), which cancels it and deletes it when it has ended"
                 )
-            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), _now())
-        await deletion.mark(connection, job, _now())
+            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
+        await deletion.mark(connection, job, master.clock.now())
     master.garbage.notify()
     master.waking.gang(job, nodes)
 
 
 def _stream_sizes(streams: Streams, ids: list[str]) -> Counter[str]:
     return Counter({job: streams.used(job) for job in ids})
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
-from rolecall.master.core import Master
+from rolecall.master.program import Master
 from rolecall.master.progress import series
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Annotated
@@ -17,9 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master import lifecycle
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
-from rolecall.master.core import Master
 from rolecall.master.documents import detailed, job_document
 from rolecall.master.field_errors import MOST_PROBLEMS, problem, shortened, unknown
+from rolecall.master.program import Master
 from rolecall.master.quota import check_submission
 from rolecall.master.store import attempts, idempotency, jobs, workers
 from rolecall.master.store import nodes as node_store
@@ -108,7 +108,7 @@ async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), _now())
+        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
     return await _changed(master, job, nodes)
 
 
@@ -119,7 +119,7 @@ async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
         record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name), _now())
+            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name), master.clock.now())
     return await _changed(master, job, nodes)
 
 
@@ -129,7 +129,7 @@ async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_resume(record)
-        await jobs.requeue(connection, record, _now(), f"resumed by {caller.name}", 0.0)
+        await jobs.requeue(connection, record, master.clock.now(), f"resumed by {caller.name}", 0.0)
     return await _changed(master, job)
 
 
@@ -140,7 +140,7 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
         await check_submission(connection, record.owner, master.access.limits.get(record.owner))
-        await jobs.renew(connection, record, _now(), f"retried by {caller.name}")
+        await jobs.renew(connection, record, master.clock.now(), f"retried by {caller.name}")
     return await _changed(master, job)
 
 
@@ -180,24 +180,26 @@ def _may_run(caller: Principal, most: int) -> str:
 async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
     try:
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, owner, key)
+            return await _add_once(connection, spec, owner, key, master.clock.now())
     except IntegrityError:
         # On PostgreSQL the same key may come in twice at once; the second time finds what the first has made.
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, owner, key)
+            return await _add_once(connection, spec, owner, key, master.clock.now())
 
 
-async def _add_once(connection: AsyncConnection, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
+async def _add_once(
+    connection: AsyncConnection, spec: JobSpec, owner: Principal, key: str | None, now: datetime
+) -> JobRecord:
     if key is None:
         await check_submission(connection, owner.name, owner.limits)
-        return await jobs.add(connection, spec, _now(), owner.name)
+        return await jobs.add(connection, spec, now, owner.name)
     digest = hashlib.sha256(spec.model_dump_json(exclude={"id"}).encode()).hexdigest()
     earlier = await idempotency.job_of(connection, owner.name, key, digest)
     if earlier is not None:
         return await jobs.get(connection, earlier)
     await check_submission(connection, owner.name, owner.limits)
-    job = await jobs.add(connection, spec, _now(), owner.name)
-    await idempotency.remember(connection, owner.name, key, digest, job.id, _now())
+    job = await jobs.add(connection, spec, now, owner.name)
+    await idempotency.remember(connection, owner.name, key, digest, job.id, now)
     return job
 
 
@@ -230,7 +232,3 @@ async def _drafts(
         )
         for job in shown
     ]
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

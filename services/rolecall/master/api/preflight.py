@@ -1,7 +1,7 @@
 """`/nodes/{node}/preflight`: what is known of a node before a job finds out."""
 
 import logging
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fastapi import APIRouter, Depends
 from pydantic import Field, TypeAdapter, ValidationError
@@ -52,18 +52,18 @@ async def show_preflight(node: str, master: Running, caller: Caller) -> Prefligh
         if node not in known:
             told = unknown("node", "node", node, known)
             raise NotFound(f"{told['message']}; there are: {told['legal']}")
-        network = await _newest_about(node, connection, caller)
+        network = await _newest_about(node, connection, caller, master.clock.now())
     state = known[node]
     return Preflight(node=node, alive=state.alive, findings=state.findings, network=network)
 
 
-async def _newest_about(node: str, connection: AsyncConnection, caller: Principal) -> Examination | None:
+async def _newest_about(node: str, connection: AsyncConnection, caller: Principal, now: datetime) -> Examination | None:
     """The newest job that tells something about `node`; one after the other, as each tells of every pair of nodes."""
     for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
         mine = tuple(finding for finding in _findings(job) if node in finding.nodes)
         if mine and job.ended_at:
-            age_s = (datetime.now(UTC) - job.ended_at).total_seconds()
+            age_s = (now - job.ended_at).total_seconds()
             shown = job.id if caller.reads_all or caller.sees(job.owner) else None
             return Examination(job=shown, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
     return None
