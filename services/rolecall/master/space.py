@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rolecall.spec.api import Volume
 from rolecall.spec.errors import QuotaExceeded, RolecallError
-from rolecall.spec.model import Value
 
 _SHARE, _MOST_RESERVE = 0.05, 2 << 30
 _FLOOR = 1 / 4
@@ -19,15 +19,6 @@ _KNOWN_S = 1.0
 
 class NoRoom(RolecallError):
     """The master's volume has no more than its reserve left; the same request succeeds when there is space."""
-
-
-class Volume(Value):
-    """The volume of the master's data folder, in bytes."""
-
-    free: int
-    total: int
-    reserve: int
-    """Free space below which logs and uploads are refused."""
 
 
 class Reserve:

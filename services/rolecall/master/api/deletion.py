@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from datetime import datetime
 
 from fastapi import APIRouter, Depends
 
@@ -12,43 +11,12 @@ from rolecall.master.store import deletion, jobs
 from rolecall.master.streams import Streams
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
-from rolecall.spec.bounds import AwareMoment
+from rolecall.spec.api import PrunedJob, PruneRequest, PruneSummary
 from rolecall.spec.errors import Conflict
-from rolecall.spec.model import Request, Value
-from rolecall.spec.state import JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
 _BATCH = 200
 """Jobs that are looked at in one transaction, so that writers never wait long."""
-
-
-class PruneRequest(Request):
-    """Which ended jobs are deleted."""
-
-    ended_before: AwareMoment
-    state: JobState | None = None
-    """Only jobs that ended in this state; all ended ones by default."""
-    dry_run: bool = False
-    """Whether to list them only."""
-
-
-class PrunedJob(Value):
-    """A job that is deleted, or would be."""
-
-    id: str
-    name: str
-    state: JobState
-    ended_at: datetime
-    size: int
-    """Bytes of its logs, progress, recorded checkpoints and artifacts."""
-
-
-class PruneSummary(Value):
-    """What `POST /jobs/prune` deletes."""
-
-    jobs: list[PrunedJob]
-    size: int
-    """Bytes of all of them."""
 
 
 @router.post("/prune", summary="Delete old jobs")

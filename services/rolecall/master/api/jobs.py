@@ -10,7 +10,6 @@ from itertools import groupby
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
-from pydantic import Field
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -26,10 +25,10 @@ from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
+from rolecall.spec.api import JobPage
 from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
-from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 
@@ -38,13 +37,6 @@ _READS = [Depends(needs(*USERS))]
 _SUBMITS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN))]
 _SEES = [*_READS, Depends(sees_job)]
 _STEERS = [*_SUBMITS, Depends(steers_job)]
-
-
-class JobPage(Value):
-    """A page of `GET /jobs`, newest first."""
-
-    jobs: list[JobDocument]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null on the last one.")
 
 
 @router.post("/jobs", status_code=201, dependencies=_SUBMITS, summary="Submit a job")

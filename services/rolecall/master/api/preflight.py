@@ -4,7 +4,7 @@ import logging
 from datetime import datetime
 
 from fastapi import APIRouter, Depends
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.access import Principal
@@ -12,9 +12,8 @@ from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.field_errors import unknown
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.api import Examination, Preflight
 from rolecall.spec.errors import NotFound
-from rolecall.spec.finding import Finding
-from rolecall.spec.model import Value
 from rolecall.spec.preflight import NodeFinding
 
 router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(needs(*USERS))])
@@ -22,26 +21,6 @@ WORKLOAD = "preflight"
 _LOOK_BACK = 20
 _FINDINGS = TypeAdapter(tuple[NodeFinding, ...])
 _log = logging.getLogger(__name__)
-
-
-class Examination(Value):
-    """What a job of the workload `preflight` found."""
-
-    job: str | None = Field(description="Null for a job that the token may not see.")
-    measured_at: datetime
-    age_s: float = Field(description="Seconds since then; `rolecall doctor` measures anew.")
-    findings: tuple[NodeFinding, ...] = Field(
-        description="Those that are about the node, or about a way to or from it."
-    )
-
-
-class Preflight(Value):
-    """`GET /nodes/{node}/preflight`."""
-
-    node: str
-    alive: bool
-    findings: tuple[Finding, ...] = Field(description="What the node found when it last examined itself.")
-    network: Examination | None = Field(description="The newest examination that the node took part in; null without.")
 
 
 @router.get("/{node}/preflight", summary="Show what is known of a node")
