@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 
+from rolecall.edge.logs import about
 from rolecall.master.blobs import Blobs
 from rolecall.master.clock import Clock
 from rolecall.master.retention import KEEP_KEYS, Policy, blobs_of, deletion_reason, superfluous
@@ -92,7 +93,7 @@ class Cleaner:
 
     async def _clear_uploads(self) -> None:
         if cleared := await self._blobs.clear_uploads(self._begun):
-            _log.info("%d uploads that a killed master left are deleted", cleared)
+            _log.info("%d uploads that a killed master left are deleted", cleared, extra=about("uploads_deleted"))
 
     async def _expire(self) -> None:
         """What only time changes: old jobs, keys, events, audit entries, checkpoints of jobs that succeeded."""
@@ -124,7 +125,7 @@ class Cleaner:
             if gone:
                 async with self._database.write() as connection:
                     await deletion.remove(connection, gone)
-                _log.info("%d jobs are deleted: %s", len(gone), ", ".join(gone))
+                _log.info("%d jobs are deleted: %s", len(gone), ", ".join(gone), extra=about("jobs_deleted"))
             if len(gone) < len(marked) or not marked:
                 return not marked
 
@@ -147,7 +148,7 @@ class Cleaner:
             known = blobs_of(record.manifest for record in await checkpoints.of_job(connection, job))
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         if swept := await self._blobs.sweep(job, number, shared | known):
-            _log.info("job %s: %d files that were left over are deleted", job, swept)
+            _log.info("job %s: %d leftover files are deleted", job, swept, extra=about("leftovers_deleted", job=job))
         async with self._database.write() as connection:
             await attempts.set_swept(connection, job, number)
 

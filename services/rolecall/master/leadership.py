@@ -18,6 +18,7 @@ from typing import IO
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from rolecall.edge.logs import about
 from rolecall.master.clock import Clock
 from rolecall.master.storage_errors import ErrorLog, LeadershipLost, storage_error
 from rolecall.master.store import terms
@@ -53,7 +54,7 @@ class Leadership:
         while (rival := await self._rival()) is not None:
             waits()
             if rival and rival != known:
-                _log.warning("standing by: %s", rival)
+                _log.warning("standing by: %s", rival, extra=about("standing_by"))
             known = rival or known
             patient = self._settings.standby or not rival
             if not patient and self._clock.monotonic() - begun > self._settings.node_timeout_s:
@@ -75,7 +76,7 @@ class Leadership:
             else:
                 database.fence(term)
                 self._errors.recovered("taking the lead")
-                _log.info("%s leads in term %d", self._me, term)
+                _log.info("%s leads in term %d", self._me, term, extra=about("term_began"))
                 return term
 
     async def watch(self, database: Database, term: int) -> None:

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from prometheus_client import Histogram
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.edge.logs import about
 from rolecall.master.access import Access
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
@@ -157,7 +158,7 @@ class Placer:
         plans = [(job, plan) for job in ready if isinstance(plan := outcomes[job.id], GangPlan)]
         waits = [(job, why) for job in ready if isinstance(why := outcomes[job.id], Waiting)]
         for job, plan in plans:
-            await self._errors.attempt(f"placing {job.id}", self._begin(job, plan))
+            await self._errors.attempt(f"placing {job.id}", self._begin(job, plan), job.id)
         self._waiting = {(job.id, job.attempt): why for job, why in waits}
         await self._tell(waits)
         return bool(plans)
@@ -194,7 +195,8 @@ class Placer:
             raise
         self._waking.gang(job.id, {worker.node for worker in plan.workers})
         self._placement_seconds.observe((now - job.queued_at).total_seconds())
-        _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size)
+        fields = about("job_placed", job=job.id, attempt=job.attempt + 1)
+        _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size, extra=fields)
         return True
 
     async def _check_incarnations(self, connection: AsyncConnection, plan: GangPlan) -> None:

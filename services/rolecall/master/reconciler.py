@@ -6,6 +6,7 @@ runs when something changed, and at least every `TICK_S` seconds for what only t
 
 import logging
 
+from rolecall.edge.logs import about
 from rolecall.master import lifecycle, transitions
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
@@ -68,7 +69,8 @@ class Reconciler:
                 self._errors.recovered("reconciling")
                 self.pulse.succeeded()
             except Conflict as conflict:
-                _log.debug("overtaken: %s", conflict)  # by a call, which has asked for the next pass
+                # By a call, which has asked for the next pass.
+                _log.debug("overtaken: %s", conflict, extra=about("pass_overtaken"))
             except Exception as error:  # noqa: BLE001 - a loop's tick: one bad pass must not end all of them
                 self._errors.failed("reconciling", error)
                 self.pulse.failed(error)
@@ -89,7 +91,7 @@ class Reconciler:
     async def _set_aside(self) -> None:
         """End jobs of which something can't be read, and forget such nodes: the others must not wait for them."""
         for job, why in list(self._view.unreadable.items()):
-            await self._errors.attempt(f"setting {job} aside", self._fail_unreadable(job, why))
+            await self._errors.attempt(f"setting {job} aside", self._fail_unreadable(job, why), job)
         for name, why in list(self._view.unreadable_nodes.items()):
             await self._errors.attempt(f"forgetting {name}", self._forget_unreadable(name, why))
 
@@ -100,14 +102,14 @@ class Reconciler:
         self._progress.forget(job)
         self._waking.gang(job, busy)
         self._garbage.notify()
-        _log.error("job %s is set aside: %s", job, reason)
+        _log.error("job %s is set aside: %s", job, reason, extra=about("job_set_aside", job=job))
         return ended
 
     async def _forget_unreadable(self, node: str, why: str) -> bool:
         async with self._database.write() as connection:
             await nodes.remove(connection, node)
         self._view.unreadable_nodes.pop(node, None)
-        _log.error("node %s has to register again: %s", node, why)
+        _log.error("node %s has to register again: %s", node, why, extra=about("node_row_deleted", node=node))
         return True
 
     async def _lose_silent_nodes(self) -> None:
@@ -121,7 +123,7 @@ class Reconciler:
             async with self._database.write() as connection:
                 bereaved = await transitions.lose_workers(connection, name, why, self._clock.now())
             self._waking.jobs(*bereaved)
-            _log.warning("%s", why)
+            _log.warning("%s", why, extra=about("node_lost", node=name))
         if bereft:
             await self._view.refresh()
         for name in lost:
@@ -143,9 +145,12 @@ class Reconciler:
         draining = {name for name, node in self._view.nodes.items() if node.draining}
         gangs = [gang for job, gang in self._view.gangs.items() if everything or job in fresh or gang.nodes & draining]
         attempt = self._errors.attempt
-        moved = [await attempt(f"advancing {gang.job.id}", self._advance_gang(gang, draining)) for gang in gangs]
+        moved: list[bool] = []
+        for gang in gangs:
+            job = gang.job.id
+            moved.append(await attempt(f"advancing {job}", self._advance_gang(gang, draining), job))
         overdue = [job for job in self._view.queue.values() if lifecycle.is_overdue(job, self._clock.now())]
-        moved += [await attempt(f"looking at the deadline of {job.id}", self._expire(job)) for job in overdue]
+        moved += [await attempt(f"looking at the deadline of {job.id}", self._expire(job), job.id) for job in overdue]
         return any(moved)
 
     async def _advance_gang(self, gang: Gang, draining: set[str]) -> bool:
@@ -175,7 +180,9 @@ class Reconciler:
             self._waking.jobs(gang.job.id)
         else:
             self._waking.gang(gang.job.id, gang.nodes)
-        _log.info("job %s attempt %d: %s%s", gang.job.id, gang.attempt.number, step.after, _because(step.reason))
+        job, attempt = gang.job.id, gang.attempt.number
+        fields = about(f"job_{step.after}", job=job, attempt=attempt)
+        _log.info("job %s attempt %d: %s%s", job, attempt, step.after, _because(step.reason), extra=fields)
         if not step.after.holds_slots:
             self._progress.forget(gang.job.id)
             self._garbage.notify()

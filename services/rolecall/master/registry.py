@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall import __version__
+from rolecall.edge.logs import about
 from rolecall.master import lifecycle
 from rolecall.master.answers import Answer
 from rolecall.master.desired import desired, unaddressed
@@ -126,7 +127,8 @@ def _note(master: Master, name: str, beat: Heartbeat) -> None:
 
 @lru_cache(maxsize=1024)
 def _tell_once(name: str, entry: str) -> None:
-    _log.warning("a part of node %s's heartbeat is ignored, because this release can't read it: %s", name, entry)
+    message = "a part of node %s's heartbeat is ignored, because this release can't read it: %s"
+    _log.warning(message, name, entry, extra=about("heartbeat_part_ignored", node=name))
 
 
 async def _news(connection: AsyncConnection, node: nodes.Incarnation, name: str, beat: Heartbeat) -> bool:

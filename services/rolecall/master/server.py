@@ -21,7 +21,7 @@ from rolecall import __version__
 from rolecall.edge import listener
 from rolecall.edge.census import Limits
 from rolecall.edge.connections import allow_files, limited
-from rolecall.edge.logs import log_to_stderr
+from rolecall.edge.logs import about, log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.master.api import (
     attempts,
@@ -141,7 +141,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for one in sockets or ():
             host, port = one.getsockname()[:2]
-            _log.info("master listening on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
+            address = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            _log.info("master listening on %s", address, extra=about("master_listening"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Release who waits, then close."""
@@ -172,7 +173,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
 
     Raises `SettingsError` when the port is taken, the data folder is of no use, or another master leads.
     """
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     allow_files(LIMITS)
     sys.setswitchinterval(_SWITCH_S)
     certificate = read_certificate(settings)
@@ -186,7 +187,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
         try:
             asyncio.run(_serve(settings, catalogue, listener, certificate))
         except LeadershipLost as lost:
-            _log.error("ended, so as not to be a second master: %s", lost)
+            _log.error("ended, so as not to be a second master: %s", lost, extra=about("leadership_lost"))
             return os.EX_TEMPFAIL
     return os.EX_OK
 
@@ -233,7 +234,8 @@ def check_standby(settings: MasterSettings) -> None:
     if settings.blob_url is None:
         _log.warning(
             "ROLECALL_STANDBY without ROLECALL_BLOB_URL: checkpoints and artifacts lie in ROLECALL_DATA; unless all "
-            "masters share that folder, jobs start from the beginning after a takeover"
+            "masters share that folder, jobs start from the beginning after a takeover",
+            extra=about("standby_without_blob_store"),
         )
 
 
@@ -242,7 +244,8 @@ async def await_database(url: str) -> None:
     database, pause_s, said = _open(url), 0.2, ""
     while trouble := await _trouble(database):
         if trouble != said:
-            _log.warning("the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again", trouble)
+            message = "the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again"
+            _log.warning(message, trouble, extra=about("database_unavailable"))
         said = trouble
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

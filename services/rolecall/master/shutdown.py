@@ -7,6 +7,7 @@ it, and it finds them when it comes back.
 import asyncio
 import logging
 
+from rolecall.edge.logs import about
 from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes, workers
 from rolecall.spec.state import JobState
@@ -28,10 +29,12 @@ async def drain_before_exit(master: Master, grace_s: float) -> None:
         if not busy or not (leaving or waited_s < NOTICE_S):
             return
         if leaving and not said:
-            _log.info("told to end: going on for the workers of %s, which are stopping", ", ".join(busy))
+            message = "shutting down: waiting for the workers of %s to stop"
+            _log.info(message, ", ".join(busy), extra=about("shutdown_waiting"))
             said = True
         await asyncio.sleep(_LOOK_EVERY_S)
-    _log.warning("ended after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping", grace_s)
+    message = "exiting after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping"
+    _log.warning(message, grace_s, extra=about("shutdown_timed_out"))
 
 
 async def _look(master: Master) -> tuple[list[str], bool]:

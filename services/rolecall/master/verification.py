@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.edge.logs import about
 from rolecall.master import lifecycle
 from rolecall.master.blobs import Blobs
 from rolecall.master.clock import Clock
@@ -96,7 +97,8 @@ class Verifier:
             await checkpoints.doubt(connection, job, manifest, now + AGAIN)
             message = f"{checkpoint} can't be verified and is kept: {verdict.trouble}; the master tries again"
             if self._is_news(job, manifest):
-                _log.warning("job %s: %s", job, message)
+                fields = about("checkpoint_unverified", job=job, attempt=manifest.attempt)
+                _log.warning("job %s: %s", job, message, extra=fields)
                 await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
             return
         self._told.discard((job, manifest.attempt, manifest.step))
@@ -111,7 +113,8 @@ class Verifier:
                 f"{listed(record.avoid or ('a node',))}: look at its mount of the blob store, its free space and its "
                 "credentials"
             )
-        _log.warning("job %s: %s", job, message)
+        fields = about("checkpoint_damaged", job=job, attempt=manifest.attempt)
+        _log.warning("job %s: %s", job, message, extra=fields)
         await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
         await jobs.release(connection, record, record.queued_at + _backoff(record.crashes))
 

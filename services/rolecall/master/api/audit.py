@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Running, action_of, address_of, needs, refusal, target_of
 from rolecall.master.program import Master, master_of
@@ -83,7 +84,7 @@ async def _add(master: Master, scope: Scope, answer: Message, caller: Principal)
         async with master.database.write() as connection:
             await audit.add(connection, [entry])
     except (SQLAlchemyError, OSError) as error:
-        _log.error("not in the audit log (%s): %s", error, entry)
+        _log.error("not in the audit log (%s): %s", error, entry, extra=about("audit_entry_lost"))
 
 
 def _target(scope: Scope, answer: Message) -> str:

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.field_errors import unknown
@@ -53,5 +54,6 @@ def _findings(job: JobRecord) -> tuple[NodeFinding, ...]:
     try:
         return _FINDINGS.validate_python((job.result or {}).get("findings", ()))
     except ValidationError as error:
-        _log.warning("the findings of job %s are passed over: %s", job.id, error)
+        fields = about("findings_ignored", job=job.id)
+        _log.warning("the findings of job %s are ignored: %s", job.id, error, extra=fields)
         return ()
