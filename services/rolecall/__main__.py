@@ -49,10 +49,9 @@ def _run_container() -> int:
     if read_role() != Role.MASTER:
         return _run_program("node")
     environment = os.environ | {"MASTER_ADDR": os.environ.get("MASTER_ADDR") or "127.0.0.1"}
-    read_master()
+    log_to_stderr(form=read_master().log_format)
     if (name := read_node(MASTER_ADDR=environment["MASTER_ADDR"]).name) is not None:
         node_name(name)
-    log_to_stderr()
     return _supervise(programs(environment))
 
 

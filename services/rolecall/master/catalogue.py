@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rolecall.edge.logs import about
 from rolecall.kit.data_access import DataAccess, DataPath, read_access
 from rolecall.master.extent import check_extent
 from rolecall.master.field_errors import Problem, explain, problem, unknown
@@ -82,7 +83,8 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
             raise
         except BaseException as error:  # noqa: BLE001 - foreign code may raise anything; it is logged and shown
             broken[point.name] = f"{type(error).__name__}: {error}"
-            _log.error("workload %s from %s is broken: %s", point.name, point.value, broken[point.name])
+            message = "workload %s from %s is broken: %s"
+            _log.error(message, point.name, point.value, broken[point.name], extra=about("workload_broken"))
         else:
             workloads[workload.name] = workload
     return Catalogue(workloads, broken)

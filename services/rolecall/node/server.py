@@ -44,7 +44,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 
     `fork_arguments` go to the fork server (see `rolecall.worker.fork_server`).
     """
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
     with _own_home(settings), short_name(settings.home / "work") as work:
         clear_work(settings.home)

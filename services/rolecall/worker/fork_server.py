@@ -27,6 +27,7 @@ from typing import Any, NoReturn, cast
 from pydantic import ValidationError
 
 from rolecall.edge.logs import log_to_stderr
+from rolecall.settings import read_log_format
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir
@@ -176,7 +177,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("fd", type=int, help="the socket to the node")
     parser.add_argument("--play", default=DEFAULT_PLAY, metavar="MODULE:FUNCTION", help="what a worker runs")
     options = parser.parse_args(arguments)
-    log_to_stderr()
+    log_to_stderr(form=read_log_format())
     # SIGTERM and not SIGKILL: the server still has its workers' own children to kill.
     die_with_parent(os.getppid(), signal.SIGTERM)
     with socket.socket(fileno=options.fd) as channel:

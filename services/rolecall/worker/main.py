@@ -27,7 +27,7 @@ from rolecall.runtime.context import WorkerContext, enter
 from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
-from rolecall.settings import read_worker
+from rolecall.settings import read_log_format, read_worker
 from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.redaction import redact_text
@@ -59,7 +59,7 @@ _PEER_LOST = (
 def play(request: ForkRequest) -> int:
     """Run one worker to its end and return the process's exit code."""
     workdir = Workdir(request.workdir)
-    log_to_stderr()
+    log_to_stderr(form=read_log_format())
     # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
     outputs, sandbox = Outputs.open(workdir), Sandbox()
