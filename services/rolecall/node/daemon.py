@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 from rolecall.node.attending import see_through
-from rolecall.node.backoff import delays_s
 from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
 from rolecall.node.contact import Contact
 from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
@@ -21,6 +20,7 @@ from rolecall.node.network import Route, Way, find_way, has_address
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
 from rolecall.node.shipping import Shipper
 from rolecall.node.worker_process import WorkerProcess
+from rolecall.retry import delays_s
 from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.errors import NotFound, SettingsError
 from rolecall.spec.finding import Finding, Level

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from rolecall.node.backoff import delays_s
+from rolecall.retry import delays_s
 from rolecall.settings import SECRETS
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkRequest, Ready, Refused

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
-from rolecall.node.backoff import delays_s
+from rolecall.retry import delays_s
 
 _LOG = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from rolecall.node.backoff import delays_s
 from rolecall.node.client import MasterClient, MasterFailed, MasterUnreachable
 from rolecall.node.contact import Contact
 from rolecall.node.logs import Stream
+from rolecall.retry import delays_s
 
 _IDLE_S = 0.25
 _FAILED_S = 15.0

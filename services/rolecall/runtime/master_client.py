@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 
 from rolecall.edge.tls import client_options, request_options
+from rolecall.retry import delays_s
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.trust import Trust
@@ -79,15 +80,15 @@ class MasterClient:
 
     def _persist(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""
-        pause = 0.1
+        delays = delays_s(most=_LONGEST_PAUSE_S, jitter=0)
         while (trouble := _try(call)) is not None:
             # Measured from the first failure: a large file may take longer than that to transfer.
             self._away_since = self._away_since or time.monotonic()
             if (away_s := time.monotonic() - self._away_since) > _GIVE_UP_S:
                 raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {trouble}")
+            pause = next(delays)
             _log.warning("the master is unavailable (%s); trying again in %.1f s", trouble, pause)
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
         self._away_since = None
 
 
