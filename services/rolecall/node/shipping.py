@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rolecall.node.client import MasterClient, MasterFailed, MasterUnreachable
 from rolecall.node.contact import Contact
@@ -19,9 +19,10 @@ _BUSY_S = 600.0
 class Shipper:
     """Sends streams to the master that `contact` is with."""
 
-    def __init__(self, client: MasterClient, contact: Contact) -> None:
+    def __init__(self, client: MasterClient, contact: Contact, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._contact = contact
+        self._clock = clock
 
     async def keep_shipping(self, streams: Sequence[Stream]) -> None:
         """Send what the streams get, until cancelled. None of them waits for another."""
@@ -49,7 +50,7 @@ class Shipper:
 
     async def _ship(self, stream: Stream, *, may_give_up: bool = False) -> bool:
         """Send one piece, trying until it arrives; return whether there may be more."""
-        begin = time.monotonic()
+        begin = self._clock()
         for delay in delays_s():
             try:
                 return await stream.ship(self._client)
@@ -65,4 +66,4 @@ class Shipper:
         if self._contact.answering_since is None:
             return False
         patience_s = _FAILED_S if isinstance(error, MasterFailed) else _BUSY_S
-        return time.monotonic() - max(begin, self._contact.answering_since) > patience_s
+        return self._clock() - max(begin, self._contact.answering_since) > patience_s
