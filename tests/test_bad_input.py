@@ -102,7 +102,7 @@ def test_a_master_that_can_not_be_resolved_is_waited_for_and_told(tmp_path: Path
     with node(tmp_path / "n", 8080, MASTER_ADDR="master.invalid") as waiting:
         health = until(lambda: (now := waiting.ask("/healthz")) and "invalid" in now.get("waiting_for", "") and now)
         assert health["status"] == "waiting"
-        assert health["waiting_for"].startswith("no way to the master yet: MASTER_ADDR=master.invalid: ")
+        assert health["waiting_for"].startswith("no route to the master yet: MASTER_ADDR=master.invalid: ")
         assert waiting.text.count("MASTER_ADDR=master.invalid") == 1
         waiting.terminate()
         assert waiting.ends(5) == 0

@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from rolecall.master.access import Access, Known, Principal, Scrapes, built_in, digest_of, new_secret
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.app import create_app
-from rolecall.master.findings import weaknesses
 from rolecall.master.store import tokens
 from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.weak_settings import weaknesses
 from rolecall.spec.access import Scope, TokenRequest, TokenUpdate
 from rolecall.spec.finding import Level
 from rolecall.spec.state import WorkerState

@@ -6,14 +6,14 @@ import logging
 from pathlib import Path
 
 from rolecall.edge.logs import about
+from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
-from rolecall.node.examination import Examiner
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
 from rolecall.node.housekeeping import keep_cache
 from rolecall.node.master_link import MasterLink
-from rolecall.node.network import Route
+from rolecall.node.self_check import SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.node import NodeSpec
@@ -34,7 +34,7 @@ class Daemon:
         *,
         work: Path,
         forks: ForkClient,
-        examiner: Examiner,
+        self_check: SelfCheck,
         health: NodeHealth,
     ) -> None:
         self.should_exit = asyncio.Event()
@@ -48,7 +48,7 @@ class Daemon:
             settings, client, contact, forks, route, work=work, tasks=self._tasks, changed=self._news.set
         )
         self.link = MasterLink(
-            settings, spec, client, contact, self.pool, examiner=examiner, health=health, news=self._news
+            settings, spec, client, contact, self.pool, self_check=self_check, health=health, news=self._news
         )
 
     def stop(self) -> None:
@@ -62,7 +62,7 @@ class Daemon:
         async with self._tasks as tasks:
             forking = tasks.create_task(self.pool.forks.run())
             cache = keep_cache(self._settings.data / "cache", read_worker().cache_bytes)
-            running = (self._talk(), self.pool.reconcile(), self.link.keep_examining(), cache)
+            running = (self._talk(), self.pool.reconcile(), self.link.keep_checking(), cache)
             loops = [tasks.create_task(loop) for loop in running]
             await self.should_exit.wait()
             await self._drain()

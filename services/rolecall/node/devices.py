@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from rolecall.node.findings import GpuInventory, Pair
+from rolecall.node.checks import GpuInventory, Pair
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.node import Gpu, Machine
 from rolecall.spec.role import Role

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 
 from rolecall.edge.logs import about
+from rolecall.network.interfaces import has_address
+from rolecall.network.routes import Route, find_route
 from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
 from rolecall.node.contact import Contact
-from rolecall.node.examination import EXAMINE_EVERY_S, Examiner
 from rolecall.node.health import NodeHealth
-from rolecall.node.network import Way, find_way, has_address
+from rolecall.node.self_check import CHECK_EVERY_S, SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.retry import delays_s
 from rolecall.settings import NodeSettings
@@ -41,7 +42,7 @@ class MasterLink:
         contact: Contact,
         pool: WorkerPool,
         *,
-        examiner: Examiner,
+        self_check: SelfCheck,
         health: NodeHealth,
         news: asyncio.Event,
         clock: Callable[[], float] = time.monotonic,
@@ -54,7 +55,7 @@ class MasterLink:
         self._client = client
         self._contact = contact
         self._pool = pool
-        self._examiner = examiner
+        self._self_check = self_check
         self._health = health
         self._news = news
         self._clock = clock
@@ -86,13 +87,13 @@ class MasterLink:
                 said = reason
                 await asyncio.sleep(next(delays))
 
-    async def keep_examining(self) -> None:
-        """Check this node every `EXAMINE_EVERY_S` seconds while it is registered, until cancelled."""
+    async def keep_checking(self) -> None:
+        """Check this node every `CHECK_EVERY_S` seconds while it is registered, until cancelled."""
         while True:
-            await asyncio.sleep(EXAMINE_EVERY_S)
+            await asyncio.sleep(CHECK_EVERY_S)
             if self._heartbeat_s is not None:
                 try:
-                    await self._examine()
+                    await self._check()
                 except Exception:  # noqa: BLE001 - a loop's tick: the next check is as good
                     _LOG.exception("the node's self-check failed", extra=self._about("self_check_failed"))
 
@@ -117,10 +118,10 @@ class MasterLink:
         """One heartbeat, after a registration if the master does not know this node."""
         try:
             if self._lost_contact:
-                await self._find_way_again()
+                await self._find_route_again()
             if self._heartbeat_s is None:
                 await self._register()
-                await self._examine_in_time()
+                await self._check_in_time()
             await self._beat(self._heartbeat_s or 0.0)
         except ReportRefused as error:
             # Only the texts that workers wrote can make a report too large, or contain what the master refuses.
@@ -138,11 +139,11 @@ class MasterLink:
             )
             self._heartbeat_s = None
 
-    async def _find_way_again(self) -> None:
+    async def _find_route_again(self) -> None:
         """A node that was cut off may be back on another interface, and gets workers with its next heartbeat."""
         # Without a route the heartbeat fails too, and says why.
         with contextlib.suppress(OSError):
-            self._follow(await find_way(self._settings.master_addr, self._settings.port))
+            self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
 
     async def _register(self) -> None:
         registered = await self._enter()
@@ -172,7 +173,7 @@ class MasterLink:
                 await asyncio.sleep(delay)
         raise AssertionError("delays never end")
 
-    async def _examine_in_time(self) -> None:
+    async def _check_in_time(self) -> None:
         """Check the node before its first heartbeat.
 
         The first time, this may take any time: the node should get no workers before. Later there may be workers that
@@ -180,7 +181,7 @@ class MasterLink:
         """
         try:
             async with asyncio.timeout(_CHECK_S if self.findings else None):
-                await self._examine()
+                await self._check()
         except TimeoutError:
             _LOG.warning(
                 "the node's self-check takes more than %g s; reporting the previous findings",
@@ -188,29 +189,29 @@ class MasterLink:
                 extra=self._about("self_check_slow"),
             )
 
-    async def _examine(self) -> None:
+    async def _check(self) -> None:
         """Check the node. The next heartbeat reports the findings, immediately if a level changed."""
         before = {(finding.check, finding.level) for finding in self.findings}
-        self.findings, way = await self._examiner.examine(self.spec)
+        self.findings, found = await self._self_check.run(self.spec)
         for finding in self.findings:
             if finding.level is not Level.OK and (finding.check, finding.level) not in before:
                 extra = self._about("self_check_finding")
                 _LOG.warning("%s: %s; %s", finding.check, finding.message, finding.remedy, extra=extra)
         if {(finding.check, finding.level) for finding in self.findings} != before:
             self._news.set()
-        if way is not None:
-            self._follow(way)
+        if found is not None:
+            self._follow(found.route)
 
-    def _follow(self, way: Way) -> None:
+    def _follow(self, found: Route) -> None:
         """Register again if the network gave this node another address or interface: new peers must know it."""
-        if way.route == self._pool.route:
+        if found == self._pool.route:
             return
-        before, now = (f"{route.address} ({route.interface})" for route in (self._pool.route, way.route))
+        before, now = (f"{route.address} ({route.interface})" for route in (self._pool.route, found))
         _LOG.warning(
             "this node moved from %s to %s; registering again", before, now, extra=self._about("address_changed")
         )
-        self._pool.route = way.route
-        self.spec = self.spec.model_copy(update=way.route._asdict())
+        self._pool.route = found
+        self.spec = self.spec.model_copy(update=found._asdict())
         self._heartbeat_s = None
 
     async def _beat(self, wait_s: float) -> None:

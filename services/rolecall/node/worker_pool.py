@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rolecall.edge.logs import about
+from rolecall.network.routes import Route
 from rolecall.node.attending import see_through
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
 from rolecall.node.fork_client import ForkClient
-from rolecall.node.network import Route
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
 from rolecall.node.shipping import Shipper
 from rolecall.node.worker_process import WorkerProcess

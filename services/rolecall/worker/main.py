@@ -88,7 +88,7 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
         workload.check_node(params, launch.worker.role)
     context = _context(request, workdir, params, report)
     enter(context)
-    role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
+    role = importlib.import_module(workload.module_of(launch.worker.role))
     with closing(context.report), joined(launch, workload, workdir, context.report):
         role.run(context)
 

@@ -13,9 +13,8 @@ from rolecall.master.field_errors import unknown
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobRecord
 from rolecall.spec.errors import NotFound
-from rolecall.spec.finding import Finding
+from rolecall.spec.finding import Finding, NodeFinding
 from rolecall.spec.model import Value
-from rolecall.spec.preflight import NodeFinding
 
 router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 WORKLOAD = "preflight"

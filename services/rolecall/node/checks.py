@@ -1,4 +1,4 @@
-"""What a node makes of what it measured of itself: pure judgements, from figures to findings.
+"""The checks of a node: pure functions from measurements to findings.
 
 Each message is a sentence about the node ("its clock is …"), so that it reads well behind the node's name.
 """
@@ -111,13 +111,13 @@ def version(own: str, masters: str) -> Finding:
     )
 
 
-def network(host: str, resolved: Sequence[str], interface: str, address: str, strangers: int) -> Finding:
-    """The way to the master at `host`, and whether `strangers` nodes elsewhere reach this node's workers on it."""
-    if strangers and is_loopback(address):
+def network(host: str, resolved: Sequence[str], interface: str, address: str, elsewhere: int) -> Finding:
+    """The route to the master at `host`, and whether the `elsewhere` nodes of other hosts reach this node's workers."""
+    if elsewhere and is_loopback(address):
         return Finding(
             check="network",
             level=Level.ERROR,
-            message=f"its address {address} is a loopback address, which the {strangers} nodes elsewhere can't reach",
+            message=f"its address {address} is a loopback address, which the {elsewhere} nodes elsewhere can't reach",
             remedy="set its MASTER_ADDR to a name or address of the master that other machines and containers reach",
         )
     families = [ip_address(one.partition("%")[0]).version for one in resolved]
@@ -153,8 +153,8 @@ def certificate(left_s: float) -> Finding:
     return Finding(check="tls", level=Level.WARNING, message=said, remedy=remedy)
 
 
-def no_way(host: str, reason: str) -> Finding:
-    """A node that had a way to the master has none any more."""
+def no_route(host: str, reason: str) -> Finding:
+    """A node that had a route to the master has none any more."""
     remedy = "look whether the name is still known to the DNS and the network is still attached"
     message = f"it no longer finds MASTER_ADDR={host}: {reason}"
     return Finding(check="network", level=Level.WARNING, message=message, remedy=remedy)
@@ -170,20 +170,20 @@ def refused(seconds: float, reason: str) -> Finding:
     )
 
 
-def gpus(cards: GpuInventory) -> Finding:
+def gpus(found: GpuInventory) -> Finding:
     """The GPUs that the node offers, against those that are there."""
-    said = f"it offers {cards.usable} of {cards.installed} GPUs" if cards.installed else "its machine has no GPU"
+    said = f"it offers {found.usable} of {found.installed} GPUs" if found.installed else "its machine has no GPU"
     remedy = ""
-    if cards.failure:
-        said, remedy = f"its GPUs can't be asked: {cards.failure}", "mend the NVIDIA driver, then restart the node"
-    elif cards.installed and not cards.usable and not cards.disabled:
+    if found.failure:
+        said, remedy = f"its GPUs can't be asked: {found.failure}", "repair the NVIDIA driver, then restart the node"
+    elif found.installed and not found.usable and not found.disabled:
         # Some of them are some that were given to it; none may well be a mistake.
         remedy = (
             "start the container with GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), let CUDA_VISIBLE_DEVICES "
             "name some that it has, or set NVIDIA_VISIBLE_DEVICES=none if none is meant"
         )
-    elif cards.no_peer_access:
-        pairs = ", ".join(f"{one}-{other}" for one, other in cards.no_peer_access)
+    elif found.no_peer_access:
+        pairs = ", ".join(f"{one}-{other}" for one, other in found.no_peer_access)
         said = f"its GPUs can't reach each other's memory directly ({pairs}), so that NCCL goes through the host's"
         remedy = "look at `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
     return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)
