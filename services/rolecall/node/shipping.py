@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from rolecall.node.client import MasterClient, MasterFailed, MasterUnreachable
 from rolecall.node.contact import Contact
@@ -19,10 +19,17 @@ _BUSY_S = 600.0
 class Shipper:
     """Sends streams to the master that `contact` is with."""
 
-    def __init__(self, client: MasterClient, contact: Contact, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        client: MasterClient,
+        contact: Contact,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         self._client = client
         self._contact = contact
         self._clock = clock
+        self._sleep = sleep
 
     async def keep_shipping(self, streams: Sequence[Stream]) -> None:
         """Send what the streams get, until cancelled. None of them waits for another."""
@@ -41,12 +48,12 @@ class Shipper:
         """
         while await self._ship(stream, may_give_up=True) or stream.waits:
             if stream.waits:
-                await asyncio.sleep(_IDLE_S)
+                await self._sleep(_IDLE_S)
 
     async def _keep_shipping(self, stream: Stream) -> None:
         while True:
             if not await self._ship(stream):
-                await asyncio.sleep(_IDLE_S)
+                await self._sleep(_IDLE_S)
 
     async def _ship(self, stream: Stream, *, may_give_up: bool = False) -> bool:
         """Send one piece, trying until it arrives; return whether there may be more."""
@@ -58,7 +65,7 @@ class Shipper:
                 if may_give_up and self._is_hopeless(error, begin):
                     stream.give_up(error)
                     return False
-                await asyncio.sleep(delay)
+                await self._sleep(delay)
         raise AssertionError("delays never end")
 
     def _is_hopeless(self, error: MasterUnreachable, begin: float) -> bool:

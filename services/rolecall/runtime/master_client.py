@@ -29,7 +29,19 @@ class MasterClient:
     minutes; until the master is back, later calls are tried only once.
     """
 
-    def __init__(self, url: str, token: str, job: str, attempt: int, trust: Trust | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        job: str,
+        attempt: int,
+        trust: Trust | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
         self._job = f"/internal/jobs/{job}"
         self._attempt = f"{self._job}/attempts/{attempt}"
         self._options = request_options(trust)
@@ -83,12 +95,12 @@ class MasterClient:
         delays = delays_s(most=_LONGEST_PAUSE_S, jitter=0)
         while (trouble := _try(call)) is not None:
             # Measured from the first failure: a large file may take longer than that to transfer.
-            self._away_since = self._away_since or time.monotonic()
-            if (away_s := time.monotonic() - self._away_since) > _GIVE_UP_S:
+            self._away_since = self._away_since or self._clock()
+            if (away_s := self._clock() - self._away_since) > _GIVE_UP_S:
                 raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {trouble}")
             pause = next(delays)
             _log.warning("the master is unavailable (%s); trying again in %.1f s", trouble, pause)
-            time.sleep(pause)
+            self._sleep(pause)
         self._away_since = None
 
 

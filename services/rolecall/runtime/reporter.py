@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,8 @@ class Reporter:
     only what the job's life depends on is written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._file = path.open("a", buffering=1)
         self._written = 0
         self._next_write = 0.0
@@ -59,7 +60,7 @@ class Reporter:
         Raises `NonFiniteLoss` when the loss is NaN or infinite. A loss on a GPU is looked at only when a line is due,
         because reading it waits for the device.
         """
-        now = time.monotonic()
+        now = self._clock()
         self._rate.add(now, samples)
         if not (isinstance(loss, torch.Tensor) and loss.is_cuda):
             loss = float(loss)
@@ -76,7 +77,7 @@ class Reporter:
         self._held_back = None
         loss = float(last.loss)
         _require_finite(loss, last.step)
-        now = time.monotonic()
+        now = self._clock()
         kind = "step" if self._first_step_told else "first_step"
         self._first_step_told = True
         self._write(

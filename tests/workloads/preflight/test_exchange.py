@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.clock import ManualClock
 
 from rolecall.network.links import Link, gather_links
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import CheckpointError, NoSuchBlob, RendezvousTimeout
-from rolecall.workloads.preflight import exchange
 from rolecall.workloads.preflight.exchange import BlobExchange, Messages, only_unreachable
 
 
@@ -45,27 +45,18 @@ def exchange_of(
     nodes: list[str],
     blobs: Blobs,
     folder: Path,
-    shortened: Mapping[str, Callable[[Messages], Messages]] | None,
+    shortened: Mapping[str, Callable[[Messages], Messages]] | None = None,
+    *,
+    clock: ManualClock | None = None,
 ) -> BlobExchange:
     """The exchange as the worker of that rank sees it."""
     folder.mkdir(exist_ok=True)
     workers = [SimpleNamespace(node=node) for node in nodes]
     launch = SimpleNamespace(attempt=1, worker=workers[rank], gang=SimpleNamespace(workers=workers))
     parts: dict[str, Any] = {"artifacts": SimpleNamespace(blobs=blobs), "workdir": SimpleNamespace(scratch=folder)}
-    return BlobExchange(cast(WorkerContext, SimpleNamespace(launch=launch, rank=rank, **parts)), shortened)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that only sleeping moves on."""
-    time = SimpleNamespace(now=0.0, pauses=[])
-
-    def sleep(seconds: float) -> None:
-        time.now += seconds
-        time.pauses.append(seconds)
-
-    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
-    return time
+    context = cast(WorkerContext, SimpleNamespace(launch=launch, rank=rank, **parts))
+    times: dict[str, Any] = {} if clock is None else {"clock": clock, "sleep": clock.sleep}
+    return BlobExchange(context, shortened, **times)
 
 
 def test_all_hear_all_words_and_some_topics_in_short(tmp_path: Path) -> None:
@@ -88,16 +79,18 @@ def test_all_hear_all_words_and_some_topics_in_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 200])
-def test_many_nodes_ask_the_master_no_more_often_than_a_few(tmp_path: Path, clock: SimpleNamespace, count: int) -> None:
+def test_many_nodes_ask_the_master_no_more_often_than_a_few(tmp_path: Path, count: int) -> None:
+    clock = ManualClock()
     blobs = Blobs()
     with pytest.raises(RendezvousTimeout, match=r"no facts within 60 s from node n0$"):
-        exchange_of(1, [f"n{number}" for number in range(count)], blobs, tmp_path, None).gather("facts")
+        exchange_of(1, [f"n{number}" for number in range(count)], blobs, tmp_path, clock=clock).gather("facts")
     assert count * len(blobs.asked) / clock.now < 100
     assert len(set(clock.pauses)) > 1, "not all nodes at the same times"
 
 
-def test_who_spoke_while_the_last_look_went_on_is_not_blamed(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_who_spoke_while_the_last_look_went_on_is_not_blamed(tmp_path: Path) -> None:
     """Looking takes its time: the others' words came while rank 0 waited for the master's answers."""
+    clock = ManualClock()
     blobs = Blobs({"facts/a": "a"})
 
     def slowly(name: str) -> None:
@@ -106,13 +99,14 @@ def test_who_spoke_while_the_last_look_went_on_is_not_blamed(tmp_path: Path, clo
             blobs.stored["facts/b"] = "b"
 
     blobs.then = slowly
-    assert exchange_of(0, ["a", "b"], blobs, tmp_path, None).gather("facts") == {"a": "a", "b": "b"}
+    assert exchange_of(0, ["a", "b"], blobs, tmp_path, clock=clock).gather("facts") == {"a": "a", "b": "b"}
 
 
-def test_who_stays_silent_is_named(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_who_stays_silent_is_named(tmp_path: Path) -> None:
+    clock = ManualClock()
     blobs = Blobs({"facts/a": "a", "facts/c": "c"})
     with pytest.raises(RendezvousTimeout, match=r"no facts within 30 s from node b, d$"):
-        exchange_of(0, ["a", "b", "c", "d"], blobs, tmp_path, None).gather("facts")
+        exchange_of(0, ["a", "b", "c", "d"], blobs, tmp_path, clock=clock).gather("facts")
     assert clock.now < 32
 
 
@@ -120,7 +114,7 @@ def test_who_stays_silent_is_named(tmp_path: Path, clock: SimpleNamespace) -> No
 def test_what_is_wrong_with_the_master_is_told_at_once_and_not_waited_for(tmp_path: Path, rank: int) -> None:
     blobs = Blobs(broken=CheckpointError("the master refused /internal: 401"))
     with pytest.raises(CheckpointError, match="401"):
-        exchange_of(rank, ["a", "b"], blobs, tmp_path, None).gather("facts")
+        exchange_of(rank, ["a", "b"], blobs, tmp_path).gather("facts")
     assert len(blobs.asked) == 1
 
 

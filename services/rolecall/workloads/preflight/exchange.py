@@ -42,7 +42,12 @@ class BlobExchange:
     """
 
     def __init__(
-        self, context: WorkerContext[Any], shortened: Mapping[str, Callable[[Messages], Messages]] | None = None
+        self,
+        context: WorkerContext[Any],
+        shortened: Mapping[str, Callable[[Messages], Messages]] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._blobs = context.artifacts.blobs
         self._attempt = context.launch.attempt
@@ -51,6 +56,8 @@ class BlobExchange:
         self._nodes = [worker.node for worker in context.launch.gang.workers]
         self._gathers = context.rank == 0
         self._shortened = shortened or {}
+        self._clock = clock
+        self._sleep = sleep
 
     def post(self, topic: str, text: str) -> None:
         """Publish this node's message on a topic."""
@@ -73,11 +80,11 @@ class BlobExchange:
 
     def _await(self, names: Messages, topic: str, timeout_s: float) -> Messages:
         """Each node's blob, as soon as all exist."""
-        give_up = time.monotonic() + timeout_s
+        give_up = self._clock() + timeout_s
         found: Messages = {}
         while True:
             # Read before the requests, which take time with many nodes: each node that is named was asked once more.
-            late = time.monotonic() > give_up
+            late = self._clock() > give_up
             for node in names.keys() - found.keys():
                 if (text := self._get(names[node])) is not None:
                     found[node] = text
@@ -86,7 +93,7 @@ class BlobExchange:
                 return {node: found[node] for node in names}
             if late:
                 raise RendezvousTimeout(f"no {topic} within {timeout_s:.0f} s from node {', '.join(missing)}")
-            time.sleep(self._pause_s())
+            self._sleep(self._pause_s())
 
     def _pause_s(self) -> float:
         """Longer the more nodes ask, and at random, so that they don't ask all at once."""
