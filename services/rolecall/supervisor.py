@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from rolecall.edge.logs import about
 from rolecall.retry import delay_s
 
 _LOG = logging.getLogger(__name__)
@@ -114,12 +115,14 @@ class Supervisor:
         wait_s = restart_delay_s(child.failures)
         child.restart_at = time.monotonic() + wait_s
         code = child.process.returncode
-        _LOG.warning("%s ended with %s; restart in %.1f s", child.program.name, describe(code), wait_s)
+        text = "%s ended with %s; restart in %.1f s"
+        _LOG.warning(text, child.program.name, describe(code), wait_s, extra=about("program_ended"))
         return Ended(child.program, code)
 
     def _restart(self, child: _Child) -> None:
         child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
-        _LOG.warning("%s restarted as process %d", child.program.name, child.process.pid)
+        text = "%s restarted as process %d"
+        _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
 
     def _stop_all(self) -> None:
         deadline = None if self._grace_s is None else time.monotonic() + self._grace_s

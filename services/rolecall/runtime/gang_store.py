@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from rolecall.edge.logs import about
 from rolecall.spec.errors import IntrudedGang, PeerLost, RendezvousTimeout, RolecallError, UnreachablePeer
 from rolecall.spec.plan import WorkerLaunch
 
@@ -196,7 +197,8 @@ def _cut_off_strangers(held: list[_Connection], stated: list[Endpoint]) -> None:
             f"{len(held)} connections to the gang's store, of {len(stated)} that its workers made; {_REMEDY}"
         )
     for stranger in strangers:
-        _LOG.warning("cut off %s:%d, who is not of this gang but connected to its store", *stranger.there)
+        text = "closed the connection of %s:%d to the gang's store, which no worker of the gang made"
+        _LOG.warning(text, *stranger.there, extra=about("intruder_disconnected"))
         with socket.socket(fileno=os.dup(stranger.fd)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from rolecall.edge.logs import about
 from rolecall.edge.tls import client_options, request_options
 from rolecall.retry import delays_s
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
@@ -93,13 +94,14 @@ class MasterClient:
     def _persist(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""
         delays = delays_s(most=_LONGEST_PAUSE_S, jitter=0)
-        while (trouble := _try(call)) is not None:
+        while (problem := _try(call)) is not None:
             # Measured from the first failure: a large file may take longer than that to transfer.
             self._away_since = self._away_since or self._clock()
             if (away_s := self._clock() - self._away_since) > _GIVE_UP_S:
-                raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {trouble}")
+                raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {problem}")
             pause = next(delays)
-            _log.warning("the master is unavailable (%s); trying again in %.1f s", trouble, pause)
+            text = "the master is unavailable (%s); retrying in %.1f s"
+            _log.warning(text, problem, pause, extra=about("master_unavailable"))
             self._sleep(pause)
         self._away_since = None
 

@@ -264,4 +264,5 @@ def _await_parting(store: dist.Store, others: list[WorkerPlan]) -> None:
     try:
         store.wait([f"parted/{worker.rank}" for worker in others], timedelta(seconds=_PART_TIMEOUT_S))
     except dist.DistStoreError:
-        _LOG.warning("not all workers of the gang said that they left within %.0f s", _PART_TIMEOUT_S)
+        text = "not all workers of the gang reported within %.0f s that they left"
+        _LOG.warning(text, _PART_TIMEOUT_S, extra=about("leave_timeout"))
