@@ -137,7 +137,7 @@ def test_a_stranger_on_the_port_is_noticed(said: bytes) -> None:
         thread.join()
     cut = next(link for link in found if link.origin == "a")
     assert "another program answers there" in (cut.error or "")
-    assert "an address of its own" in cut.remedy
+    assert "its own address" in cut.remedy
 
 
 def test_a_node_that_has_not_its_own_address_says_so() -> None:
@@ -151,8 +151,8 @@ def test_a_node_that_has_not_its_own_address_says_so() -> None:
 
 
 def test_other_unreachable_links_are_counted() -> None:
-    cut = [Link(origin=one, target="z", error=f"{one} is cut off", remedy="mend it") for one in "cab"]
-    with pytest.raises(UnreachablePeer, match=r"^a is cut off; mend it \(2 more links are unreachable\)$"):
+    cut = [Link(origin=one, target="z", error=f"{one} is unreachable", remedy="fix it") for one in "cab"]
+    with pytest.raises(UnreachablePeer, match=r"^a is unreachable; fix it \(2 more links are unreachable\)$"):
         require_reachable(cut)
 
 

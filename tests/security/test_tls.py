@@ -328,7 +328,7 @@ def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_
             assert client.get(f"/jobs/{job}/artifacts").json()["artifacts"]
             nodes = client.get("/nodes").json()["nodes"]
         said = {one["message"] for node in nodes for one in node["findings"] if one["check"] == "tls"}
-        assert said == {"the master's certificate ends in 30 days"}
+        assert said == {"the master's certificate expires in 30 days"}
         shell = {"ROLECALL_URL": url, "ROLECALL_TOKEN": TOKEN, "ROLECALL_TLS_CA": str(ca.certificate)}
         listed = _run([sys.executable, "-m", "rolecall.cli", "jobs"], shell)
         assert job in listed.stdout, listed.stderr

@@ -217,7 +217,7 @@ def _unreachable(me: Prober, node: str, mine: Listener, theirs: Listener, why: s
 def _remedy(why: str, node: str, theirs: Listener) -> str:
     if _NOT_LISTENING in why or why == _NOT_A_NODE:
         return (
-            f"give every node an address of its own that all others reach: nodes use the interface of their route to "
+            f"give every node its own address that all others can reach: nodes use the interface of their route to "
             f"MASTER_ADDR, on {node} {theirs.interface}"
         )
     ports = f"the gang ports (net.ipv4.ip_local_port_range: {theirs.ports})"

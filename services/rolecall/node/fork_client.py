@@ -84,7 +84,7 @@ class ForkClient:
                 return await self._ask(request)
         except TimeoutError:
             self._kill_server()  # Stopped or stuck: it would hold this job, and every later one, for ever.
-            raise ForkServerDied(f"the fork server gave no answer for {self.patience_s:g} s and was killed") from None
+            raise ForkServerDied(f"the fork server did not answer for {self.patience_s:g} s and was killed") from None
 
     async def _ask(self, request: ForkRequest) -> ForkedWorker:
         assert self._writer is not None

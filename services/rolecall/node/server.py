@@ -153,7 +153,7 @@ def _listen(settings: NodeSettings) -> socket.socket:
     except OSError as error:
         raise SettingsError(
             f"ROLECALL_METRICS_PORT={settings.metrics_port} on {settings.host}: {error.strerror}; "
-            "give another one, or 0 for any that is free"
+            "choose another port, or 0 for a free one"
         ) from None
 
 
@@ -172,7 +172,7 @@ def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
         except BlockingIOError:
             raise SettingsError(
                 f"another node {settings.known_name} uses ROLECALL_DATA={settings.data}; "
-                "give one of them another ROLECALL_NODE_NAME, or each a folder of its own"
+                "give one of them another ROLECALL_NODE_NAME, or each its own folder"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")

@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 _FAILURE_BYTES = 256 * 1024
 """More than any `Failure` takes as JSON."""
 _SHOWN = 500
-_TEXTS_DROPPED = "the worker failed, and the master refused its words (its log has them)"
+_TEXTS_DROPPED = "the worker failed, and the master refused its message (see its log)"
 
 
 class WorkerProcess:

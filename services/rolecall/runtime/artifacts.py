@@ -54,6 +54,6 @@ class Artifacts:
                 if isinstance(error.__cause__, _FOR_GOOD):
                     raise
                 if not waits:
-                    self._on_wait(f"the artifact {name} waits to be stored: {error}")
+                    self._on_wait(f"the artifact {name} can't be stored yet: {error}")
                 waits = True
                 time.sleep(_PAUSE_S)

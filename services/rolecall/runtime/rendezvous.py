@@ -101,7 +101,7 @@ def _await_port(workdir: Workdir) -> int:
     give_up = time.monotonic() + _JOIN_TIMEOUT_S
     while not workdir.rendezvous.exists():
         if time.monotonic() > give_up:
-            raise RendezvousTimeout(f"rank 0 did not say within {_JOIN_TIMEOUT_S:.0f} s where the gang meets")
+            raise RendezvousTimeout(f"rank 0 did not publish the gang's port within {_JOIN_TIMEOUT_S:.0f} s")
         time.sleep(_POLL_S)
     return int(workdir.rendezvous.read_text())
 
@@ -152,7 +152,7 @@ class _StoreExchange:
         except dist.DistStoreError as error:
             missing = [node for key, node in keys.items() if not self.store.check([key])]
             raise RendezvousTimeout(
-                f"no {topic} within {_EXCHANGE_TIMEOUT_S:.0f} s of node {', '.join(missing)}"
+                f"no {topic} within {_EXCHANGE_TIMEOUT_S:.0f} s from node {', '.join(missing)}"
             ) from error
         return {node: text.decode() for node, text in zip(self.nodes, self.store.multi_get(list(keys)), strict=True)}
 

@@ -102,7 +102,7 @@ def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
         return workload.params.model_validate(given)
     except ValidationError as error:
         raise WorkloadError(
-            f"this node's {workload.name} (Rolecall {__version__}) refuses parameters that the master took; "
+            f"this node's {workload.name} (Rolecall {__version__}) refuses parameters that the master accepted; "
             f"install the same versions on both: {error}"
         ) from error
 

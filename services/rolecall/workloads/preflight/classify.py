@@ -84,7 +84,7 @@ def cut_short(left: Sequence[Pair], total: int, seconds: float, guilty: Mapping[
         nodes=tuple(sorted({node for pair in left for node in pair})),
         check="rpc",
         level=Level.WARNING,
-        message=f"{len(left)} of {total} pairs were not measured, the measuring took {seconds:.0f} s{stalls}",
+        message=f"{len(left)} of {total} pairs were not measured in {seconds:.0f} s{stalls}",
         remedy="fix or leave out the nodes that stall or are slow, or run `preflight` with a longer `measure_s`",
     )
 
@@ -96,14 +96,14 @@ def _listed(names: Sequence[str]) -> str:
 
 def _ping(pair: Pair, speed: Speed, params: Params) -> NodeFinding:
     took, bound = f"{speed.ping_ms:.2f} ms", f"longer than {params.slow_ping_ms:g} ms"
-    remedy = "bring the nodes closer together, or leave their machines idle cores: every look-up waits this long"
+    remedy = "move the nodes closer together, or leave cores of their machines idle: every look-up waits this long"
     return _measured(pair, "ping", took, slow=speed.ping_ms > params.slow_ping_ms, bound=bound, remedy=remedy)
 
 
 def _bandwidth(pair: Pair, speed: Speed, params: Params) -> NodeFinding:
     rates = f"{_shown(speed.sent_mb_per_s)} MB/s there, {_shown(speed.received_mb_per_s)} MB/s back"
     slow = min(speed.sent_mb_per_s, speed.received_mb_per_s) < params.slow_mb_per_s
-    remedy = "see what else uses the network, and which speed and MTU its links have"
+    remedy = "check what else uses the network, and its speed and MTU"
     bound = f"less than {params.slow_mb_per_s:g} MB/s"
     return _measured(pair, "bandwidth", rates, slow=slow, bound=bound, remedy=remedy)
 
