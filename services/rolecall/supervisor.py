@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from rolecall.edge.logs import about
+from rolecall.retry import delay_s
+
 _LOG = logging.getLogger(__name__)
 _TOLD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _SIGNALS = _TOLD | {signal.SIGCHLD}
@@ -55,8 +58,7 @@ class Ended:
 
 def restart_delay_s(failures: int) -> float:
     """Seconds to wait before restarting a program that has failed `failures` times in a row."""
-    # Past the tenth the delay no longer grows, and past the thousandth a float could not hold it.
-    return min(_LONGEST_DELAY_S, 0.25 * 2 ** min(failures, 10))
+    return delay_s(failures + 1, first=0.25, most=_LONGEST_DELAY_S)
 
 
 class Supervisor:
@@ -110,15 +112,17 @@ class Supervisor:
     def _bury(self, child: _Child) -> Ended:
         steady = time.monotonic() - child.started > _STEADY_S
         child.failures = 0 if steady else child.failures + 1
-        delay_s = restart_delay_s(child.failures)
-        child.restart_at = time.monotonic() + delay_s
+        wait_s = restart_delay_s(child.failures)
+        child.restart_at = time.monotonic() + wait_s
         code = child.process.returncode
-        _LOG.warning("%s ended with %s; restart in %.1f s", child.program.name, describe(code), delay_s)
+        text = "%s ended with %s; restart in %.1f s"
+        _LOG.warning(text, child.program.name, describe(code), wait_s, extra=about("program_ended"))
         return Ended(child.program, code)
 
     def _restart(self, child: _Child) -> None:
         child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
-        _LOG.warning("%s restarted as process %d", child.program.name, child.process.pid)
+        text = "%s restarted as process %d"
+        _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
 
     def _stop_all(self) -> None:
         deadline = None if self._grace_s is None else time.monotonic() + self._grace_s

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from rolecall.master.access import Access, Known, Principal, Scrapes, built_in, digest_of, new_secret
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.clock import Clock, utc_now
-from rolecall.master.findings import weaknesses
 from rolecall.master.program import Program
 from rolecall.master.server import create_app
 from rolecall.master.store import tokens
 from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.weak_settings import weaknesses
 from rolecall.spec.access import Scope, TokenRequest, TokenUpdate
 from rolecall.spec.finding import Level
 from rolecall.spec.state import WorkerState

@@ -19,10 +19,9 @@ from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Token, Url
 from rolecall.cli.output import err, out, print_json, print_table, size
 from rolecall.spec.api import Volume
-from rolecall.spec.finding import Level
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeDocument
-from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.state import JobState
 
 WAIT_S = 120.0

@@ -176,11 +176,9 @@ def _loaded(point: EntryPoint) -> Workload[Any]:
     workload = cast(Workload[Any], loaded)
     if workload.per_node and not issubclass(workload.params, PerNodeParams):
         raise TypeError(f"{workload.name} runs on every node, so its params must be a kind of PerNodeParams")
-    missing = [role.module for role in workload.roles if not _has_module(workload.package, role)]
+    missing = sorted(
+        {module for role in workload.roles if importlib.util.find_spec(module := workload.module_of(role)) is None}
+    )
     if missing:
-        raise ImportError(f"package {workload.package} has no module {', '.join(missing)} for its roles")
+        raise ImportError(f"{workload.name} has no module {', '.join(missing)} for its roles")
     return workload
-
-
-def _has_module(package: str, role: Role) -> bool:
-    return importlib.util.find_spec(f"{package}.{role.module}") is not None

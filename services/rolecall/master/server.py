@@ -46,6 +46,7 @@ from rolecall.master.program import Master, Program
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
+from rolecall.retry import delays_s
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
@@ -242,14 +243,13 @@ def check_standby(settings: MasterSettings) -> None:
 
 async def await_database(url: str) -> None:
     """Return when the database answers; until then try again, with a line in the log for each new reason."""
-    database, pause_s, said = _open(url), 0.2, ""
+    database, delays, said = _open(url), delays_s(first=0.2, most=_LONGEST_PAUSE_S, jitter=0), ""
     while trouble := await _trouble(database):
         if trouble != said:
             message = "the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again"
             _log.warning(message, trouble, extra=about("database_unavailable"))
         said = trouble
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        await asyncio.sleep(next(delays))
     await database.close()
 
 

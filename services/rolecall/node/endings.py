@@ -31,7 +31,7 @@ def classify_exit(
 
 def _how(status: int, oom: bool | None) -> str:
     if status >= 0:
-        return f"the process ended with exit code {status} and left no failure behind; its log has more"
+        return f"the process ended with exit code {status} without reporting a failure; see its log"
     name = signal.Signals(-status).name
     if status != -signal.SIGKILL or oom is False:
         return f"killed by {name}"

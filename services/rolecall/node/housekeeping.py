@@ -4,6 +4,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+from rolecall.edge.logs import about
 from rolecall.kit.cache import evict
 
 EVICT_EVERY_S = 300.0
@@ -16,5 +17,5 @@ async def keep_cache(cache: Path, most_bytes: int) -> None:
         try:
             await asyncio.to_thread(evict, cache, most_bytes)
         except OSError as error:
-            _LOG.warning("the cache %s could not be kept to its size: %s", cache, error)
+            _LOG.warning("cache entries in %s could not be evicted: %s", cache, error, extra=about("eviction_failed"))
         await asyncio.sleep(EVICT_EVERY_S)

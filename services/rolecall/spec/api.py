@@ -9,12 +9,11 @@ from typing import Any
 from pydantic import Field
 
 from rolecall.spec.bounds import AwareMoment
-from rolecall.spec.finding import Finding
+from rolecall.spec.finding import Finding, NodeFinding
 from rolecall.spec.job import JobDocument
 from rolecall.spec.model import Request, Value
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.plan import CheckpointManifest
-from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.redaction import Redacted
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState

@@ -44,7 +44,7 @@ class RoleCount:
 class Workload(Generic[P]):
     """A plug-in: which roles a job needs and what each does.
 
-    The function that plays role `r` is `run` in the module `r.module` beside the package that declares this value.
+    The function that plays role `r` is `run` in the module that `module_of(r)` names.
     """
 
     name: str
@@ -59,6 +59,8 @@ class Workload(Generic[P]):
     """The roles that form one NCCL or Gloo process group, in rank order."""
     expendable: frozenset[Role] = frozenset()
     """Roles whose loss does not end the attempt."""
+    module: str | None = None
+    """The module of `package` that plays every role; by default, each role has a module of its own name."""
     per_node: bool = False
     """Whether it runs one worker on each node, which plays the node's role, beside whatever runs there: such a worker
     takes neither slot nor GPU. `params` is then a kind of `PerNodeParams`, and `roles` can't be asked for. Its
@@ -69,3 +71,7 @@ class Workload(Generic[P]):
     """Raises `ValueError` (legal values in its text) when counts and parameters don't fit together."""
     check_node: Callable[[P, Role], None] | None = field(default=None)
     """Runs torch-free on the node, before the gang meets; raises `InputError` for what only a node can see."""
+
+    def module_of(self, role: Role) -> str:
+        """The full name of the module that plays the role."""
+        return f"{self.package}.{self.module or role.module}"

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, cast
 
 from pydantic import ValidationError
 
-from rolecall.edge.logs import log_to_stderr
+from rolecall.edge.logs import about, log_to_stderr
 from rolecall.settings import read_log_format
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
@@ -79,7 +79,7 @@ class ForkServer:
                 for key, _ in self._selector.select():
                     key.data()
         except (BrokenPipeError, ConnectionResetError):
-            _LOG.info("the node is gone")
+            _LOG.info("the node has exited", extra=about("node_exited"))
         finally:
             for pid in self._workers:
                 _kill_group(pid)
@@ -192,7 +192,8 @@ def _preload(play: str) -> Play:
     module, _, function = play.partition(":")
     found: Play = getattr(importlib.import_module(module), function)
     if len(names := threads()) > 1:
-        _LOG.error("the fork server must have one thread and has %d (%s): forks may hang", len(names), ", ".join(names))
+        text = "the fork server must have one thread and has %d (%s): forks may hang"
+        _LOG.error(text, len(names), ", ".join(names), extra=about("fork_server_has_threads"))
     # Moves all objects out of the collector's reach: a collection in a child would else copy the pages they lie on.
     gc.collect()
     gc.freeze()

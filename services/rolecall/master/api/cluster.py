@@ -8,11 +8,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
 from rolecall.master.catalogue import schema_of
-from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
 from rolecall.master.storage_errors import in_words
 from rolecall.master.store import nodes
 from rolecall.master.waking import TICK_S
+from rolecall.master.weak_settings import weaknesses
 from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
 from rolecall.spec.api import FindingList, Health, NodeList, Readiness, RoleDocument, WorkloadDocument, WorkloadList

@@ -15,7 +15,7 @@ from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobRecord
 from rolecall.spec.api import Examination, Preflight
 from rolecall.spec.errors import NotFound
-from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.finding import NodeFinding
 
 router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 WORKLOAD = "preflight"

@@ -7,9 +7,7 @@ import time
 import pytest
 from tests.node.harness import TOKEN, ScriptedMaster
 
-from rolecall.node.client import MasterClient
-from rolecall.node.examination import look_around
-from rolecall.node.findings import (
+from rolecall.node.checks import (
     GIB,
     MIB,
     GpuInventory,
@@ -19,13 +17,15 @@ from rolecall.node.findings import (
     gpus,
     memory,
     network,
-    no_way,
+    no_route,
     sandbox,
     shm,
     size,
     unwritable,
     version,
 )
+from rolecall.node.client import MasterClient
+from rolecall.node.self_check import compare_clocks
 from rolecall.spec.finding import Finding, Level
 
 OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
@@ -57,7 +57,7 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
         (network("localhost", ["127.0.0.1", "::1"], "lo", "127.0.0.1", 0), OK, "by lo"),
         (network("localhost", ["127.0.0.1"], "lo", "127.0.0.1", 3), ERROR, "the 3 nodes elsewhere can't reach"),
         (network("master", ["10.0.0.1", "10.0.0.9"], "eth0", "10.0.0.2", 3), WARNING, "10.0.0.1, 10.0.0.9"),
-        (no_way("master", "Name or service not known"), WARNING, "MASTER_ADDR=master: Name or service not known"),
+        (no_route("master", "Name or service not known"), WARNING, "MASTER_ADDR=master: Name or service not known"),
         (gpus(GpuInventory(0, 0)), OK, "no GPU"),
         (gpus(GpuInventory(8, 8)), OK, "8 of 8"),
         (gpus(GpuInventory(0, 8)), WARNING, "it offers 0 of 8 GPUs"),
@@ -97,7 +97,7 @@ def test_the_clock_is_measured_on_an_answer_of_the_master(ahead_s: float) -> Non
     async def look(master: ScriptedMaster) -> float:
         client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: TOKEN)
         try:
-            seen = await look_around(client, "n", lambda: time.time() + ahead_s)
+            seen = await compare_clocks(client, "n", lambda: time.time() + ahead_s)
         finally:
             await client.close()
         assert 0 < seen.uncertainty_s < 5

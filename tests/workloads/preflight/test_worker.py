@@ -10,12 +10,11 @@ from torch.distributed import rpc
 
 from rolecall.runtime import rendezvous
 from rolecall.runtime.context import WorkerContext
-from rolecall.spec.finding import Level
-from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import WORKLOAD as TRAINING
-from rolecall.workloads.preflight import WORKLOAD, Params, examination
-from rolecall.workloads.preflight.board import Words
+from rolecall.workloads.preflight import WORKLOAD, Params, worker
+from rolecall.workloads.preflight.exchange import Messages
 from rolecall.workloads.preflight.facts import Facts
 
 NODES = ("a", "b")
@@ -34,34 +33,35 @@ class Told:
 
     def event(self, message: str) -> None: ...
 
-    def result(self, metrics: dict[str, float], findings: list[NodeFinding]) -> None:
-        self.findings, self.metrics = findings, metrics
+    def write(self, kind: str, *, metrics: dict[str, float], findings: tuple[NodeFinding, ...]) -> None:
+        assert kind == "result"
+        self.findings, self.metrics = list(findings), metrics
 
 
-class Board:
+class Exchange:
     """All nodes say the same."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def post(self, topic: str, text: str) -> None: ...
 
-    def gather(self, topic: str) -> Words:
+    def gather(self, topic: str) -> Messages:
         told = {"address": "127.0.0.1", "interface": "lo", "host": "h", "resolved": None, "python": "3", "torch": "2"}
         return {node: Facts.model_validate(told | {"node": node}).model_dump_json() for node in NODES}
 
 
 def examine(monkeypatch: pytest.MonkeyPatch, rank: int, met: Any) -> Told:
-    """Play the worker of that rank, where the ways are open and the gang meets like this."""
+    """Play the worker of that rank, where the links are open and the gang meets like this."""
     workers = [SimpleNamespace(node=node, role=Role.TRAINER, role_rank=n, rank=n) for n, node in enumerate(NODES)]
     gang = SimpleNamespace(workers=workers, addresses=dict.fromkeys(NODES, "127.0.0.1"))
     launch = SimpleNamespace(worker=workers[rank], gang=gang, job="j", attempt=1, secret="s")
     report = Told()
     own = {"launch": launch, "rank": rank, "report": report, "workdir": None, "world_size": 2, "params": Params()}
     context = SimpleNamespace(stop_requested=lambda: None, **own)
-    monkeypatch.setattr(examination, "MasterBoard", Board)
-    monkeypatch.setattr(examination, "explore", lambda *_: [])
-    monkeypatch.setattr(examination, "met", met)
-    examination.run(cast(WorkerContext, context))
+    monkeypatch.setattr(worker, "BlobExchange", Exchange)
+    monkeypatch.setattr(worker, "probe_links", lambda *_: [])
+    monkeypatch.setattr(worker, "met", met)
+    worker.run(cast(WorkerContext, context))
     return report
 
 
@@ -96,13 +96,13 @@ def test_an_error_in_the_examination_itself_is_no_finding(monkeypatch: pytest.Mo
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(examination, "_measure_all", broken)
+    monkeypatch.setattr(worker, "_measure_all", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         examine(monkeypatch, 0, at_once)
 
 
 def test_who_has_met_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "_measure_all", lambda _: iter(()))
+    monkeypatch.setattr(worker, "_measure_all", lambda _: iter(()))
     assert examine(monkeypatch, 0, at_once).times_joined == 1
 
 
@@ -112,8 +112,8 @@ def test_who_examines_does_not_wait_for_rpc_as_long_as_who_trains(
 ) -> None:
     given: list[rpc.TensorPipeRpcBackendOptions] = []
     monkeypatch.setattr(rpc, "init_rpc", lambda *_, rpc_backend_options, **__: given.append(rpc_backend_options))
-    worker = SimpleNamespace(gpu=None, role=Role.TRAINER, role_rank=0, rank=0)
-    gang = SimpleNamespace(world_size=1, workers=[worker], role_counts={})
-    launch = SimpleNamespace(worker=worker, gang=gang, master_addr="127.0.0.1", params={})
+    plan = SimpleNamespace(gpu=None, role=Role.TRAINER, role_rank=0, rank=0)
+    gang = SimpleNamespace(world_size=1, workers=[plan], role_counts={})
+    launch = SimpleNamespace(worker=plan, gang=gang, master_addr="127.0.0.1", params={})
     rendezvous._join_rpc(cast(Any, launch), workload, cast(Any, None))
     assert given[0].rpc_timeout == timeout_s

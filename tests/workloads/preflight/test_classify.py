@@ -2,10 +2,10 @@
 
 import pytest
 
-from rolecall.runtime.reach import Way
+from rolecall.network.links import Link
 from rolecall.spec.finding import Level
 from rolecall.workloads.preflight import Params
-from rolecall.workloads.preflight.judging import judge_speed, judge_ways, stalled
+from rolecall.workloads.preflight.classify import classify_links, classify_speed, stalled
 from rolecall.workloads.preflight.measuring import Speed
 
 PAIR = ("a", "b")
@@ -21,25 +21,25 @@ PAIR = ("a", "b")
     ],
 )
 def test_slow_is_a_warning_with_a_remedy(speed: Speed, levels: list[Level]) -> None:
-    findings = judge_speed(PAIR, speed, Params())
+    findings = classify_speed(PAIR, speed, Params())
     assert [finding.level for finding in findings] == levels
     assert all(bool(finding.remedy) == (finding.level is not Level.OK) for finding in findings)
     assert all(finding.nodes == PAIR for finding in findings)
 
 
 def test_a_rate_near_nothing_is_not_rounded_away() -> None:
-    assert "0.01 MB/s there" in judge_speed(PAIR, Speed(0.3, 0.0123, 900.0), Params())[1].message
+    assert "0.01 MB/s there" in classify_speed(PAIR, Speed(0.3, 0.0123, 900.0), Params())[1].message
 
 
-def test_open_ways_are_told_once_per_pair_and_cut_ones_per_direction() -> None:
-    ways = [
-        Way(origin="a", target="b", seconds=0.001),
-        Way(origin="b", target="a", seconds=0.002),
-        Way(origin="a", target="c", seconds=0.001),
-        Way(origin="c", target="a", error="c can't reach a", remedy="mend it"),
+def test_reachable_links_are_one_finding_per_pair_and_unreachable_ones_per_direction() -> None:
+    links = [
+        Link(origin="a", target="b", seconds=0.001),
+        Link(origin="b", target="a", seconds=0.002),
+        Link(origin="a", target="c", seconds=0.001),
+        Link(origin="c", target="a", error="c can't reach a", remedy="mend it"),
     ]
-    findings = {finding.nodes: finding for finding in judge_ways(ways)}
-    assert findings[PAIR].message == "open in both directions, 1.0 and 2.0 ms"
+    findings = {finding.nodes: finding for finding in classify_links(links)}
+    assert findings[PAIR].message == "reachable in both directions, 1.0 and 2.0 ms"
     assert findings["c", "a"].level is Level.ERROR
     assert findings["c", "a"].remedy == "mend it"
     assert len(findings) == 2

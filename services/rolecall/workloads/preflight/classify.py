@@ -1,10 +1,9 @@
-"""What was seen and measured of a way between two nodes, as findings. Pure."""
+"""Turns probes and measurements of links into findings. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rolecall.runtime.reach import Way
-from rolecall.spec.finding import Level
-from rolecall.spec.preflight import NodeFinding
+from rolecall.network.links import Link
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.workloads.preflight.measuring import Speed
 from rolecall.workloads.preflight.pairs import Pair
 from rolecall.workloads.preflight.params import Params
@@ -12,20 +11,20 @@ from rolecall.workloads.preflight.params import Params
 _MOST_NAMES = 3
 
 
-def judge_ways(ways: Sequence[Way]) -> Iterator[NodeFinding]:
-    """One finding for each direction that is cut, and one for each pair of nodes with both directions open."""
-    times = {(way.origin, way.target): way.seconds for way in ways if way.seconds is not None}
-    for way in ways:
-        pair = way.origin, way.target
-        there, back = times.get(pair), times.get((way.target, way.origin))
-        if way.error:
-            yield NodeFinding(nodes=pair, check="reach", level=Level.ERROR, message=way.error, remedy=way.remedy)
-        elif there is not None and back is not None and way.origin < way.target:
-            took = f"open in both directions, {1e3 * there:.1f} and {1e3 * back:.1f} ms"
+def classify_links(links: Sequence[Link]) -> Iterator[NodeFinding]:
+    """One finding for each unreachable direction, and one for each pair of nodes with both directions reachable."""
+    times = {(link.origin, link.target): link.seconds for link in links if link.seconds is not None}
+    for link in links:
+        pair = link.origin, link.target
+        there, back = times.get(pair), times.get((link.target, link.origin))
+        if link.error:
+            yield NodeFinding(nodes=pair, check="reach", level=Level.ERROR, message=link.error, remedy=link.remedy)
+        elif there is not None and back is not None and link.origin < link.target:
+            took = f"reachable in both directions, {1e3 * there:.1f} and {1e3 * back:.1f} ms"
             yield NodeFinding(nodes=pair, check="reach", level=Level.OK, message=took)
 
 
-def judge_speed(pair: Pair, speed: Speed, params: Params) -> list[NodeFinding]:
+def classify_speed(pair: Pair, speed: Speed, params: Params) -> list[NodeFinding]:
     """A finding for the round trip and one for the bandwidth."""
     return [_ping(pair, speed, params), _bandwidth(pair, speed, params)]
 
@@ -37,7 +36,7 @@ def stalled(pair: Pair, why: str) -> NodeFinding:
         check="rpc",
         level=Level.ERROR,
         message=f"they reach each other, but RPC fails: {why}",
-        remedy="where small packets pass and large ones don't, look at the MTU of every network on the way",
+        remedy="if small packets pass and large ones don't, check the MTU of every network between them",
     )
 
 
@@ -47,19 +46,19 @@ def unmeasured(nodes: Sequence[str]) -> NodeFinding:
         nodes=tuple(nodes),
         check="rpc",
         level=Level.WARNING,
-        message="ping and bandwidth are not measured as long as a way is cut: RPC needs all of them",
-        remedy="open the ways that `reach` names, or leave nodes out",
+        message="ping and bandwidth are not measured while a node is unreachable: RPC needs all links",
+        remedy="open the links that the check `reach` names, or leave nodes out",
     )
 
 
 def not_started(nodes: Sequence[str], why: str) -> NodeFinding:
-    """The ways are open, and yet the gang's RPC does not come about."""
+    """All nodes are reachable, but the gang's RPC does not start."""
     return NodeFinding(
         nodes=tuple(nodes),
         check="rpc",
         level=Level.ERROR,
         message=f"the nodes reach each other, but RPC does not start: {why}",
-        remedy="look into the log of each node's worker, and examine fewer nodes to find the one that it depends on",
+        remedy="read the log of each node's worker, and check fewer nodes to find the one that causes it",
     )
 
 
@@ -74,19 +73,19 @@ def left_out(skipped: Sequence[Pair], guilty: Mapping[str, Sequence[str]]) -> It
             check="rpc",
             level=Level.WARNING,
             message=f"its calls stall with {_listed(others)}, so it was not measured with {rest} more",
-            remedy="mend what is said of the ways where RPC fails, then examine the node again",
+            remedy="fix the links where RPC fails, then check the node again",
         )
 
 
 def cut_short(left: Sequence[Pair], total: int, seconds: float, guilty: Mapping[str, Sequence[str]]) -> NodeFinding:
     """The measuring has been given up before all pairs had their turn."""
-    stalls = f"; what held it up are the calls of {_listed(list(guilty))}, which stall" if guilty else ""
+    stalls = f", because the calls of {_listed(list(guilty))} stall" if guilty else ""
     return NodeFinding(
         nodes=tuple(sorted({node for pair in left for node in pair})),
         check="rpc",
         level=Level.WARNING,
-        message=f"{len(left)} of {total} pairs were not measured, the measuring took {seconds:.0f} s{stalls}",
-        remedy="mend or leave out the nodes that stall or are slow, or run `preflight` with a longer `measure_s`",
+        message=f"{len(left)} of {total} pairs were not measured in {seconds:.0f} s{stalls}",
+        remedy="fix or leave out the nodes that stall or are slow, or run `preflight` with a longer `measure_s`",
     )
 
 
@@ -97,14 +96,14 @@ def _listed(names: Sequence[str]) -> str:
 
 def _ping(pair: Pair, speed: Speed, params: Params) -> NodeFinding:
     took, bound = f"{speed.ping_ms:.2f} ms", f"longer than {params.slow_ping_ms:g} ms"
-    remedy = "bring the nodes closer together, or leave their machines idle cores: every look-up waits so long"
+    remedy = "move the nodes closer together, or leave cores of their machines idle: every look-up waits this long"
     return _measured(pair, "ping", took, slow=speed.ping_ms > params.slow_ping_ms, bound=bound, remedy=remedy)
 
 
 def _bandwidth(pair: Pair, speed: Speed, params: Params) -> NodeFinding:
     rates = f"{_shown(speed.sent_mb_per_s)} MB/s there, {_shown(speed.received_mb_per_s)} MB/s back"
     slow = min(speed.sent_mb_per_s, speed.received_mb_per_s) < params.slow_mb_per_s
-    remedy = "see what else uses the network, and which speed and MTU its links have"
+    remedy = "check what else uses the network, and its speed and MTU"
     bound = f"less than {params.slow_mb_per_s:g} MB/s"
     return _measured(pair, "bandwidth", rates, slow=slow, bound=bound, remedy=remedy)
 

@@ -1,4 +1,4 @@
-"""What every node does: look at the ways, join the gang if all are open, be measured; rank 0 tells what was found."""
+"""What every node runs: probe all links, then join the gang and be measured; rank 0 reports the findings."""
 
 import logging
 from collections import Counter
@@ -7,47 +7,49 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.distributed import rpc
 
+from rolecall.edge.logs import about
+from rolecall.network.links import Prober, probe_links
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.runtime.reach import Explorer, explore
 from rolecall.runtime.rendezvous import met
 from rolecall.spec.errors import Stopped
-from rolecall.spec.finding import Level
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.plan import WorkerPlan
-from rolecall.spec.preflight import NodeFinding
 from rolecall.workloads.preflight import WORKLOAD, Params
-from rolecall.workloads.preflight.board import MasterBoard, cut_alone
+from rolecall.workloads.preflight.classify import classify_links, not_started, unmeasured
+from rolecall.workloads.preflight.exchange import BlobExchange, only_unreachable
 from rolecall.workloads.preflight.facts import Facts, collect, compare
-from rolecall.workloads.preflight.judging import judge_ways, not_started, unmeasured
 from rolecall.workloads.preflight.measuring import CALL_S, Speed, measure
 from rolecall.workloads.preflight.pairs import Pair
 from rolecall.workloads.preflight.survey import Survey
 
+_LOG = logging.getLogger(__name__)
+
 
 class _Stalled(Exception):
-    """A way stalls, so that parting in order, over that way, would too."""
+    """A link stalls, so that leaving in order, over that link, would stall too."""
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Examine the cluster from this node."""
-    board = MasterBoard(context, shortened={"ways": cut_alone})
-    board.post("facts", collect(context).model_dump_json())
-    ways = explore(Explorer.of(context.launch), board)
-    findings = [*compare(_facts(board)), *judge_ways(ways)] if context.rank == 0 else []
-    if any(way.error for way in ways):
+    """Check the network from this node."""
+    exchange = BlobExchange(context, shortened={"links": only_unreachable})
+    exchange.post("facts", collect(context).model_dump_json())
+    links = probe_links(Prober.of(context.launch), exchange)
+    findings = [*compare(_facts(exchange)), *classify_links(links)] if context.rank == 0 else []
+    if any(link.error for link in links):
         context.report.joined()
         findings.append(unmeasured(_nodes(context)))
     else:
         findings += _speeds(context)
     if context.rank == 0:
-        _tell(context, findings)
+        _report(context, findings)
 
 
-def _facts(board: MasterBoard) -> list[Facts]:
-    return [Facts.model_validate_json(text) for text in board.gather("facts").values()]
+def _facts(exchange: BlobExchange) -> list[Facts]:
+    return [Facts.model_validate_json(text) for text in exchange.gather("facts").values()]
 
 
 def _speeds(context: WorkerContext[Params]) -> list[NodeFinding]:
-    """Join the gang and measure; at other ranks than 0, be measured and know nothing of it."""
+    """Join the gang and measure; ranks other than 0 only answer."""
     findings: list[NodeFinding] = []
     started = False
     try:
@@ -58,11 +60,11 @@ def _speeds(context: WorkerContext[Params]) -> list[NodeFinding]:
                 if any(finding.level is Level.ERROR for finding in findings):
                     raise _Stalled
     except _Stalled:
-        logging.warning("left without a word to the others: RPC stalls")
-    except RuntimeError as error:  # So torch says that the first round of calls did not come about in time.
+        _LOG.warning("left without waiting for the others: RPC stalls", extra=about("rpc_stalled"))
+    except RuntimeError as error:  # From torch, when the first round of calls takes too long.
         if started:
             raise
-        logging.warning("RPC does not start: %s", error)
+        _LOG.warning("RPC does not start: %s", error, extra=about("rpc_not_started"))
         context.report.joined()
         findings.append(not_started(_nodes(context), str(error).splitlines()[0]))
     return findings
@@ -71,7 +73,7 @@ def _speeds(context: WorkerContext[Params]) -> list[NodeFinding]:
 def _measure_all(context: WorkerContext[Params]) -> Iterator[NodeFinding]:
     def meter(pairs: Sequence[Pair], budget_s: float) -> list[Speed | str]:
         if context.stop_requested():
-            raise Stopped("the examination is broken off")
+            raise Stopped("the measurements were stopped")
         calls = [_begin(names[one], names[other], budget_s) for one, other in pairs]
         return [_awaited(call) for call in calls]
 
@@ -88,11 +90,11 @@ def _begin(one: str, other: str, budget_s: float) -> "torch.futures.Future[Speed
 def _awaited(call: "torch.futures.Future[Speed | str]") -> Speed | str:
     try:
         return call.wait()
-    except RuntimeError as error:  # Not the measured call but ours, to the worker that measures.
+    except RuntimeError as error:  # Not the measured call, but ours to the worker that measures.
         return str(error).splitlines()[0]
 
 
-def _tell(context: WorkerContext[Params], findings: Sequence[NodeFinding]) -> None:
+def _report(context: WorkerContext[Params], findings: Sequence[NodeFinding]) -> None:
     levels = Counter(finding.level for finding in findings)
     count = context.world_size
     metrics = {
@@ -101,7 +103,7 @@ def _tell(context: WorkerContext[Params], findings: Sequence[NodeFinding]) -> No
         "errors": levels[Level.ERROR],
         "warnings": levels[Level.WARNING],
     }
-    context.report.result(metrics, findings)
+    context.report.write("result", metrics=metrics, findings=tuple(findings))
 
 
 def _nodes(context: WorkerContext[Params]) -> list[str]:

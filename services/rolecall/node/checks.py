@@ -1,4 +1,4 @@
-"""What a node makes of what it measured of itself: pure judgements, from figures to findings.
+"""The checks of a node: pure functions from measurements to findings.
 
 Each message is a sentence about the node ("its clock is …"), so that it reads well behind the node's name.
 """
@@ -61,7 +61,7 @@ def clock(offset_s: float, uncertainty_s: float) -> Finding:
         check="clock",
         level=level,
         message=f"its clock is {figure} {direction} the master's",
-        remedy="let NTP set the clocks of both machines (e.g. chrony or systemd-timesyncd)",
+        remedy="let NTP set the clocks of both machines (for example chrony or systemd-timesyncd)",
     )
 
 
@@ -94,7 +94,7 @@ def shm(total: int, *, computes: bool) -> Finding:
     return Finding(
         check="shm",
         level=Level.WARNING,
-        message=f"{said}, which loader processes and NCCL may fill",
+        message=f"{said}, which data loaders and NCCL can fill",
         remedy=f"give it {size(SHM_BYTES)} or more: `shm_size` in compose, in Kubernetes a Memory emptyDir at /dev/shm",
     )
 
@@ -111,13 +111,13 @@ def version(own: str, masters: str) -> Finding:
     )
 
 
-def network(host: str, resolved: Sequence[str], interface: str, address: str, strangers: int) -> Finding:
-    """The way to the master at `host`, and whether `strangers` nodes elsewhere reach this node's workers on it."""
-    if strangers and is_loopback(address):
+def network(host: str, resolved: Sequence[str], interface: str, address: str, elsewhere: int) -> Finding:
+    """The route to the master at `host`, and whether the `elsewhere` nodes of other hosts reach this node's workers."""
+    if elsewhere and is_loopback(address):
         return Finding(
             check="network",
             level=Level.ERROR,
-            message=f"its address {address} is a loopback address, which the {strangers} nodes elsewhere can't reach",
+            message=f"its address {address} is a loopback address, which the {elsewhere} nodes elsewhere can't reach",
             remedy="set its MASTER_ADDR to a name or address of the master that other machines and containers reach",
         )
     families = [ip_address(one.partition("%")[0]).version for one in resolved]
@@ -126,7 +126,7 @@ def network(host: str, resolved: Sequence[str], interface: str, address: str, st
             check="network",
             level=Level.WARNING,
             message=f"its MASTER_ADDR={host} resolves to several addresses: {', '.join(resolved)}",
-            remedy="set MASTER_ADDR to a name that stands for the master alone",
+            remedy="set MASTER_ADDR to a name that resolves only to the master",
         )
     said = f"it reaches the master {host} ({', '.join(resolved)}) by {interface}, where it has {address}"
     return Finding(check="network", level=Level.OK, message=said)
@@ -146,17 +146,17 @@ def plain_http(url: str, *, leaves_machine: bool) -> Finding:
 
 def certificate(left_s: float) -> Finding:
     """How much longer the master's certificate is valid."""
-    said = f"the master's certificate ends in {max(0.0, left_s) / DAY_S:.0f} days"
+    said = f"the master's certificate expires in {max(0.0, left_s) / DAY_S:.0f} days"
     if left_s > CERTIFICATE_WARNING_S:
         return Finding(check="tls", level=Level.OK, message=said)
-    remedy = "renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY; the master reads them again by itself"
+    remedy = "renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY; the master reloads them automatically"
     return Finding(check="tls", level=Level.WARNING, message=said, remedy=remedy)
 
 
-def no_way(host: str, reason: str) -> Finding:
-    """A node that had a way to the master has none any more."""
-    remedy = "look whether the name is still known to the DNS and the network is still attached"
-    message = f"it no longer finds MASTER_ADDR={host}: {reason}"
+def no_route(host: str, reason: str) -> Finding:
+    """A node that had a route to the master has none any more."""
+    remedy = "check whether DNS still resolves the name, and whether the network is still attached"
+    message = f"it no longer has a route to MASTER_ADDR={host}: {reason}"
     return Finding(check="network", level=Level.WARNING, message=message, remedy=remedy)
 
 
@@ -166,26 +166,26 @@ def refused(seconds: float, reason: str) -> Finding:
         check="master",
         level=Level.WARNING,
         message=f"it was refused for {seconds:.0f} s: {reason}",
-        remedy="if no token was being rotated then, look at the proxies between this node and its master",
+        remedy="if no token was being rotated, check the proxies between this node and its master",
     )
 
 
-def gpus(cards: GpuInventory) -> Finding:
+def gpus(found: GpuInventory) -> Finding:
     """The GPUs that the node offers, against those that are there."""
-    said = f"it offers {cards.usable} of {cards.installed} GPUs" if cards.installed else "its machine has no GPU"
+    said = f"it offers {found.usable} of {found.installed} GPUs" if found.installed else "its machine has no GPU"
     remedy = ""
-    if cards.failure:
-        said, remedy = f"its GPUs can't be asked: {cards.failure}", "mend the NVIDIA driver, then restart the node"
-    elif cards.installed and not cards.usable and not cards.disabled:
+    if found.failure:
+        said, remedy = f"its GPUs can't be queried: {found.failure}", "repair the NVIDIA driver, then restart the node"
+    elif found.installed and not found.usable and not found.disabled:
         # Some of them are some that were given to it; none may well be a mistake.
         remedy = (
-            "start the container with GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), let CUDA_VISIBLE_DEVICES "
-            "name some that it has, or set NVIDIA_VISIBLE_DEVICES=none if none is meant"
+            "start the container with GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), set "
+            "CUDA_VISIBLE_DEVICES to GPUs that it has, or set NVIDIA_VISIBLE_DEVICES=none to use none"
         )
-    elif cards.no_peer_access:
-        pairs = ", ".join(f"{one}-{other}" for one, other in cards.no_peer_access)
-        said = f"its GPUs can't reach each other's memory directly ({pairs}), so that NCCL goes through the host's"
-        remedy = "look at `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
+    elif found.no_peer_access:
+        pairs = ", ".join(f"{one}-{other}" for one, other in found.no_peer_access)
+        said = f"its GPUs can't reach each other's memory directly ({pairs}), so NCCL copies through the host's memory"
+        remedy = "check `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
     return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)
 
 
@@ -211,7 +211,7 @@ def sandbox(mode: str, version: int, error: OSError | None, no_filter: OSError |
         ),
         errno.EPERM: ("its container may not use Landlock", "allow the system calls landlock_* in the seccomp profile"),
     }
-    why, remedy = reasons.get(error.errno or 0, (f"Landlock fails ({error})", "look into the kernel's log"))
+    why, remedy = reasons.get(error.errno or 0, (f"Landlock fails ({error})", "read the kernel's log"))
     required = mode == "required"
     said = f"{why}, so its workers {'may not run (ROLECALL_SANDBOX=required)' if required else 'are not confined'}"
     return Finding(check="sandbox", level=Level.ERROR if required else Level.WARNING, message=said, remedy=remedy)

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from tests.clock import ManualClock
 
+from rolecall.network.links import Link, gather_links
 from rolecall.runtime.context import WorkerContext
-from rolecall.runtime.reach import Way, told
 from rolecall.spec.errors import CheckpointError, NoSuchBlob, RendezvousTimeout
-from rolecall.workloads.preflight import board
-from rolecall.workloads.preflight.board import MasterBoard, Words, cut_alone
+from rolecall.workloads.preflight.exchange import BlobExchange, Messages, only_unreachable
 
 
 @dataclass
@@ -40,58 +40,57 @@ class Blobs:
         path.write_text(self.stored[name])
 
 
-def board_of(
-    rank: int, nodes: list[str], blobs: Blobs, folder: Path, shortened: Mapping[str, Callable[[Words], Words]] | None
-) -> MasterBoard:
-    """The board as the worker of that rank sees it."""
+def exchange_of(
+    rank: int,
+    nodes: list[str],
+    blobs: Blobs,
+    folder: Path,
+    shortened: Mapping[str, Callable[[Messages], Messages]] | None = None,
+    *,
+    clock: ManualClock | None = None,
+) -> BlobExchange:
+    """The exchange as the worker of that rank sees it."""
     folder.mkdir(exist_ok=True)
     workers = [SimpleNamespace(node=node) for node in nodes]
     launch = SimpleNamespace(attempt=1, worker=workers[rank], gang=SimpleNamespace(workers=workers))
     parts: dict[str, Any] = {"artifacts": SimpleNamespace(blobs=blobs), "workdir": SimpleNamespace(scratch=folder)}
-    return MasterBoard(cast(WorkerContext, SimpleNamespace(launch=launch, rank=rank, **parts)), shortened)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that only sleeping moves on."""
-    time = SimpleNamespace(now=0.0, pauses=[])
-
-    def sleep(seconds: float) -> None:
-        time.now += seconds
-        time.pauses.append(seconds)
-
-    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: time.now, sleep=sleep))
-    return time
+    context = cast(WorkerContext, SimpleNamespace(launch=launch, rank=rank, **parts))
+    times: dict[str, Any] = {} if clock is None else {"clock": clock, "sleep": clock.sleep}
+    return BlobExchange(context, shortened, **times)
 
 
 def test_all_hear_all_words_and_some_topics_in_short(tmp_path: Path) -> None:
     blobs = Blobs()
     first, second = (
-        board_of(rank, ["a", "b"], blobs, tmp_path / str(rank), {"ways": lambda words: dict.fromkeys(words, "short")})
+        exchange_of(
+            rank, ["a", "b"], blobs, tmp_path / str(rank), {"links": lambda words: dict.fromkeys(words, "short")}
+        )
         for rank in range(2)
     )
-    for topic in ("facts", "ways"):
+    for topic in ("facts", "links"):
         for one, word in ((first, "long a"), (second, "long b")):
             one.post(topic, word)
-    heard: dict[str, Words] = {}
-    waiting = threading.Thread(target=lambda: heard.update(facts=second.gather("facts"), ways=second.gather("ways")))
+    heard: dict[str, Messages] = {}
+    waiting = threading.Thread(target=lambda: heard.update(facts=second.gather("facts"), links=second.gather("links")))
     waiting.start()
-    assert first.gather("ways") == first.gather("facts") == {"a": "long a", "b": "long b"}
+    assert first.gather("links") == first.gather("facts") == {"a": "long a", "b": "long b"}
     waiting.join(20)
-    assert heard == {"facts": {"a": "long a", "b": "long b"}, "ways": {"a": "short", "b": "short"}}
+    assert heard == {"facts": {"a": "long a", "b": "long b"}, "links": {"a": "short", "b": "short"}}
 
 
 @pytest.mark.parametrize("count", [2, 200])
-def test_many_nodes_ask_the_master_no_more_often_than_a_few(tmp_path: Path, clock: SimpleNamespace, count: int) -> None:
+def test_many_nodes_ask_the_master_no_more_often_than_a_few(tmp_path: Path, count: int) -> None:
+    clock = ManualClock()
     blobs = Blobs()
     with pytest.raises(RendezvousTimeout, match=r"no facts within 60 s from node n0$"):
-        board_of(1, [f"n{number}" for number in range(count)], blobs, tmp_path, None).gather("facts")
+        exchange_of(1, [f"n{number}" for number in range(count)], blobs, tmp_path, clock=clock).gather("facts")
     assert count * len(blobs.asked) / clock.now < 100
     assert len(set(clock.pauses)) > 1, "not all nodes at the same times"
 
 
-def test_who_spoke_while_the_last_look_went_on_is_not_blamed(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_who_spoke_while_the_last_look_went_on_is_not_blamed(tmp_path: Path) -> None:
     """Looking takes its time: the others' words came while rank 0 waited for the master's answers."""
+    clock = ManualClock()
     blobs = Blobs({"facts/a": "a"})
 
     def slowly(name: str) -> None:
@@ -100,13 +99,14 @@ def test_who_spoke_while_the_last_look_went_on_is_not_blamed(tmp_path: Path, clo
             blobs.stored["facts/b"] = "b"
 
     blobs.then = slowly
-    assert board_of(0, ["a", "b"], blobs, tmp_path, None).gather("facts") == {"a": "a", "b": "b"}
+    assert exchange_of(0, ["a", "b"], blobs, tmp_path, clock=clock).gather("facts") == {"a": "a", "b": "b"}
 
 
-def test_who_stays_silent_is_named(tmp_path: Path, clock: SimpleNamespace) -> None:
+def test_who_stays_silent_is_named(tmp_path: Path) -> None:
+    clock = ManualClock()
     blobs = Blobs({"facts/a": "a", "facts/c": "c"})
     with pytest.raises(RendezvousTimeout, match=r"no facts within 30 s from node b, d$"):
-        board_of(0, ["a", "b", "c", "d"], blobs, tmp_path, None).gather("facts")
+        exchange_of(0, ["a", "b", "c", "d"], blobs, tmp_path, clock=clock).gather("facts")
     assert clock.now < 32
 
 
@@ -114,19 +114,19 @@ def test_who_stays_silent_is_named(tmp_path: Path, clock: SimpleNamespace) -> No
 def test_what_is_wrong_with_the_master_is_told_at_once_and_not_waited_for(tmp_path: Path, rank: int) -> None:
     blobs = Blobs(broken=CheckpointError("the master refused /internal: 401"))
     with pytest.raises(CheckpointError, match="401"):
-        board_of(rank, ["a", "b"], blobs, tmp_path, None).gather("facts")
+        exchange_of(rank, ["a", "b"], blobs, tmp_path).gather("facts")
     assert len(blobs.asked) == 1
 
 
-def test_of_the_ways_only_the_cut_ones_are_left() -> None:
-    """In the words of `reach`, which reads them."""
-    open_way, cut = Way(origin="a", target="b", seconds=0.1), Way(origin="b", target="a", error="no", remedy="mend")
-    words = {way.origin: json.dumps({"ways": [way.model_dump()]}) for way in (open_way, cut)}
+def test_only_unreachable_links_are_left() -> None:
+    """In the format of `links`, which reads them."""
+    open_way, cut = Link(origin="a", target="b", seconds=0.1), Link(origin="b", target="a", error="no", remedy="mend")
+    words = {link.origin: json.dumps({"links": [link.model_dump()]}) for link in (open_way, cut)}
 
     class Heard:
         def post(self, topic: str, text: str) -> None: ...
 
-        def gather(self, topic: str) -> Words:
-            return cut_alone(words)
+        def gather(self, topic: str) -> Messages:
+            return only_unreachable(words)
 
-    assert told(Heard()) == [cut]
+    assert gather_links(Heard()) == [cut]
