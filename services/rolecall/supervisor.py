@@ -4,7 +4,6 @@ One thread, which waits for signals and nothing else. Children live in sessions 
 reaches the supervisor alone) and die with it, even when it is killed.
 """
 
-import ctypes
 import logging
 import os
 import signal
@@ -17,13 +16,12 @@ from pathlib import Path
 from types import TracebackType
 
 from rolecall.edge.logs import about
+from rolecall.process import describe_exit, die_with_parent
 from rolecall.retry import delay_s
 
 _LOG = logging.getLogger(__name__)
 _TOLD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _SIGNALS = _TOLD | {signal.SIGCHLD}
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _STEADY_S = 60.0
 _LONGEST_DELAY_S = 30.0
 
@@ -116,7 +114,7 @@ class Supervisor:
         child.restart_at = time.monotonic() + wait_s
         code = child.process.returncode
         text = "%s ended with %s; restart in %.1f s"
-        _LOG.warning(text, child.program.name, describe(code), wait_s, extra=about("program_ended"))
+        _LOG.warning(text, child.program.name, describe_exit(code), wait_s, extra=about("program_ended"))
         return Ended(child.program, code)
 
     def _restart(self, child: _Child) -> None:
@@ -150,11 +148,6 @@ class Supervisor:
         return again
 
 
-def describe(code: int) -> str:
-    """A return code in words, e.g. `SIGKILL` or `exit code 1`."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
 def _has_ended(child: _Child) -> bool:
     return child.restart_at is None and child.process.poll() is not None
 
@@ -169,9 +162,10 @@ def _spawn(program: Program) -> subprocess.Popen[bytes]:
     supervisor = os.getpid()
 
     def prepare() -> None:  # runs in the child, before the program
-        if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-            reason = os.strerror(ctypes.get_errno())
-            os.write(2, f"{program.name} would outlive its supervisor: prctl failed: {reason}\n".encode())
+        try:
+            die_with_parent()
+        except OSError as error:
+            os.write(2, f"{program.name} would outlive its supervisor: {error.strerror}\n".encode())
             os._exit(os.EX_OSERR)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getppid() != supervisor:

@@ -20,10 +20,10 @@ from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
-from rolecall.process import forbid_inspection, keep_files_private
+from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings import for_nodes, read_worker
 from rolecall.spec.role import Role
-from rolecall.supervisor import Ended, Program, Supervisor, describe
+from rolecall.supervisor import Ended, Program, Supervisor
 
 _HOST = "127.0.0.1"
 _START_S = 60.0
@@ -175,7 +175,7 @@ def _alive(client: Client) -> set[str]:
 def _died(ended: Ended) -> str:
     log = ended.program.log
     lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
-    return "\n".join([f"{ended.program.name} ended with {describe(ended.code)}; last lines of {log}:", *lines])
+    return "\n".join([f"{ended.program.name} ended with {describe_exit(ended.code)}; last lines of {log}:", *lines])
 
 
 def _free_port(port: int) -> int:

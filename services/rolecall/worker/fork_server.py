@@ -7,7 +7,6 @@ touches CUDA, which does not survive a fork. It ends when its node does, and tak
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -27,6 +26,7 @@ from typing import Any, NoReturn, cast
 from pydantic import ValidationError
 
 from rolecall.edge.logs import about, log_to_stderr
+from rolecall.process import die_with_parent
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir
@@ -50,8 +50,6 @@ PRELOADED = (
 DEFAULT_PLAY = "rolecall.worker.main:play"
 
 _LOG = logging.getLogger(__name__)
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 
 
@@ -132,7 +130,7 @@ class ForkServer:
         code = 1
         try:
             os.setsid()
-            die_with_parent(server, signal.SIGKILL)
+            _end_with(server, signal.SIGKILL)
             self._leave_server()
             _redirect(log)
             os.environ.update(request.env)
@@ -157,10 +155,9 @@ class ForkServer:
         self._channel.sendall(reply.model_dump_json().encode() + b"\n")
 
 
-def die_with_parent(parent: int, with_signal: signal.Signals) -> None:
+def _end_with(parent: int, with_signal: signal.Signals) -> None:
     """Have the kernel send `with_signal` when the parent ends; exit at once if it already has."""
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    die_with_parent(with_signal)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -178,7 +175,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     log_to_stderr()
     # SIGTERM and not SIGKILL: the server still has its workers' own children to kill.
-    die_with_parent(os.getppid(), signal.SIGTERM)
+    _end_with(os.getppid(), signal.SIGTERM)
     with socket.socket(fileno=options.fd) as channel:
         channel.set_inheritable(False)
         ForkServer(channel, _preload(options.play)).serve()
