@@ -31,14 +31,14 @@ TWO = """
 import json, sys
 from rolecall.supervisor import Program, Supervisor
 with Supervisor([Program("", json.loads(command), {}) for command in sys.argv[1:]]) as supervisor:
-    while not supervisor.told:
+    while not supervisor.should_exit:
         supervisor.wait()
 """
 STUBBORN = """
 import sys
 from rolecall.supervisor import Program, Supervisor
 with Supervisor([Program("stubborn", sys.argv[1:], {})]) as supervisor:
-    while not supervisor.told:
+    while not supervisor.should_exit:
         supervisor.wait()
 """
 

@@ -79,7 +79,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     err.print(f"starting a master and {len(programs) - 1} nodes; this takes a few seconds")
     with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _await_ready(supervisor, connection, programs)
-        if supervisor.told:
+        if supervisor.should_exit:
             return
         token_file = store(connection)
         stack.callback(forget, connection)
@@ -87,7 +87,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
         err.print(f"token in {token_file}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
         print(dumps(ready) if json else f"ready {connection.url}", flush=True)
-        while not supervisor.told:
+        while not supervisor.should_exit:
             supervisor.wait()
 
 
@@ -154,7 +154,7 @@ def _await_ready(supervisor: Supervisor, connection: Connection, programs: list[
     deadline = time.monotonic() + _START_S
     missing: list[str] = [program.name for program in programs[1:]]
     with Client(connection) as client:
-        while missing and not supervisor.told:
+        while missing and not supervisor.should_exit:
             for ended in supervisor.wait(0.1):
                 raise CommandError(Exit.FAILED, _died(ended))
             if time.monotonic() > deadline:

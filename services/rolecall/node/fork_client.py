@@ -69,7 +69,7 @@ class ForkClient:
         while True:
             status = await self._serve_once()
             delays = delays_s() if self._ready.is_set() else delays
-            self._bury(f"the fork server ended with {describe_exit(status)}")
+            self._on_exit(f"the fork server ended with {describe_exit(status)}")
             self.restarts += 1
             await asyncio.sleep(next(delays))
 
@@ -138,7 +138,7 @@ class ForkClient:
             case Exited(key=key, status=status):
                 _settle(self._workers.pop(key).ended, status)
 
-    def _bury(self, reason: str) -> None:
+    def _on_exit(self, reason: str) -> None:
         """Tell everyone who waits for this server that it is gone."""
         self._ready.clear()
         _LOG.error("%s; restarting it", reason, extra=about("fork_server_ended"))

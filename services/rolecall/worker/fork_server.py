@@ -61,7 +61,7 @@ class ForkServer:
         self._play = play
         self._workers: dict[int, str] = {}
         self._received = b""
-        self._told = False
+        self._should_exit = False
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_write = socket.socketpair()
 
@@ -72,7 +72,7 @@ class ForkServer:
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
         try:
             self._reply(Ready())
-            while not self._told:
+            while not self._should_exit:
                 for key, _ in self._selector.select():
                     key.data()
         except (BrokenPipeError, ConnectionResetError):
@@ -90,13 +90,13 @@ class ForkServer:
 
     def _on_request(self) -> None:
         piece = self._channel.recv(_READ_BYTES)
-        self._told = self._told or not piece
+        self._should_exit = self._should_exit or not piece
         *lines, self._received = (self._received + piece).split(b"\n")
         for line in lines:
             self._answer(line)
 
     def _on_signal(self) -> None:
-        self._told = self._told or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
+        self._should_exit = self._should_exit or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
         while (ended := _first_ended()) is not None:
             # The zombie still holds its process group's number, so that the kill can't hit a stranger.
             _kill_group(ended)
