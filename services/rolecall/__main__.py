@@ -69,7 +69,7 @@ def _supervise(programs: Sequence[Program]) -> int:
     """
     control = programs[0]
     with Supervisor(programs) as supervisor:
-        while not supervisor.told:
+        while not supervisor.should_exit:
             for ended in supervisor.wait():
                 if ended.program is control and ended.code in _FINAL:
                     return ended.code

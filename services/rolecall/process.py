@@ -1,11 +1,12 @@
-"""What this process asks of the kernel for itself."""
+"""What a process asks of the kernel for itself, and how it ended in words."""
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterable
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_DUMPABLE = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -25,6 +26,16 @@ def forbid_inspection() -> None:
     `CAP_PERFMON`, such as root's, isn't stopped by it.
     """
     _require(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that made it ends."""
+    _require(_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def describe_exit(status: int) -> str:
+    """A return code of `subprocess` in words, for example `SIGKILL` or `exit code 1`."""
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
 def keep_files_private() -> None:

@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 
 from rolecall.edge.logs import about
+from rolecall.kit.cache import evict
 from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
-from rolecall.node.housekeeping import keep_cache
 from rolecall.node.master_link import MasterLink
 from rolecall.node.self_check import SelfCheck
 from rolecall.node.worker_pool import WorkerPool
@@ -19,6 +19,7 @@ from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.node import NodeSpec
 from rolecall.untrusted_files import delete_tree
 
+_EVICT_EVERY_S = 300.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -61,8 +62,7 @@ class Daemon:
         """Serve until `stop`. Raises `SettingsError` when the master refuses this node from the start."""
         async with self._tasks as tasks:
             forking = tasks.create_task(self.pool.forks.run())
-            cache = keep_cache(self._settings.data / "cache", read_worker().cache_bytes)
-            running = (self._talk(), self.pool.reconcile(), self.link.keep_checking(), cache)
+            running = (self._talk(), self.pool.reconcile(), self.link.keep_checking(), self._keep_cache())
             loops = [tasks.create_task(loop) for loop in running]
             await self.should_exit.wait()
             await self._drain()
@@ -78,6 +78,18 @@ class Daemon:
         await self.pool.forks.wait_ready()
         self._health.wait_for("the first answer of its master")
         await self.link.run()
+
+    async def _keep_cache(self) -> None:
+        """Keep the cache of prepared inputs to its size."""
+        cache, most_bytes = self._settings.data / "cache", read_worker().cache_bytes
+        while True:
+            try:
+                await asyncio.to_thread(evict, cache, most_bytes)
+            except OSError as error:
+                _LOG.warning(
+                    "cache entries in %s could not be evicted: %s", cache, error, extra=about("eviction_failed")
+                )
+            await asyncio.sleep(_EVICT_EVERY_S)
 
     async def _drain(self) -> None:
         """Give the workers the grace time to leave, then kill the rest; the master gets a report of each end."""

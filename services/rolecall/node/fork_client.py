@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from rolecall.edge.logs import about
+from rolecall.process import describe_exit
 from rolecall.retry import delays_s
 from rolecall.settings import SECRETS
 from rolecall.spec.errors import RolecallError
@@ -68,7 +69,7 @@ class ForkClient:
         while True:
             status = await self._serve_once()
             delays = delays_s() if self._ready.is_set() else delays
-            self._bury(f"the fork server ended with {describe(status)}")
+            self._on_exit(f"the fork server ended with {describe_exit(status)}")
             self.restarts += 1
             await asyncio.sleep(next(delays))
 
@@ -137,7 +138,7 @@ class ForkClient:
             case Exited(key=key, status=status):
                 _settle(self._workers.pop(key).ended, status)
 
-    def _bury(self, reason: str) -> None:
+    def _on_exit(self, reason: str) -> None:
         """Tell everyone who waits for this server that it is gone."""
         self._ready.clear()
         _LOG.error("%s; restarting it", reason, extra=about("fork_server_ended"))
@@ -181,11 +182,6 @@ def kill_group(pid: int) -> None:
         # Just forked, it may not lead its group yet; then it has started nothing either.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def describe(status: int) -> str:
-    """An exit status in words, e.g. `SIGKILL` or `exit code 1`."""
-    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
 def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcome: object) -> None:

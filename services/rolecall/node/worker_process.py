@@ -65,7 +65,7 @@ class WorkerProcess:
 
     @property
     def report(self) -> WorkerReport:
-        """What the master is told."""
+        """What the master gets."""
         return self._report
 
     @property
