@@ -65,7 +65,7 @@ OUT = {re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE): term for
 
 # Packages whose texts still need to be rewritten. Remove each once its texts are clean, and add none. Their parameters
 # are clean already, except for those of `preflight`.
-EXEMPT = ("kit", "master", "node", "runtime", "workloads")
+EXEMPT = ("kit", "node", "runtime", "workloads")
 _DIRTY_PARAMS = SERVICES / "workloads/preflight/params.py"
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^\s*# (.*)$|\s# (.*)$", re.MULTILINE)
