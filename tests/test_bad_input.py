@@ -75,7 +75,7 @@ def test_a_database_that_is_away_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_database_url_that_is_none_is_one_line(tmp_path: Path) -> None:
     line = refused(os.EX_CONFIG, "master", env=environment(tmp_path, ROLECALL_DATABASE_URL="my database"))
-    assert line == "rolecall: ROLECALL_DATABASE_URL is no URL like postgresql://user:password@host/name"
+    assert line == "rolecall: ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name"
 
 
 def test_a_bad_name_is_one_line(tmp_path: Path) -> None:

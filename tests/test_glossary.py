@@ -63,8 +63,6 @@ GLOSSARY = {
 }
 OUT = {re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE): term for pattern, term in GLOSSARY.items()}
 
-# Packages whose texts still need to be rewritten. Remove each once its texts are clean, and add none.
-EXEMPT = ("master",)
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^\s*# (.*)$|\s# (.*)$", re.MULTILINE)
 
@@ -113,9 +111,7 @@ def _literals(path: Path) -> Iterator[str]:
 
 def _sources() -> Iterator[tuple[str, str]]:
     for path in sorted(SERVICES.rglob("*.py")):
-        exempt = any(path.is_relative_to(SERVICES / name) for name in EXEMPT)
-        if not exempt or _read_by_users(path):
-            yield str(path.relative_to(ROOT)), "\n".join(_literals(path))
+        yield str(path.relative_to(ROOT)), "\n".join(_literals(path))
 
 
 @cache
@@ -143,8 +139,3 @@ def test_the_texts_are_found() -> None:
     assert "Queued jobs" in texts["monitoring/dashboards/cluster.json"]
     assert "reserve" in texts["operations.md"]
     assert "```" not in texts["operations.md"]
-
-
-@pytest.mark.parametrize("name", EXEMPT)
-def test_an_exemption_is_of_something_that_exists(name: str) -> None:
-    assert (SERVICES / name).is_dir()

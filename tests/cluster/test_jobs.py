@@ -77,7 +77,7 @@ def test_more_workers_than_the_cluster_has_wait_and_say_so(cluster: Cluster, row
     job = cluster.submit(short_job(rows, trainers=9))
     waiting = cluster.until(job, lambda document: document["waiting_for"], 10)["waiting_for"]
     assert "9 trainer slots" in waiting
-    assert "the cluster has 2 in all" in waiting
+    assert "the cluster has 2 in total" in waiting
     other = cluster.submit(short_job(rows))
     cluster.wait_for(other, "succeeded", 60)
     assert cluster.client.post(f"/jobs/{job}/cancel").is_success

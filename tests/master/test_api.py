@@ -76,7 +76,7 @@ async def test_a_wrong_request_is_told_field_value_and_what_is_legal(client: Cli
 
 async def test_broken_and_oversized_bodies(client: Client) -> None:
     broken = check_problem(await client.user("POST", "/jobs", content=b'{"workload": '), 400)
-    assert "no JSON" in broken["detail"]
+    assert "not JSON" in broken["detail"]
     lone = await client.user("POST", "/jobs", content=b'{"workload": "toy", "params": {"\\ud800": 1}}')
     assert "half of a surrogate pair" in check_problem(lone, 422)["detail"]
     check_problem(await client.user("POST", "/jobs", content=b'{"workload": "\\ud800"}'), 422)

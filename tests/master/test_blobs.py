@@ -16,8 +16,10 @@ import pytest
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from rolecall.master.blobs import BlobError, Blobs
 from rolecall.master.storage_errors import StoreUnavailable
 from rolecall.master.store_threads import StoreFile, StoreThreads
+from rolecall.spec.errors import NotFound
 from rolecall.spec.state import WorkerState
 
 from .harness import ONE_TRAINER, Client, Node, make_settings, one_trainer, serving
@@ -118,6 +120,73 @@ async def running_job(client: Client) -> tuple[Node, str]:
     await node.say(worker, WorkerState.RUNNING)
     await client.until(job, "running")
     return node, job
+
+
+async def pieces(*bodies: bytes) -> AsyncIterator[bytes]:
+    """An upload's body."""
+    for body in bodies:
+        yield body
+
+
+@pytest.fixture(params=["a folder", "a URL"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Blobs]:
+    """The blobs of a master, which are below its data folder or below a URL of the same folder."""
+    blobs = Blobs(tmp_path, None if request.param == "a folder" else tmp_path.as_uri(), 10.0)
+    yield blobs
+    blobs.close()
+
+
+async def test_a_blob_is_whole_or_not_there(tmp_path: Path, blobs: Blobs) -> None:
+    digest = hashlib.sha256(BODY).hexdigest()
+    assert await blobs.size("toy-1", "1/part") is None
+    assert await blobs.digest("toy-1", "1/part") is None
+    with pytest.raises(NotFound, match="job toy-1 has no blob '1/part'"):
+        await blobs.read("toy-1", "1/part")
+    with pytest.raises(BlobError, match="send it again"):
+        await blobs.put("toy-1", "1/part", digest, pieces(BODY, b"and more"))
+    assert await blobs.size("toy-1", "1/part") is None
+    assert await blobs.put("toy-1", "1/part", digest.upper(), pieces(BODY[:10], BODY[10:])) == (len(BODY), digest)
+    assert await blobs.size("toy-1", "1/part") == len(BODY)
+    assert await blobs.digest("toy-1", "1/part") == (len(BODY), digest)
+    assert b"".join([piece async for piece in await blobs.read("toy-1", "1/part")]) == BODY
+    await blobs.delete("toy-1", "1/part")
+    await blobs.delete("toy-1", "1/part")
+    assert await blobs.size("toy-1", "1/part") is None
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", ["", "../other", "1/../2", "/etc/passwd", ".hidden", "a//b", "a b", "x" * 256])
+async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    blobs = Blobs(tmp_path, None, 10.0)
+    with pytest.raises(BlobError, match="is not a blob name"):
+        await blobs.put("toy-1", name, None, pieces(b"body"))
+    blobs.close()
+
+
+async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blobs) -> None:
+    for blob in ("1/known", "1/left", "2/left", "3/running"):
+        await blobs.put("toy-1", blob, None, pieces(b"body"))
+    await blobs.put("toy-2", "1/left", None, pieces(b"body"))
+    assert await blobs.used("toy-1", besides={"1/known"}) == 12
+    assert await blobs.sweep("toy-1", 2, {"1/known"}) == 2
+    sizes = [await blobs.size("toy-1", blob) for blob in ("1/known", "1/left", "2/left", "3/running")]
+    assert sizes == [4, None, None, 4]
+    assert await blobs.is_populated()
+    await blobs.remove_job("toy-1")
+    assert await blobs.size("toy-1", "1/known") is None
+    assert await blobs.size("toy-2", "1/left") == 4, "another job's"
+
+
+async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_stay(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, None, 10.0)
+    for name, written_at in ((".upload-old", 100), (".upload-new", 300)):
+        path = tmp_path / "toy-1" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+        os.utime(path, (written_at, written_at))
+    assert await blobs.clear_uploads(200) == 1
+    assert [path.name for path in (tmp_path / "toy-1").iterdir()] == [".upload-new"]
+    blobs.close()
 
 
 async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, trouble: Trouble) -> None:

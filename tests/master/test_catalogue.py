@@ -50,7 +50,7 @@ def test_a_broken_plugin_is_told_and_leaves_the_others_alone(package: str) -> No
     assert "no module observer" in catalogue.broken["roleless"]
     assert "a kind of PerNodeParams" in catalogue.broken["omnipresent"]
     assert "no_such_package" in catalogue.broken["gone"]
-    assert "no Workload but a list" in catalogue.broken["odd"]
+    assert "not a Workload but a list" in catalogue.broken["odd"]
     with pytest.raises(NotFound, match="could not be loaded"):
         catalogue.get("gone")
 

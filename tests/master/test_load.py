@@ -104,7 +104,7 @@ async def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_jo
         assert took_s < 5, "1 s on a machine that has nothing else to do"
         assert len(searches) < 10, "one for each shape, not one for each job"
         document = await client.job("toy-7")
-        assert document["waiting_for"].startswith("waiting for 7 trainer slots: the cluster has 6 in all")
+        assert document["waiting_for"].startswith("waiting for 7 trainer slots: the cluster has 6 in total")
         async with master.database.read() as connection:
             assert (await jobs.get(connection, "toy-7")).waiting_for == "waiting for 7 trainer slots"
         assert nodes

@@ -50,8 +50,8 @@ def test_a_gang_spreads_over_machines_in_rank_order() -> None:
     [
         ({TRAINER: 2}, 3, "waiting for 2 trainer slots: 1 of 4 is free"),
         ({TRAINER: 1}, 4, "waiting for 1 trainer slot: 0 of 4 are free"),
-        ({TRAINER: 8}, 0, "waiting for 8 trainer slots: the cluster has 4 in all; add nodes or ask for fewer"),
-        ({STAGE: 1}, 0, "waiting for 1 stage slot: the cluster has 0 in all; add nodes or ask for fewer"),
+        ({TRAINER: 8}, 0, "waiting for 8 trainer slots: the cluster has 4 in total; add nodes or ask for fewer"),
+        ({STAGE: 1}, 0, "waiting for 1 stage slot: the cluster has 0 in total; add nodes or ask for fewer"),
     ],
 )
 def test_the_reason_names_roles_and_counts(wanted: dict[Role, int], busy: int, expected: str) -> None:
@@ -60,7 +60,7 @@ def test_the_reason_names_roles_and_counts(wanted: dict[Role, int], busy: int, e
     outcome = place(wanted, TWO_MACHINES, first.workers)
     assert reason(outcome) == expected
     assert isinstance(outcome, Waiting)
-    assert outcome.feasible == ("in all" not in expected)
+    assert outcome.feasible == ("in total" not in expected)
 
 
 def test_roles_that_share_a_machine_share_its_cores() -> None:
@@ -68,7 +68,8 @@ def test_roles_that_share_a_machine_share_its_cores() -> None:
     assert isinstance(place({TRAINER: 2, OBSERVER: 2, SERVER: 4}, nodes, []), GangPlan)
     outcome = place({TRAINER: 3, OBSERVER: 2}, nodes, [])
     assert reason(outcome) == (
-        "waiting for 3 trainer and 2 observer slots: they share machines that hold 4 in all; add nodes or ask for fewer"
+        "waiting for 3 trainer and 2 observer slots: they share machines that hold 4 in total; "
+        "add nodes or ask for fewer"
     )
 
 
@@ -104,7 +105,7 @@ FULL = SLOW_CLOCK.model_copy(update={"check": "disk", "level": Level.WARNING, "m
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"alive": False}, "the cluster has 0 in all; add nodes or ask for fewer"),
+        ({"alive": False}, "the cluster has 0 in total; add nodes or ask for fewer"),
         ({"draining": True}, "0 of 2 are free; trainer-0 takes none: it is draining"),
         (
             {"findings": (FULL, SLOW_CLOCK)},

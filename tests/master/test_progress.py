@@ -1,15 +1,25 @@
 """From the lines of progress streams to what users see of them."""
 
+import math
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from rolecall.spec.preflight import NodeFinding
 
-from rolecall.master.progress import advance, series
-from rolecall.spec.job import Progress
+from rolecall.master.progress import Latest, ProgressBook, advance, is_newer, parse, result, series
+from rolecall.master.store import jobs
+from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.streams import StreamKey, Streams
+from rolecall.spec.finding import Level
+from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.report import ProgressLine
+
+from .harness import ManualClock
+from .harness import line as progress_line
 
 LINE = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":0.5}}'
 
@@ -42,3 +52,77 @@ def test_a_job_s_progress_holds_a_bounded_number_of_metrics() -> None:
         names = {f"{line}-{name}": 1.0 for name in range(100)}
         progress = advance(progress, ProgressLine(kind="step", at=datetime.now(UTC), step=line, metrics=names))
     assert len(progress.metrics) == 1000
+
+
+@pytest.mark.parametrize(
+    ("attempt", "rank", "step", "newer"),
+    [
+        (2, 1, 6, True),
+        (2, 1, 5, True),  # the same again, e.g. read twice
+        (2, 0, 5, True),
+        (2, 2, 5, False),
+        (2, 0, 4, False),
+        (1, 0, 9, False),
+        (2, 0, None, True),
+        (2, 2, None, False),
+    ],
+)
+def test_the_latest_step_of_the_lowest_rank_counts(attempt: int, rank: int, step: int | None, newer: bool) -> None:
+    before = Latest(attempt=2, rank=1, progress=Progress(step=5))
+    key = StreamKey("toy-1", attempt, rank, "progress")
+    assert is_newer(before, key, progress_line("step", step=step)) == newer
+
+
+def test_what_a_line_does_not_tell_stays() -> None:
+    before = advance(Progress(), progress_line("step", step=1, steps=9, metrics={"loss": 2.0, "accuracy": 0.5}))
+    after = advance(before, progress_line("step", step=2, metrics={"loss": 1.0, "recall": math.inf}))
+    assert (after.step, after.steps, after.loss) == (2, 9, 1.0)
+    assert after.metrics == {"accuracy": 0.5}
+    assert advance(after, progress_line("step", step=3, metrics={"loss": math.nan})).loss is None
+
+
+def test_what_is_no_progress_line_is_skipped_and_offsets_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    first, other = progress_line("step", step=1), progress_line("event", message="saved")
+    raw = [first.model_dump_json().encode() + b"\n", b"no JSON\n", other.model_dump_json().encode() + b"\n"]
+    assert list(parse(b"".join(raw), 100)) == [(100, first), (100 + len(raw[0]) + len(raw[1]), other)]
+    assert [getattr(record, "event", "") for record in caplog.records] == ["progress_line_skipped"]
+
+
+def test_a_result_has_findings_only_where_something_was_examined() -> None:
+    assert result(progress_line("result", metrics={"loss": 1.0, "best": math.nan})) == {"loss": 1.0, "best": None}
+    found = NodeFinding(check="disk", level=Level.OK, message="fine", nodes=("trainer-0",))
+    assert result(progress_line("result", findings=(found,))) == {"findings": [found.model_dump(mode="json")]}
+
+
+async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_path: Path) -> None:
+    key = StreamKey("toy-1", 1, 0, "progress")
+
+    async def pieces(*lines: ProgressLine) -> AsyncIterator[bytes]:
+        for one in lines:
+            yield one.model_dump_json().encode() + b"\n"
+
+    database, streams = Database(sqlite_url(tmp_path / "test.db")), Streams(tmp_path, 1 << 20, lambda: 0.0)
+    await database.migrate()
+    async with database.write() as connection:
+        await jobs.add(connection, JobSpec(id="toy-1", workload="toy"), ManualClock().now())
+    book = ProgressBook(streams)
+    lines = [progress_line("step", step=step, metrics={"loss": 1.0 / step}) for step in (1, 2)]
+    size = await streams.append(key, 0, pieces(*lines))
+    await book.ingest(database, key)
+    assert (book.of_job("toy-1", 1) or Progress()).step == 2
+    assert book.of_job("toy-1", 2) is None, "of an attempt of which nothing was read"
+    async with database.read() as connection:
+        assert (await jobs.get(connection, "toy-1")).progress.step == 0
+    await book.flush(database)
+    await streams.append(key, size, pieces(progress_line("step", step=3)))
+    await book.ingest(database, key)
+    async with database.read() as connection:
+        assert (await jobs.get(connection, "toy-1")).progress.step == 2
+    await book.flush(database)
+    async with database.read() as connection:
+        assert (await jobs.get(connection, "toy-1")).progress.step == 3
+    book.forget("toy-1")
+    assert book.of_job("toy-1", 1) is None
+    await book.ingest(database, key)
+    assert (book.of_job("toy-1", 1) or Progress()).step == 3, "a restarted master reads the stream again"
+    await database.close()

@@ -153,8 +153,8 @@ def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
     ("url", "said"),
     [
         ("s3://bucket/rolecall", "Install s3fs to access S3: install it in master and nodes"),
-        ("bucket/rolecall", "is no URL that fsspec knows, like s3://bucket/folder"),
-        ("s4://bucket", "is no URL that fsspec knows"),
+        ("bucket/rolecall", "is not a URL that fsspec knows, like s3://bucket/folder"),
+        ("s4://bucket", "is not a URL that fsspec knows"),
     ],
 )
 def test_a_blob_url_that_nobody_can_open_is_an_error(url: str, said: str) -> None:

@@ -50,7 +50,7 @@ async def test_a_queued_job_that_cant_be_read_is_set_aside(tmp_path: Path, colum
         assert [worker.launch.job for worker in await node.workers()] == [good]
         document = await client.until(bad, "failed", also=lambda job: job["ended_at"])
         assert said in document["reason"]
-        assert "run that one again, then retry the job" in document["reason"]
+        assert "run that release again and retry the job" in document["reason"]
         events = (await client.user("GET", f"/jobs/{bad}/events")).json()["events"]
         assert (events[-1]["kind"], events[-1]["message"]) == ("failed", document["reason"])
         await is_well(client)

@@ -44,7 +44,7 @@ def check_url(url: str) -> None:
         raise SettingsError(f"ROLECALL_BLOB_URL={shown}: {error}: {remedy}") from None
     except ValueError:
         raise SettingsError(
-            f"ROLECALL_BLOB_URL={shown} is no URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
+            f"ROLECALL_BLOB_URL={shown} is not a URL that fsspec knows, like s3://bucket/folder or file:///mnt/shared"
         ) from None
 
 
@@ -243,7 +243,7 @@ class _Upload:
 def _checked(blob: str) -> str:
     if not _NAME.fullmatch(blob) or len(blob) > 255:
         raise BlobError(
-            f"{blob!r} is no blob name; legal are letters, digits, '.', '_', '-', in parts separated by '/'"
+            f"{blob!r} is not a blob name; legal are letters, digits, '.', '_', '-', in parts separated by '/'"
         )
     return blob
 

@@ -93,7 +93,7 @@ class Cleaner:
 
     async def _clear_uploads(self) -> None:
         if cleared := await self._blobs.clear_uploads(self._begun):
-            _log.info("%d uploads that a killed master left are deleted", cleared, extra=about("uploads_deleted"))
+            _log.info("deleted %d uploads that a killed master left", cleared, extra=about("uploads_deleted"))
 
     async def _expire(self) -> None:
         """What only time changes: old jobs, keys, events, audit entries, checkpoints of jobs that succeeded."""
@@ -125,7 +125,7 @@ class Cleaner:
             if gone:
                 async with self._database.write() as connection:
                     await deletion.remove(connection, gone)
-                _log.info("%d jobs are deleted: %s", len(gone), ", ".join(gone), extra=about("jobs_deleted"))
+                _log.info("deleted %d jobs: %s", len(gone), ", ".join(gone), extra=about("jobs_deleted"))
             if len(gone) < len(marked) or not marked:
                 return not marked
 
@@ -137,7 +137,7 @@ class Cleaner:
         """Clean up behind attempts that ended. What a failing blob store keeps, a later pass deletes."""
         async with self._database.read() as connection:
             unswept = await attempts.unswept(connection)
-        done = await self._each(unswept, "deleting left-overs of", lambda job: self._sweep(job, unswept[job]))
+        done = await self._each(unswept, "deleting the remaining files of", lambda job: self._sweep(job, unswept[job]))
         return len(done) == len(unswept)
 
     async def _sweep(self, job: str, number: int) -> None:
@@ -148,7 +148,7 @@ class Cleaner:
             known = blobs_of(record.manifest for record in await checkpoints.of_job(connection, job))
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         if swept := await self._blobs.sweep(job, number, shared | known):
-            _log.info("job %s: %d leftover files are deleted", job, swept, extra=about("leftovers_deleted", job=job))
+            _log.info("job %s: deleted %d leftover files", job, swept, extra=about("leftovers_deleted", job=job))
         async with self._database.write() as connection:
             await attempts.set_swept(connection, job, number)
 

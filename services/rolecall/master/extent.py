@@ -56,7 +56,7 @@ def _entries(value: Any) -> list[tuple[str | int, Any]]:
 def _flaw(value: Any) -> tuple[str, str] | None:
     """What is wrong with a single value, and what is legal."""
     if isinstance(value, str) and not _is_text(value):
-        return "it has half of a surrogate pair, which is no character", "Unicode text"
+        return "it has half of a surrogate pair, which is not a character", "Unicode text"
     if isinstance(value, float) and not math.isfinite(value):
         return "it is not finite", "a number; leave the field out, or use null, for none"
     if isinstance(value, int) and value not in _INTEGERS:

@@ -52,7 +52,7 @@ def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
     """The first `MOST_PROBLEMS` of `count` problems, and an entry that counts those that are not among them."""
     listed = list(problems[:MOST_PROBLEMS])
     if count > len(listed):
-        more = f"{count - len(listed)} more problems are not listed; mend these first"
+        more = f"{count - len(listed)} more problems are not listed; fix these first"
         listed.append({"field": "…", "message": more, "given": "", "legal": ""})
     return listed
 

@@ -153,7 +153,7 @@ class FolderLock:
 
     def holder(self) -> str:
         """What the holder wrote about itself."""
-        return self._path.read_text(errors="replace").strip() or "a master that has just begun"
+        return self._path.read_text(errors="replace").strip() or "a master that has just started"
 
     def release(self) -> None:
         """Free the lock."""

@@ -93,7 +93,7 @@ def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str
         return (
             Step(JobState.SUCCEEDED)
             if ended
-            else Step(JobState.STOPPING, "rank 0 is done; the others leave", stop=StopMode.COMPLETE)
+            else Step(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
         )
     return _desertion(gang, expendable) or _interruption(gang, draining, now)
 
@@ -224,7 +224,7 @@ def _try_again(gang: Gang, expendable: Collection[Role]) -> Step:
 
 def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:
     failed = [w for w in gang.workers if w.state in _FAILED and not _is_spared(w, expendable)]
-    unsaid = "the worker ended badly and left no word why"
+    unsaid = "the worker failed without reporting a reason"
     return [(w, w.failure or Failure(message=unsaid, at=gang.attempt.started_at)) for w in failed]
 
 

@@ -92,9 +92,9 @@ def _nodes(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     free = [busy.room(role) for role in Role]
     ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in snapshot.nodes)
     yield _gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
-    yield _gauge("rolecall_slots", "Workers that the living nodes can take in all.", ["role"], per_role(total))
+    yield _gauge("rolecall_slots", "Workers that the live nodes can take in total.", ["role"], per_role(total))
     yield _gauge("rolecall_slots_free", "Workers that they can take now.", ["role"], per_role(free))
-    about = "Seconds since the node was last heard."
+    about = "Seconds since the node's last heartbeat."
     yield _gauge("rolecall_node_heartbeat_age_seconds", about, ["node", "role"], ages)
 
 
@@ -112,7 +112,7 @@ def _running(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
 
 
 def _loops(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    about = "Seconds since the last pass of the master's loop that went well."
+    about = "Seconds since the last successful pass of the master's loop."
     idle = (([loop], idle_s) for loop, idle_s in snapshot.idle_s.items())
     yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
 

@@ -363,7 +363,7 @@ def _room(role: Role, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> i
 def _shortage(role: Role, wanted: int, free: int, total: int) -> str:
     slots = _slots(role, wanted)
     if wanted > total:
-        return f"waiting for {slots}: the cluster has {total} in all; add nodes or ask for fewer"
+        return f"waiting for {slots}: the cluster has {total} in total; add nodes or ask for fewer"
     return f"waiting for {slots}: {free} of {total} {'is' if free == 1 else 'are'} free"
 
 
@@ -373,7 +373,7 @@ def _shared_shortage(wanted: Counts, offers: Sequence[NodeSpec], occupied: Seque
     busy = () if not feasible else occupied
     fit = sum(wanted.values()) - Flow(offers, busy).fill(wanted).total()
     if not feasible:
-        return f"waiting for {listed} slots: they share machines that hold {fit} in all; add nodes or ask for fewer"
+        return f"waiting for {listed} slots: they share machines that hold {fit} in total; add nodes or ask for fewer"
     return f"waiting for {listed} slots: they share machines with room for {fit} now"
 
 

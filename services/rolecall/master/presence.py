@@ -16,7 +16,7 @@ _LONGEST_PASS_S = 3.0
 _BETWEEN_CALLS_S = 1.0
 """Within this time a living node calls again whose call was answered."""
 _CALLS_AGAIN_S = 3.0
-"""Within this time living nodes call a master that has just begun: they try every 2 s at most.
+"""Within this time living nodes call a master that has just started: they try every 2 s at most.
 
 Less than a node waits for its own name: one whose machine lost its power enters before it gives up.
 """

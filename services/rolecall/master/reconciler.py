@@ -96,7 +96,8 @@ class Reconciler:
             await self._errors.attempt(f"forgetting {name}", self._forget_unreadable(name, why))
 
     async def _fail_unreadable(self, job: str, why: str) -> bool:
-        reason = f"{why}; if a newer release stored it, run that one again, then retry the job; else submit it anew"
+        remedy = "if a newer release stored it, run that release again and retry the job; otherwise submit it again"
+        reason = f"{why}; {remedy}"
         async with self._database.write() as connection:
             ended, busy = await transitions.fail_unreadable(connection, job, reason, self._clock.now())
         self._progress.forget(job)

@@ -226,7 +226,9 @@ async def _current(connection: AsyncConnection, name: str, started: str) -> node
     if node is None:
         raise NotFound(f"node {name} has not registered; register it again")
     if node.started != started:
-        raise Conflict(f"node {name} has restarted since: this heartbeat is of an earlier life; register again")
+        raise Conflict(
+            f"node {name} has restarted since: this heartbeat is from an earlier incarnation; register again"
+        )
     return node
 
 

@@ -257,7 +257,7 @@ def _open(url: str) -> Database:
     try:
         return Database(url)
     except (ArgumentError, ValueError):  # A password with a special character leaves no number for the port.
-        raise SettingsError("ROLECALL_DATABASE_URL is no URL like postgresql://user:password@host/name") from None
+        raise SettingsError("ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name") from None
 
 
 async def _trouble(database: Database) -> str:

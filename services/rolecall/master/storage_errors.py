@@ -130,7 +130,7 @@ class Pulse:
         silent_s = self.silent_s
         if silent_s <= patience_s:
             return None
-        return f"no pass succeeded for {silent_s:.0f} s: {self._error or 'the present one has not come to its end'}"
+        return f"no pass succeeded for {silent_s:.0f} s: {self._error or 'the current one has not finished'}"
 
 
 def in_words(error: Exception) -> str:

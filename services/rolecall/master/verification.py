@@ -154,7 +154,7 @@ async def _damage(blobs: Blobs, job: str, part: CheckpointPart) -> str | None:
         return None
     if await blobs.digest(job, part.blob) != found:
         raise OSError(f"{part.blob} reads differently each time")
-    return f"({part.blob}) has another SHA-256 than was recorded"
+    return f"({part.blob}) has a SHA-256 other than the recorded one"
 
 
 def _backoff(crashes: int) -> timedelta:

@@ -107,8 +107,8 @@ class View:
         queue = {job.id: job for job in found.live.values() if job.state is JobState.QUEUED}
         aside = self._take_aside(queue, among)
         queue = {job: one for job, one in queue.items() if job not in aside}
-        everywhere = [job for job in queue.values() if self._catalogue.is_per_node(job.workload)]
-        named = await jobs.parameters(connection, [job.id for job in everywhere]) if everywhere else {}
+        per_node = [job for job in queue.values() if self._catalogue.is_per_node(job.workload)]
+        named = await jobs.parameters(connection, [job.id for job in per_node]) if per_node else {}
         before = (self.queue, self.gangs, self.unreadable, self.chosen)
         if among is None:
             among = {*self.queue, *self.gangs, *self.unreadable}

@@ -182,7 +182,7 @@ class Examination(Value):
 
     job: str | None = Field(description="Null for a job that the token may not see.")
     measured_at: datetime
-    age_s: float = Field(description="Seconds since then; `rolecall doctor` measures anew.")
+    age_s: float = Field(description="Seconds since then; `rolecall doctor` measures again.")
     findings: tuple[NodeFinding, ...] = Field(
         description="Those that are about the node, or about a way to or from it."
     )

@@ -218,7 +218,7 @@ def _stranger(
     connection: HTTPConnection, master: Master, what: str, given: str | None, headers: dict[str, str]
 ) -> HTTPException:
     master.sync.strangers.note(refusal(connection.scope, None, 401))
-    problem = "the one that was given is not valid" if given else "none was given"
+    problem = "the one given is not valid" if given else "none was given"
     return HTTPException(401, f"this call needs {what} as a bearer token; {problem}", headers)
 
 

@@ -127,7 +127,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     broken = next((one for one in found if one["type"] == "json_invalid"), None)
     if broken is not None:
         why = broken.get("ctx", {}).get("error", broken["msg"])
-        return problem_response(400, f"the body is no JSON: {why} (at character {broken['loc'][-1]})", request)
+        return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
     schema = _body_schema(request)
     errors = shortened([_field_error(one, schema) for one in found[:MOST_PROBLEMS]], len(found))
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
@@ -137,7 +137,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_storage_error(request: Request, error: Exception) -> Response:
     if isinstance(error, DataError):
         # E.g. NUL in a path: a text that PostgreSQL can neither store nor look for.
-        return problem_response(422, f"the database takes no such value: {_first_line(error.orig)}", request)
+        return problem_response(422, f"the database does not accept this value: {_first_line(error.orig)}", request)
     if (trouble := storage_error(error)) is None:
         raise error
     if trouble.full:

@@ -34,7 +34,7 @@ async def metrics(
     job: str,
     master: Running,
     attempt: Annotated[int | None, Query(ge=1, le=MOST, description="All by default.")] = None,
-    points: Annotated[int, Query(ge=1, le=100_000, description="Thin each series to about so many.")] = 2000,
+    points: Annotated[int, Query(ge=1, le=100_000, description="Thin each series to about this many points.")] = 2000,
 ) -> SeriesList:
     """What each worker reported, step by step."""
     async with master.database.read() as connection:

@@ -104,7 +104,7 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send, excess: Excess,
 
 async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
-    problem = "the one that was given is not valid" if found.token else "none was given"
+    problem = "the one given is not valid" if found.token else "none was given"
     master_of(scope["app"]).sync.strangers.note(refusal(scope, None, 401))
     # Closed: what may still come of the body is not read either.
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}

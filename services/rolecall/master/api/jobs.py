@@ -71,7 +71,9 @@ async def page(  # noqa: PLR0917 - the framework passes by name
     caller: Caller,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token of this name.")] = None,
-    limit: Annotated[int, Query(ge=1, le=200, description="At most so many; fewer where jobs are large.")] = 50,
+    limit: Annotated[
+        int, Query(ge=1, le=200, description="Jobs per page at most; fewer if their documents are large.")
+    ] = 50,
     cursor: Annotated[int | None, Query(ge=0, le=MOST, description="From the page before.")] = None,
 ) -> Response:
     """Jobs, newest first: all, or those of the token itself where it may see no others."""

@@ -70,7 +70,7 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     rank: Annotated[int | None, Query(ge=0, le=MOST)] = None,
     attempt: Annotated[int | None, Query(ge=1, le=MOST, description="The newest by default.")] = None,
     follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
-    last_event_id: Annotated[str | None, Header(description="Go on behind the event with this id.")] = None,
+    last_event_id: Annotated[str | None, Header(description="Continue after the event with this id.")] = None,
 ) -> StreamingResponse:
     """What the workers print, each line led by `[role-number]`.
 

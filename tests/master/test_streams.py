@@ -1,0 +1,92 @@
+"""Logs and progress on disk: each piece at its offset, twice or late, and what is still expected."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from rolecall.master.streams import StreamKey, Streams
+from rolecall.spec.errors import NotFound
+
+from .harness import ManualClock
+
+LOG, PROGRESS = StreamKey("toy-1", 1, 0, "log"), StreamKey("toy-1", 1, 0, "progress")
+
+
+async def pieces(*bodies: bytes) -> AsyncIterator[bytes]:
+    for body in bodies:
+        yield body
+
+
+async def append(streams: Streams, key: StreamKey, offset: int, *bodies: bytes) -> int:
+    return await streams.append(key, offset, pieces(*bodies))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def streams(tmp_path: Path, clock: ManualClock) -> Streams:
+    return Streams(tmp_path, 1 << 20, clock.monotonic)
+
+
+@pytest.mark.parametrize("key", [LOG, PROGRESS])
+async def test_a_piece_that_is_there_changes_nothing_and_one_behind_a_gap_is_not_written(
+    streams: Streams, key: StreamKey
+) -> None:
+    assert streams.size(key) == 0
+    assert await append(streams, key, 0, b"one\n", b"two\n") == 8
+    assert await append(streams, key, 0, b"one\n") == 8
+    assert await append(streams, key, 4, b"two\nthree\n") == 14
+    assert await append(streams, key, 100, b"late\n") == 14
+    assert await append(streams, key, 14) == 14, "no piece at all"
+
+
+async def test_only_whole_lines_of_progress_are_read(streams: Streams) -> None:
+    assert streams.read(PROGRESS) == b""
+    await append(streams, PROGRESS, 0, b'{"a": 1}\n{"b"')
+    assert streams.read(PROGRESS) == b'{"a": 1}\n'
+    await append(streams, PROGRESS, 13, b": 2}\n")
+    assert streams.read(PROGRESS, 9) == b'{"b": 2}\n'
+    assert streams.read(PROGRESS, 18) == b""
+
+
+async def test_a_line_without_an_end_that_fills_a_piece_is_skipped(streams: Streams) -> None:
+    await append(streams, PROGRESS, 0, b"x" * (1 << 20), b"y\n{}\n")
+    assert len(streams.read(PROGRESS)) == 1 << 20
+    assert streams.read(PROGRESS, 1 << 20) == b"y\n{}\n"
+
+
+async def test_all_lines_are_given_also_a_last_one_without_an_end(streams: Streams) -> None:
+    await append(streams, PROGRESS, 0, b"one\ntwo\nthr")
+    assert list(streams.lines(PROGRESS)) == [b"one", b"two", b"thr"]
+    assert list(streams.lines(StreamKey("toy-2", 1, 0, "progress"))) == []
+
+
+async def test_a_log_is_complete_when_the_expected_bytes_are_there_or_it_took_too_long(
+    streams: Streams, clock: ManualClock
+) -> None:
+    assert await streams.is_complete(LOG), "nothing is expected"
+    streams.expect(LOG, 8)
+    await append(streams, LOG, 0, b"one\n")
+    assert not await streams.is_complete(LOG)
+    await append(streams, LOG, 4, b"two\n")
+    assert await streams.is_complete(LOG)
+    streams.expect(LOG, 100)
+    clock.advance(59)
+    assert not await streams.is_complete(LOG)
+    clock.advance(2)
+    assert await streams.is_complete(LOG)
+
+
+async def test_a_removed_job_leaves_nothing_and_takes_no_more(streams: Streams, tmp_path: Path) -> None:
+    await append(streams, LOG, 0, b"one\n")
+    assert streams.used("toy-1") == 4
+    await streams.remove_job("toy-1")
+    assert streams.used("toy-1") == 0
+    with pytest.raises(NotFound, match="job toy-1 is deleted"):
+        await append(streams, LOG, 0, b"one\n")
+    await streams.remove_job("toy-1")
+    assert not (tmp_path / "toy-1").exists()
