@@ -27,7 +27,7 @@ from tests.master.harness import (
 from tests.master.test_server import program
 from tests.security.certificates import make_ca, sign
 
-from rolecall.edge.census import Limits
+from rolecall.edge.connection_table import Limits
 from rolecall.master import server
 from rolecall.master.api import gate
 from rolecall.spec.access import Scope
@@ -56,9 +56,9 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
         yield Program(psutil.Process(process.pid), url, signing_key(data))
 
 
-def census(client: object) -> Any:
-    """The connections that the master counts."""
-    return client.server.config.http_protocol_class.census  # type: ignore[attr-defined]
+def connection_table(client: object) -> Any:
+    """The master's table of open connections."""
+    return client.server.config.http_protocol_class.table  # type: ignore[attr-defined]
 
 
 def dial(url: str) -> socket.socket:
@@ -215,7 +215,7 @@ async def test_half_a_handshake_is_not_held(
         writer.close()
         assert (await client.user("GET", "/jobs")).is_success
         # Its place is free again.
-        assert census(client).total == 1
+        assert connection_table(client).total == 1
 
 
 async def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall.edge import listener
-from rolecall.edge.census import Limits
-from rolecall.edge.connections import allow_files, limited
+from rolecall.edge.connection_table import Limits
+from rolecall.edge.connections import limited_protocol, raise_open_file_limit
 from rolecall.edge.logs import log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.master.app import create_app, release
@@ -63,7 +63,7 @@ class Server(uvicorn.Server):
         # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
         config = uvicorn.Config(
             app,
-            http=limited(LIMITS, certificate.context if certificate else None),
+            http=limited_protocol(LIMITS, certificate.context if certificate else None),
             ws="none",
             headers=HEADERS,
             server_header=False,
@@ -123,7 +123,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
     Raises `SettingsError` when the port is taken, the data folder is of no use, or another master leads.
     """
     log_to_stderr(settings.log_level)
-    allow_files(LIMITS)
+    raise_open_file_limit(LIMITS)
     sys.setswitchinterval(_SWITCH_S)
     certificate = read_certificate(settings)
     check_folder(settings.data)
