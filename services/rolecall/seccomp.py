@@ -75,7 +75,7 @@ def restrict() -> None:
 
 def _system_calls() -> _Calls:
     if (calls := _CALLS.get(platform.machine())) is None:
-        raise OSError(errno.ENOSYS, f"the filter is for {' and '.join(_CALLS)} alone")
+        raise OSError(errno.ENOSYS, f"the filter supports only {' and '.join(_CALLS)}")
     return calls
 
 

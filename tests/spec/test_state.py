@@ -4,7 +4,7 @@ from rolecall.spec.errors import IllegalTransition
 from rolecall.spec.state import TRANSITIONS, JobState, StopMode, WorkerState, check_transition
 
 
-def test_every_state_has_its_row() -> None:
+def test_every_state_has_transitions() -> None:
     assert TRANSITIONS.keys() == set(JobState)
 
 

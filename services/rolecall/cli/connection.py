@@ -18,7 +18,7 @@ class Connection:
     url: str
     token: str
     trust: Trust | None = None
-    """How to verify the master's certificate, if the environment configures it."""
+    """The CA and name for the verification of the master's certificate, if the environment configures them."""
 
 
 def stored_path() -> Path:
@@ -61,7 +61,7 @@ def stored() -> Connection | None:
 
 
 def find(url: str | None, token: str | None) -> Connection:
-    """Take missing options from the environment and the stored cluster."""
+    """Complete the options with values from the environment and the stored cluster."""
     token, trust = token or _token_from_file(), _trust()
     local = None if url and token else stored()
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")

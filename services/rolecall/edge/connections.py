@@ -78,7 +78,7 @@ class _LimitedProtocol(H11Protocol):
             if error:
                 self._reject(HTTPStatus.SERVICE_UNAVAILABLE, f"the server is overloaded: {error}; try again")
         elif error:
-            transport.abort()  # An answer would need a handshake, which makes a flood of connections expensive.
+            transport.abort()  # An answer would need a handshake, whose cost a flood of connections exploits.
         else:
             self._handshake = self.loop.create_task(self._start_tls(transport, self.tls))
 
@@ -134,7 +134,7 @@ class _LimitedProtocol(H11Protocol):
 
     @property
     def _is_http_started(self) -> bool:
-        """Whether HTTP can be spoken; with TLS, that is after the handshake."""
+        """Whether the connection is ready for HTTP; with TLS, that is after the handshake."""
         return cast(object, self.transport) is not None
 
     def _start_http(self, transport: asyncio.Transport) -> None:
@@ -219,7 +219,7 @@ class _LimitedProtocol(H11Protocol):
             self._start_body_window()
         elif self._window_bytes < limits.body_bytes:
             window = f"{limits.body_bytes} bytes within {limits.body_window_s:g} s"
-            self._reject(HTTPStatus.REQUEST_TIMEOUT, f"the request's body brought less than {window}")
+            self._reject(HTTPStatus.REQUEST_TIMEOUT, f"the request's body was too slow: less than {window}")
         elif self._has_body_deadline() and self.loop.time() >= self._body_deadline:
             problem = f"the request's body was not complete within {limits.user_body_s:g} s"
             self._reject(HTTPStatus.REQUEST_TIMEOUT, problem)

@@ -96,7 +96,7 @@ def _explain_certificate(error: ssl.SSLCertVerificationError, trust: Trust | Non
     if code == _EXPIRED:
         return "its certificate has expired; renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY on the master"
     if code == _NOT_YET_VALID:
-        return "its certificate is not valid yet; look at the clocks of both machines"
+        return "its certificate is not valid yet; check the clocks of both machines"
     if code in _WRONG_NAME:
         return (
             f"{error.verify_message.rstrip('.')}; call it by a name of its certificate, or set ROLECALL_TLS_NAME to one"

@@ -20,7 +20,7 @@ MOST_FILES = 100_000
 def _in_utc(given: datetime) -> datetime:
     # The first and the last year of `datetime` are excluded, because conversion to UTC could leave its range.
     if not datetime.min.year < given.year < datetime.max.year:
-        raise ValueError("it lies beyond the years 2 to 9998")
+        raise ValueError("the time must be in the years 2 to 9998")
     return given.astimezone(UTC)
 
 
@@ -47,7 +47,7 @@ def at_most(count: int) -> BeforeValidator:
 
     def check(given: Any) -> Any:
         if isinstance(given, Sized) and not isinstance(given, str) and len(given) > count:
-            raise ValueError(f"it has {len(given)} entries; at most {count} are possible")
+            raise ValueError(f"it has {len(given)} entries; at most {count} are allowed")
         return given
 
     return BeforeValidator(check)

@@ -22,7 +22,7 @@ class ForkRequest(Value):
     """A folder that all workers of the node share. It persists between attempts."""
     master_url: str
     trust: Trust | None = None
-    """How the worker verifies the master's certificate; None for plain HTTP."""
+    """The CA and name for the verification of the master's certificate; None for plain HTTP."""
     token: str = Field(repr=False)
     """The worker's token for calls to the master (see `spec.token`)."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -84,7 +84,7 @@ class CheckpointPart(Value):
 def _check_size(position: dict[str, Any]) -> dict[str, Any]:
     if (size := len(json.dumps(position))) > _POSITION_CHARS:
         raise ValueError(
-            f"it has {size} characters as JSON; at most {_POSITION_CHARS} are possible: put more into a part"
+            f"it has {size} characters as JSON; at most {_POSITION_CHARS} are allowed: put large values into a part"
         )
     return position
 

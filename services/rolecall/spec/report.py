@@ -23,7 +23,7 @@ def shorten(text: str, most: int) -> str:
     """`text` in at most `most` characters; omits its middle."""
     if len(text) <= most:
         return text
-    mark = f" [{len(text) - most} characters left out] "
+    mark = f" [{len(text) - most} characters omitted] "
     kept = most - len(mark)
     return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]
 

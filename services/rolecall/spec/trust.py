@@ -1,4 +1,4 @@
-"""How clients verify the master's certificate."""
+"""Verification of the master's certificate by clients."""
 
 from rolecall.spec.model import Value
 
