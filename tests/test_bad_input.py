@@ -102,7 +102,7 @@ def test_a_node_waits_for_a_master_whose_name_does_not_resolve(tmp_path: Path) -
     with node(tmp_path / "n", 8080, MASTER_ADDR="master.invalid") as waiting:
         health = until(lambda: (now := waiting.ask("/healthz")) and "invalid" in now.get("waiting_for", "") and now)
         assert health["status"] == "waiting"
-        assert health["waiting_for"].startswith("no way to the master yet: MASTER_ADDR=master.invalid: ")
+        assert health["waiting_for"].startswith("no route to the master yet: MASTER_ADDR=master.invalid: ")
         assert waiting.text.count("MASTER_ADDR=master.invalid") == 1
         waiting.terminate()
         assert waiting.ends(5) == 0
@@ -111,7 +111,7 @@ def test_a_node_waits_for_a_master_whose_name_does_not_resolve(tmp_path: Path) -
 def test_a_node_registers_with_a_master_that_starts_later(tmp_path: Path) -> None:
     port = free_port()
     with node(tmp_path / "n", port) as waiting:
-        until(lambda: "can't be connected to" in waiting.text)
+        until(lambda: "connection failed (" in waiting.text)
         assert "is the master up" in waiting.ask("/healthz")["waiting_for"]
         with control(tmp_path, port) as master:
             until(lambda: master.node("n"))
@@ -122,7 +122,7 @@ def test_a_master_that_accepts_connections_but_does_not_answer_is_reported(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as silent, node(tmp_path / "n", silent.getsockname()[1]) as waiting:
         for what in ("its fork server, which imports torch", "the first answer of its master"):
             until(lambda what=what: (waiting.ask("/healthz") or {}).get("waiting_for") == what)
-        until(lambda: "it takes calls but does not answer" in waiting.text)
+        until(lambda: "it accepts connections but does not answer" in waiting.text)
         assert "something else listening" in waiting.ask("/healthz")["waiting_for"]
         assert waiting.process.poll() is None
 

@@ -92,7 +92,7 @@ def test_nothing_outlives_the_container(started: Container, number: signal.Signa
         ({"ROLECALL_PORT": "many"}, "ROLECALL_PORT: "),
         ({"ROLECALL_PORT": "0"}, "ROLECALL_PORT: "),
         ({"ROLE": "trainer"}, "MASTER_ADDR is not set"),
-        ({"ROLECALL_NODE_NAME": "Not Legal"}, "ROLECALL_NODE_NAME (or else the host name) is 'Not Legal'"),
+        ({"ROLECALL_NODE_NAME": "Not Legal"}, "ROLECALL_NODE_NAME (by default the host name) is 'Not Legal'"),
         ({"ROLE": "trainer", "MASTER_ADDR": "m", "ROLECALL_NODE_TOKEN": ""}, "ROLECALL_NODE_TOKEN is not set; set it"),
     ],
 )

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rolecall import supervisor
-from rolecall.supervisor import Ended, Program, Supervisor, describe, restart_delay_s
+from rolecall import process
+from rolecall.process import describe_exit
+from rolecall.supervisor import Ended, Program, Supervisor, restart_delay_s
 
 TELLS_WHEN_ASKED = """
 import signal, sys
@@ -30,14 +31,14 @@ TWO = """
 import json, sys
 from rolecall.supervisor import Program, Supervisor
 with Supervisor([Program("", json.loads(command), {}) for command in sys.argv[1:]]) as supervisor:
-    while not supervisor.told:
+    while not supervisor.should_exit:
         supervisor.wait()
 """
 STUBBORN = """
 import sys
 from rolecall.supervisor import Program, Supervisor
 with Supervisor([Program("stubborn", sys.argv[1:], {})]) as supervisor:
-    while not supervisor.told:
+    while not supervisor.should_exit:
         supervisor.wait()
 """
 
@@ -74,8 +75,8 @@ def test_the_delay_before_a_restart_doubles_and_is_bounded() -> None:
 
 
 def test_exit_codes_and_signals_are_described() -> None:
-    assert describe(3) == "exit code 3"
-    assert describe(-signal.SIGKILL) == "SIGKILL"
+    assert describe_exit(3) == "exit code 3"
+    assert describe_exit(-signal.SIGKILL) == "SIGKILL"
 
 
 def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> None:
@@ -169,10 +170,12 @@ def test_programs_die_with_a_killed_supervisor(tmp_path: Path) -> None:
 def test_a_program_that_would_outlive_its_supervisor_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "_PR_SET_PDEATHSIG", 1 << 20)  # no such option, so that the call fails
+    monkeypatch.setattr(process, "_PR_SET_PDEATHSIG", 1 << 20)  # no such option, so that the call fails
     program = Program("free", ("touch", str(tmp_path / "ran")), os.environ, log=tmp_path / "log")
     with Supervisor([program]) as running:
         (ended,) = running.wait(10)
     assert ended.code == os.EX_OSERR
-    assert (tmp_path / "log").read_text() == "free would outlive its supervisor: prctl failed: Invalid argument\n"
+    assert (
+        tmp_path / "log"
+    ).read_text() == "free would outlive its supervisor: prctl(PR_SET_PDEATHSIG): Invalid argument\n"
     assert not (tmp_path / "ran").exists()

@@ -49,10 +49,9 @@ def _run_container() -> int:
     if read_role() != Role.MASTER:
         return _run_program("node")
     environment = os.environ | {"MASTER_ADDR": os.environ.get("MASTER_ADDR") or "127.0.0.1"}
-    read_master()
+    log_to_stderr(form=read_master().log_format)
     if (name := read_node(MASTER_ADDR=environment["MASTER_ADDR"]).name) is not None:
         node_name(name)
-    log_to_stderr()
     return _supervise(programs(environment))
 
 
@@ -70,7 +69,7 @@ def _supervise(programs: Sequence[Program]) -> int:
     """
     control = programs[0]
     with Supervisor(programs) as supervisor:
-        while not supervisor.told:
+        while not supervisor.should_exit:
             for ended in supervisor.wait():
                 if ended.program is control and ended.code in _PERMANENT_EXIT_CODES:
                     return ended.code

@@ -1,11 +1,12 @@
-"""Kernel settings that protect this process and its files, or reduce its privileges."""
+"""Kernel settings that protect a process and its files or reduce its privileges, and descriptions of exit codes."""
 
 import ctypes
 import os
+import signal
 from collections.abc import Iterable
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_DUMPABLE = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -25,6 +26,16 @@ def forbid_inspection() -> None:
     `CAP_SYS_PTRACE` or `CAP_PERFMON`, such as those of root.
     """
     _require(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Make the kernel send this process a signal when the thread that created it ends."""
+    _require(_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def describe_exit(status: int) -> str:
+    """A description of a return code of `subprocess`, such as `SIGKILL` or `exit code 1`."""
+    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
 def keep_files_private() -> None:

@@ -55,6 +55,8 @@ class _Environment(BaseSettings):
 
     data: Annotated[Path, Field(validation_alias="ROLECALL_DATA")] = Path("/var/lib/rolecall")
     """Folder for all persistent data: database, blobs, logs, caches."""
+    log_format: Annotated[Literal["text", "json"], Field(validation_alias="ROLECALL_LOG_FORMAT")] = "text"
+    """Log format: text, or json with one object a line and the fields event, job, attempt, rank and node."""
 
 
 class WorkerSettings(_Environment):
@@ -247,6 +249,11 @@ def read_node(**given: Any) -> NodeSettings:
 def read_worker() -> WorkerSettings:
     """Which code and which data the jobs of this node may name, and whether workers are confined."""
     return _read(WorkerSettings, {})
+
+
+def read_log_format() -> Literal["text", "json"]:
+    """How this container's programs log."""
+    return _read(_Environment, {}).log_format
 
 
 def read_library_paths() -> tuple[Path, ...]:

@@ -4,7 +4,6 @@ One thread, which waits for signals and nothing else. Children live in sessions 
 reaches the supervisor alone) and die with it, even when it is killed.
 """
 
-import ctypes
 import logging
 import os
 import signal
@@ -16,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from rolecall.edge.logs import about
+from rolecall.process import describe_exit, die_with_parent
+from rolecall.retry import delay_s
+
 _LOG = logging.getLogger(__name__)
-_TOLD = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-_SIGNALS = _TOLD | {signal.SIGCHLD}
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_EXIT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_SIGNALS = _EXIT_SIGNALS | {signal.SIGCHLD}
 _STEADY_S = 60.0
 _LONGEST_DELAY_S = 30.0
 
@@ -47,7 +48,7 @@ class _Child:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A program that ended without being told to; `code` is as `subprocess` has it."""
+    """A program that ended without being asked to; `code` is as `subprocess` has it."""
 
     program: Program
     code: int
@@ -55,15 +56,14 @@ class Ended:
 
 def restart_delay_s(failures: int) -> float:
     """Seconds to wait before restarting a program that has failed `failures` times in a row."""
-    # Past the tenth the delay no longer grows, and past the thousandth a float could not hold it.
-    return min(_LONGEST_DELAY_S, 0.25 * 2 ** min(failures, 10))
+    return delay_s(failures + 1, first=0.25, most=_LONGEST_DELAY_S)
 
 
 class Supervisor:
     """Starts its programs when entered and stops them when left. Must live in the main thread.
 
-    `told` becomes true when a signal asks the supervisor itself to end. `grace_s` bounds how long programs may take to
-    end when they are asked; without it, whoever told us decides.
+    `should_exit` becomes true when a signal asks the supervisor itself to end. `grace_s` bounds how long programs may
+    take to end when they are asked; without it, whoever sends a second signal decides.
     """
 
     def __init__(self, programs: Sequence[Program], *, grace_s: float | None = None) -> None:
@@ -71,7 +71,7 @@ class Supervisor:
         self._grace_s = grace_s
         self._children: list[_Child] = []
         self._undo = ExitStack()
-        self.told = False
+        self.should_exit = False
 
     def __enter__(self) -> "Supervisor":
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -91,34 +91,36 @@ class Supervisor:
     def wait(self, timeout_s: float | None = None) -> list[Ended]:
         """Return when a signal came, a restart is due or the time is over, with the programs that ended meanwhile."""
         self._await_signal(self._soonest(timeout_s))
-        ended = [self._bury(child) for child in self._children if _has_ended(child)]
+        ended = [self._on_exit(child) for child in self._children if _has_ended(child)]
         for child in self._children:
-            if child.restart_at is not None and child.restart_at <= time.monotonic() and not self.told:
+            if child.restart_at is not None and child.restart_at <= time.monotonic() and not self.should_exit:
                 self._restart(child)
         return ended
 
     def _await_signal(self, timeout_s: float | None) -> None:
         got = signal.sigwaitinfo(_SIGNALS) if timeout_s is None else signal.sigtimedwait(_SIGNALS, timeout_s)
-        if got and got.si_signo in _TOLD:
-            self.told = True
+        if got and got.si_signo in _EXIT_SIGNALS:
+            self.should_exit = True
 
     def _soonest(self, timeout_s: float | None) -> float | None:
         now = time.monotonic()
         waits = [max(0.0, child.restart_at - now) for child in self._children if child.restart_at is not None]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
-    def _bury(self, child: _Child) -> Ended:
+    def _on_exit(self, child: _Child) -> Ended:
         steady = time.monotonic() - child.started > _STEADY_S
         child.failures = 0 if steady else child.failures + 1
-        delay_s = restart_delay_s(child.failures)
-        child.restart_at = time.monotonic() + delay_s
+        wait_s = restart_delay_s(child.failures)
+        child.restart_at = time.monotonic() + wait_s
         code = child.process.returncode
-        _LOG.warning("%s ended with %s; restart in %.1f s", child.program.name, describe(code), delay_s)
+        text = "%s ended with %s; restart in %.1f s"
+        _LOG.warning(text, child.program.name, describe_exit(code), wait_s, extra=about("program_ended"))
         return Ended(child.program, code)
 
     def _restart(self, child: _Child) -> None:
         child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
-        _LOG.warning("%s restarted as process %d", child.program.name, child.process.pid)
+        text = "%s restarted as process %d"
+        _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
 
     def _stop_all(self) -> None:
         deadline = None if self._grace_s is None else time.monotonic() + self._grace_s
@@ -127,9 +129,9 @@ class Supervisor:
         self._stop([first] if first else [], time.monotonic() if again else deadline)
 
     def _stop(self, children: Sequence[_Child | None], deadline: float | None) -> bool:
-        """Return when all have ended: by themselves, or killed at the deadline or because we were told once more.
+        """Return when all have ended: by themselves, or killed at the deadline or because of another signal.
 
-        Says whether we were told once more; then nobody wants to wait for the rest either.
+        Says whether there was another signal; then nobody wants to wait for the rest either.
         """
         again = False
         processes = [child.process for child in children if child]
@@ -137,18 +139,13 @@ class Supervisor:
             process.send_signal(signal.SIGTERM)
         while any(process.poll() is None for process in processes):
             left_s = None if deadline is None else deadline - time.monotonic()
-            self.told = False
+            self.should_exit = False
             if left_s is None or left_s > 0:
                 self._await_signal(left_s)
-            again |= self.told
-            if self.told or (left_s is not None and left_s <= 0):
+            again |= self.should_exit
+            if self.should_exit or (left_s is not None and left_s <= 0):
                 _kill(processes)
         return again
-
-
-def describe(code: int) -> str:
-    """A return code in words, e.g. `SIGKILL` or `exit code 1`."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _has_ended(child: _Child) -> bool:
@@ -165,9 +162,10 @@ def _spawn(program: Program) -> subprocess.Popen[bytes]:
     supervisor = os.getpid()
 
     def prepare() -> None:  # runs in the child, before the program
-        if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-            reason = os.strerror(ctypes.get_errno())
-            os.write(2, f"{program.name} would outlive its supervisor: prctl failed: {reason}\n".encode())
+        try:
+            die_with_parent()
+        except OSError as error:
+            os.write(2, f"{program.name} would outlive its supervisor: {error.strerror}\n".encode())
             os._exit(os.EX_OSERR)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getppid() != supervisor:

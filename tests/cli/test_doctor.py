@@ -148,7 +148,7 @@ class FakeMaster:
 
 HEALTHY = {
     "GET /healthz": [(200, {"status": "ok"})],
-    "GET /readyz": [(200, {"status": "ready"})],
+    "GET /readyz": [(200, {"status": "ready", "volume": {"free": 1 << 40, "total": 1 << 40, "reserve": 1 << 30}})],
     "GET /openapi.json": [(200, {"info": {"version": __version__}})],
     "GET /findings": [(200, {"findings": []})],
     "GET /nodes": [(200, {"nodes": [alive(make_node("trainer-0", Role.TRAINER)).model_dump(mode="json")]})],

@@ -34,7 +34,7 @@ def bad(findings: list[dict[str, Any]], check: str) -> set[tuple[str, ...]]:
     return {tuple(one["nodes"]) for one in findings if one["level"] == "error" and one["check"] == check}
 
 
-def ways(*pairs: tuple[str, str]) -> set[tuple[str, ...]]:
+def links(*pairs: tuple[str, str]) -> set[tuple[str, ...]]:
     """Both directions of each pair."""
     return {*pairs, *((b, a) for a, b in pairs)}
 
@@ -109,7 +109,7 @@ def test_an_open_network_is_found_open(apart: ApartCluster) -> None:
 
 
 def test_a_wire_cut_between_two_nodes_is_a_line_with_both_their_names(apart: ApartCluster) -> None:
-    """Both reach rank 0's store, where they meet: without the look at the ways, RPC would wait without a word."""
+    """Both reach rank 0's store, where they meet: without the probes, RPC would hang."""
     with apart.network.cut(LEFT, from_address=ADDRESSES[RIGHT]):
         begin = time.monotonic()
         document = apart.wait_for(apart.submit(JOB), "failed", 30)
@@ -118,16 +118,17 @@ def test_a_wire_cut_between_two_nodes_is_a_line_with_both_their_names(apart: Apa
         assert re.search(
             rf"UnreachablePeer: node observer-0 \({ADDRESSES[LEFT]}, eth0\) can't reach node observer-1 at "
             rf"{ADDRESSES[RIGHT]}:\d+: timed out after 5 s; open the gang ports "
-            r"\(net.ipv4.ip_local_port_range: \d+ to \d+\) between the nodes in both directions \(1 more way is cut\)$",
+            r"\(net.ipv4.ip_local_port_range: \d+ to \d+\) between the nodes in both directions "
+            r"\(1 more link is unreachable\)$",
             line,
         ), line
         done = apart.run("doctor", "--json")
     assert done.returncode == 1
     findings = json.loads(done.stdout)
-    assert bad(findings, "reach") == ways(("observer-0", "observer-1"))
+    assert bad(findings, "reach") == links(("observer-0", "observer-1"))
     assert all(one["remedy"] for one in findings if one["level"] != "ok")
     shown = apart.client.get("/nodes/observer-1/preflight").json()["network"]["findings"]
-    assert bad(shown, "reach") == ways(("observer-0", "observer-1"))
+    assert bad(shown, "reach") == links(("observer-0", "observer-1"))
 
 
 def test_a_node_that_is_cut_off_ends_its_own_workers(apart: ApartCluster) -> None:
@@ -156,5 +157,5 @@ def test_a_firewall_that_lets_only_the_control_port_through(apart: ApartCluster)
         table = apart.run("doctor")
     assert table.returncode == 1
     cut = [line.split("  ")[0] for line in table.stdout.splitlines() if re.search(r" reach +error ", line)]
-    assert {tuple(one.split(" - ")) for one in cut} == ways(("trainer-0", "observer-1"), ("observer-0", "observer-1"))
+    assert {tuple(one.split(" - ")) for one in cut} == links(("trainer-0", "observer-1"), ("observer-0", "observer-1"))
     assert "open the gang ports" in table.stdout

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rolecall.edge.logs import about, log_to_stderr
+from rolecall.edge.logs import about, log_to_stderr, stamp_records
 
 _LOG = logging.getLogger("test")
 
@@ -42,6 +42,16 @@ def test_json_has_a_record_a_line_with_its_traceback_and_no_credentials(capsys: 
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4}", record["time"])
     assert "second line" in record["traceback"]
     assert "secret" not in line
+
+
+def test_the_records_of_a_worker_carry_its_job_attempt_and_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr()
+    stamp_records(job="a1", attempt=2, rank=0)
+    logging.getLogger("a.library").warning("no fields of its own")
+    _LOG.info("another's", extra=about("worker_lost", rank=3))
+    plain, other = capsys.readouterr().err.splitlines()
+    assert plain.endswith("a.library no fields of its own [job=a1 attempt=2 rank=0]")
+    assert other.endswith("[event=worker_lost job=a1 attempt=2 rank=3]")
 
 
 def test_a_field_can_not_forge_a_line(capsys: pytest.CaptureFixture[str]) -> None:

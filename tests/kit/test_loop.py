@@ -1,5 +1,6 @@
-"""The bookkeeping of a lone driver: what is trained here is one number."""
+"""The loops of a driver without a process group; what is trained here is one number."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rolecall.kit.loop import EvalSplit, TrainingLoop
+from rolecall.kit import Stopped
+from rolecall.kit.loop import EvalSplit, JobLoop, TrainingLoop
 from rolecall.kit.params import EarlyStopping, TrainingParams
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.blobs import SharedBlobs
@@ -88,14 +90,13 @@ def adder(tmp_path: Path) -> Iterator[Make]:
         yield lambda **options: _adder(tmp_path, stack, **options)
 
 
-def _adder(
-    folder: Path,
-    stack: ExitStack,
-    *,
-    losses: list[float] | None = None,
-    resume_from: CheckpointManifest | None = None,
-    **params: Any,
-) -> Adder:
+def _adder(folder: Path, stack: ExitStack, *, losses: list[float] | None = None, **options: Any) -> Adder:
+    return Adder(_context(folder, stack, **options), losses or [1.0], Trained())
+
+
+def _context(
+    folder: Path, stack: ExitStack, *, resume_from: CheckpointManifest | None = None, **params: Any
+) -> WorkerContext[TrainingParams]:
     plan = WorkerPlan(rank=0, role=Role.TRAINER, role_rank=0, node="here", threads=1)
     launch = WorkerLaunch(
         job="job", attempt=1, workload="adder", params={}, worker=plan, gang=GangPlan(workers=(plan,)), master_addr=""
@@ -104,7 +105,7 @@ def _adder(
     workdir.scratch.mkdir(parents=True, exist_ok=True)
     blobs, records = SharedBlobs((folder / "blobs").as_uri(), "job", 1), FolderRecords(folder)
     given = TrainingParams(**{"epochs": 3, "checkpoint_every_s": None} | params)
-    context = WorkerContext(
+    return WorkerContext(
         launch=launch,
         params=given,
         device=torch.device("cpu"),
@@ -114,7 +115,6 @@ def _adder(
         checkpoints=Checkpoints(blobs, records, 1, resume_from, workdir.scratch),
         artifacts=Artifacts(blobs, records, 1),
     )
-    return Adder(context, losses or [1.0], Trained())
 
 
 def manifest(folder: Path, step: int) -> CheckpointManifest:
@@ -190,3 +190,67 @@ def test_patience_is_not_lost_with_an_attempt(adder: Make, tmp_path: Path) -> No
     resumed.run()
     assert resumed.position.epoch == 4
     assert resumed.trained.exported == 8
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """The position of a job without epochs."""
+
+    steps: int = 0
+
+
+class Counter(JobLoop[Count, TrainingParams]):
+    """Counts to 6, with a checkpoint every 2 steps; stops after 5 if asked to."""
+
+    def __init__(self, context: WorkerContext[TrainingParams], *, stops: bool = False) -> None:
+        super().__init__(context, Count())
+        self.loaded: list[int] = []
+        self.stops = stops
+
+    @property
+    def step(self) -> int:
+        return self.position.steps
+
+    def run(self) -> dict[str, float] | None:
+        self.resume()
+        while self.step < 6:
+            self.position = Count(self.step + 1)
+            if self.at_checkpoint_step(2):
+                self.save()
+            if self.stops and self.step == 5:
+                return None
+        return {"steps": float(self.step)}
+
+    def save_parts(self, step: int) -> list[CheckpointPart]:
+        return [self.context.checkpoints.save_part(step, "counter", {"steps": torch.tensor(step)})]
+
+    def load(self, manifest: CheckpointManifest) -> None:
+        self.loaded.append(int(self.context.checkpoints.load_part(manifest, "counter")["steps"]))
+
+
+def test_a_job_loop_keeps_its_own_position_and_reports_its_result(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        Counter(_context(tmp_path, stack)).play()
+        resumed = Counter(_context(tmp_path, stack, resume_from=manifest(tmp_path, 4)))
+        resumed.play()
+    assert resumed.loaded == [4]
+    assert resumed.position == Count(6)
+    lines = Workdir.of(tmp_path, "job", 1, 0).progress.read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [line["metrics"] for line in events if line["kind"] == "result"] == [{"steps": 6.0}] * 2
+    assert [line["message"] for line in events if line["kind"] == "event"] == ["resumed from the checkpoint at step 4"]
+
+
+def test_a_job_loop_that_stops_has_no_result(tmp_path: Path) -> None:
+    with ExitStack() as stack, pytest.raises(Stopped, match="stopped between two steps"):
+        Counter(_context(tmp_path, stack), stops=True).play()
+    assert manifest(tmp_path, 4).position == {"steps": 4}
+
+
+def test_a_checkpoint_is_overdue_by_the_clock_of_the_last_save(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        loop = Counter(_context(tmp_path, stack))
+        assert not loop.checkpoint_overdue(None)
+        assert not loop.checkpoint_overdue(3600.0)
+        assert loop.checkpoint_overdue(0.0)
+        assert not loop.at_checkpoint_step(None)

@@ -5,18 +5,19 @@ import hashlib
 import sqlite3
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 from pydantic import Field, SecretStr
 
-from rolecall.master.app import create_app
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.core import Master
+from rolecall.master.clock import Clock
+from rolecall.master.leadership import Leadership
+from rolecall.master.program import Master, Program, open_master
 from rolecall.master.server import Server, listen, read_certificate
 from rolecall.settings import MasterSettings
 from rolecall.spec.access import Scope
@@ -88,14 +89,28 @@ def make_settings(data: Path, **values: Any) -> MasterSettings:
     return MasterSettings(data=data, token=SecretStr(TOKEN), node_token=SecretStr(NODE_TOKEN), **(quick | values))
 
 
+class ManualClock(Clock):
+    """A clock that stands still but for what a test adds."""
+
+    def __init__(self) -> None:
+        self._began, self._passed_s = datetime.now(UTC), 0.0
+        super().__init__(lambda: self._began + timedelta(seconds=self._passed_s), lambda: self._passed_s)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, without spending any."""
+        self._passed_s += seconds
+
+
 @asynccontextmanager
-async def serving(settings: MasterSettings, verify: ssl.SSLContext | bool = True) -> AsyncIterator["Client"]:
+async def serving(
+    settings: MasterSettings, verify: ssl.SSLContext | bool = True, clock: Clock | None = None
+) -> AsyncIterator["Client"]:
     """A master that serves until the block ends; its whole state is in `settings.data`.
 
     With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with.
     """
     with listen("127.0.0.1", 0) as listener:
-        server = Server(create_app(settings, CATALOGUE), read_certificate(settings))
+        server = Server(Program(settings, CATALOGUE, clock or Clock()), read_certificate(settings))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=verify) as http:
@@ -108,10 +123,16 @@ async def serving(settings: MasterSettings, verify: ssl.SSLContext | bool = True
                 await task
 
 
+def still_master(data: Path, clock: Clock | None = None) -> AbstractAsyncContextManager[Master]:
+    """The parts of a master of which no loop runs."""
+    settings, clock = make_settings(data), clock or Clock()
+    return open_master(settings, CATALOGUE, Leadership(settings, clock), clock)
+
+
 @asynccontextmanager
-async def on_master(data: Path, **values: Any) -> AsyncIterator["Client"]:
+async def on_master(data: Path, *, clock: Clock | None = None, **values: Any) -> AsyncIterator["Client"]:
     """A master whose settings are these `values`."""
-    async with serving(make_settings(data, **values)) as client:
+    async with serving(make_settings(data, **values), clock=clock) as client:
         yield client
 
 
@@ -125,7 +146,8 @@ class Client:
     @property
     def master(self) -> Master:
         """The master itself, for what no call tells."""
-        return self.server.config.app.state.master  # type: ignore[union-attr]
+        assert self.server.program.master is not None
+        return self.server.program.master
 
     async def call(self, token: str | None, method: str, path: str, **values: Any) -> httpx.Response:
         """A call with any token, or with none."""

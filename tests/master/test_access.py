@@ -11,10 +11,12 @@ from pydantic import ValidationError
 
 from rolecall.master.access import Access, Known, Principal, Scrapes, built_in, digest_of, new_secret
 from rolecall.master.access_sync import AccessSync
-from rolecall.master.app import create_app
-from rolecall.master.findings import weaknesses
+from rolecall.master.clock import Clock, utc_now
+from rolecall.master.program import Program
+from rolecall.master.server import create_app
 from rolecall.master.store import tokens
 from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.weak_settings import weaknesses
 from rolecall.spec.access import Scope, TokenRequest, TokenUpdate
 from rolecall.spec.finding import Level
 from rolecall.spec.state import WorkerState
@@ -98,7 +100,7 @@ def routes(served: Iterable[Any]) -> set[tuple[str, str]]:
 
 
 def test_the_table_has_every_route(tmp_path: Path) -> None:
-    assert routes(create_app(make_settings(tmp_path), CATALOGUE).routes) == ROUTES.keys() | OPEN
+    assert routes(create_app(Program(make_settings(tmp_path), CATALOGUE)).routes) == ROUTES.keys() | OPEN
 
 
 async def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path: Path) -> None:
@@ -233,7 +235,7 @@ async def test_wrong_requests_for_tokens_are_refused(client: Client) -> None:
 def test_an_expired_token_opens_nothing() -> None:
     secret, now = new_secret(), datetime.now(UTC)
     principal = Principal("alice", frozenset({Scope.READ}))
-    access = Access(built_in("a" * 16, "n" * 16, None))
+    access = Access(built_in("a" * 16, "n" * 16, None), utc_now)
     access.replace([Known(digest_of(secret), principal, now + timedelta(hours=1))])
     assert access.principal(secret) == principal
     assert access.principal("a" * 16) is not None
@@ -246,8 +248,8 @@ def test_an_expired_token_opens_nothing() -> None:
 async def test_another_master_on_the_database_learns_of_a_change(tmp_path: Path) -> None:
     database = Database(sqlite_url(tmp_path / "one.db"))
     await database.migrate()
-    access = Access([])
-    sync = AccessSync(database, access)
+    access = Access([], utc_now)
+    sync = AccessSync(database, access, Clock())
     loop = asyncio.create_task(sync.run())
     secret = new_secret()
     request = TokenRequest(name="alice", scopes=frozenset({Scope.READ}))

@@ -26,6 +26,7 @@ from .harness import (
     ONE_TRAINER,
     TOKEN,
     Client,
+    ManualClock,
     Node,
     bearer,
     make_node,
@@ -282,33 +283,36 @@ async def test_a_node_looks_around(client: Client) -> None:
     check_problem(await client.internal("GET", "/nodes/none/surroundings"), 404)
 
 
-async def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(client: Client) -> None:
-    first = await one_trainer(client)
-    rival = Node(client, first.spec.model_copy(update={"started": "another-life"}))
-    check_problem(await rival.register(), 409)  # between two calls of the first
-    held = asyncio.create_task(first.beat(5.0))
-    presence = client.server.config.app.state.master.presence  # type: ignore[union-attr]
-    async with asyncio.timeout(4):
-        while not presence.holds(first.spec.started):
-            await asyncio.sleep(0.01)
-    refused = check_problem(await rival.register(), 409)
-    assert "the name trainer-0 is taken by a live node" in refused["detail"]
-    await client.submit(roles=ONE_TRAINER)
-    assert await held
-    check_problem(await rival.register(), 409)  # the answer came early, and the first may be about to call again
-    silent = time.monotonic()
-    await rival.enter()
-    assert time.monotonic() - silent < 2
+async def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with on_master(tmp_path, clock=clock) as client:
+        first = await one_trainer(client)
+        rival = Node(client, first.spec.model_copy(update={"started": "another-life"}))
+        check_problem(await rival.register(), 409)  # between two calls of the first
+        held = asyncio.create_task(first.beat(5.0))
+        presence = client.master.presence
+        async with asyncio.timeout(4):
+            while not presence.is_expected(first.spec.started):
+                await asyncio.sleep(0.01)
+        refused = check_problem(await rival.register(), 409)
+        assert "the name trainer-0 is taken by a live node" in refused["detail"]
+        await client.submit(roles=ONE_TRAINER)
+        assert await held
+        check_problem(await rival.register(), 409)  # the answer came early, and the first may be about to call again
+        clock.advance(1.1)
+        assert (await rival.register()).is_success
 
 
 async def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it_gives_up(tmp_path: Path) -> None:
+    clock = ManualClock()
     async with on_master(tmp_path) as client:
         await one_trainer(client)
-    async with on_master(tmp_path) as client:
+    async with on_master(tmp_path, clock=clock) as client:
         spec = make_node("trainer-0", Role.TRAINER, boot="the-next-boot")
         node = Node(client, spec.model_copy(update={"started": "another-life"}))
         check_problem(await node.register(), 409)
-        await node.enter()
+        clock.advance(3.1)
+        assert (await node.register()).is_success
 
 
 async def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
@@ -319,19 +323,20 @@ async def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
         raise OperationalError("SELECT 1", {}, ConnectionError("the server is away"))
         yield  # pyright: ignore[reportUnreachable] - a generator all the same
 
-    async with on_master(tmp_path, node_timeout_s=1.5) as client:
+    clock = ManualClock()
+    async with on_master(tmp_path, clock=clock, node_timeout_s=1.5) as client:
         node = await one_trainer(client)
         job = (await client.submit(roles=ONE_TRAINER))["id"]
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.RUNNING)
+        await client.until(job, "running")
         with monkeypatch.context() as patched:
             patched.setattr(Database, "read", away)
-            over = time.monotonic() + 2  # more than the nodes' time, less than what makes a master doubt its own ears
-            while time.monotonic() < over:
+            for _ in range(4):  # more than the nodes' time, less than what makes a master doubt its own ears
+                clock.advance(0.5)
                 beat = {"started": node.spec.started}
                 check_problem(await client.internal("POST", "/nodes/trainer-0/heartbeat", json=beat), 503)
-                await asyncio.sleep(0.1)
-        await asyncio.sleep(0.8)  # a pass of the reconciler before the node calls again
+        await client.master.reconciler.reconcile()
         document = await client.job(job)
         assert (document["state"], len(document["attempts"])) == ("running", 1)
 
@@ -339,20 +344,24 @@ async def test_a_node_that_calls_while_the_database_is_away_is_not_lost(
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
 async def test_a_full_volume_is_told_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with mounted(tmp_path / "data"):
-        async with on_master(tmp_path / "data") as client:
+        clock = ManualClock()
+        async with on_master(tmp_path / "data", clock=clock) as client:
             node = await one_trainer(client)
             job = (await client.submit(roles=ONE_TRAINER))["id"]
             await node.workers()
             late = (await client.submit(deadline_s=0.5))["id"]
             with filled(tmp_path / "data"):
+                clock.advance(2)  # the deadline passes, and what the master knows of the volume grows old
                 detail = check_problem(await client.user("POST", "/jobs", json={"workload": "toy"}), 507)["detail"]
                 assert "ROLECALL_DATA" in detail
                 upload = "/attempts/1/blobs/model.bin"
                 check_problem(await client.worker("PUT", job, 1, upload, content=bytes(1 << 16)), 507)
                 assert (await client.user("GET", f"/jobs/{job}")).json()["state"] == "placed"
                 await node.beat()
-                await asyncio.sleep(3)  # several passes of the reconciler, which can't end the job that is overdue
+                for _ in range(3):
+                    await client.master.reconciler.reconcile()
                 assert (await client.job(late))["state"] == "queued"
+            clock.advance(2)
             await client.until(late, "failed")
             assert (await client.submit())["state"] == "queued"
             assert (await client.worker("PUT", job, 1, upload, content=b"abc")).status_code == 201

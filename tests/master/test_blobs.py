@@ -151,7 +151,7 @@ async def test_a_download_that_gets_stuck_breaks_off(
         trouble.sticks = False
         trouble.goes_on.set()
         assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
-    assert "breaks off: the blob store (ROLECALL_BLOB_URL) does not answer" in caplog.text
+    assert "failed: the blob store (ROLECALL_BLOB_URL) does not answer" in caplog.text
 
 
 @pytest.mark.parametrize("error", [BucketError("SlowDown"), PermissionError(13, "Permission denied"), TimeoutError()])

@@ -1,6 +1,7 @@
 """Deletion and retention: what goes, when, and that a master that is killed in between finishes it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ from tests.master.harness import ONE_TRAINER, Client, Node, failure, one_trainer
 
 from rolecall.master.blobs import Blobs
 from rolecall.master.cleaner import Cleaner
+from rolecall.master.clock import Clock
 from rolecall.master.retention import Policy, superfluous
 from rolecall.master.signals import Signal
 from rolecall.master.store import attempts, audit, checkpoints, deletion, events, idempotency, jobs, schema
@@ -49,7 +51,7 @@ async def finished(client: Client, node: Node) -> str:
 async def gone(client: Client, data: Path, job: str) -> None:
     """Wait until nothing of the job is left."""
     assert (await client.user("GET", f"/jobs/{job}")).status_code == 404
-    database = client.server.config.app.state.master.database  # type: ignore[union-attr]
+    database = client.master.database
     async with asyncio.timeout(10):
         while (data / "streams" / job).exists() or (data / "blobs" / job).exists() or any(await rows(database)):
             await asyncio.sleep(0.02)
@@ -214,14 +216,14 @@ class World:
         self.now = START
         self.data = data
         self.database = Database(sqlite_url(data / "test.db"))
-        self.blobs, self.streams = Blobs(data / "blobs", None, 10.0), Streams(data / "streams", 1 << 20)
+        self.blobs, self.streams = Blobs(data / "blobs", None, 10.0), Streams(data / "streams", 1 << 20, time.monotonic)
         self.cleaner = Cleaner(
             database=self.database,
             blobs=self.blobs,
             streams=self.streams,
             policy=policy,
             garbage=Signal(),
-            clock=lambda: self.now,
+            clock=Clock(now=lambda: self.now),
         )
         self.count = 0
 

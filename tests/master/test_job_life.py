@@ -19,11 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sqlalchemy import update
 
 from rolecall.master.access import Principal
-from rolecall.master.answers import Answers
 from rolecall.master.api import files, jobs, nodes
-from rolecall.master.core import Master, open_master
+from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
-from rolecall.master.signals import Signals
+from rolecall.master.program import Master, open_master
 from rolecall.master.store import schema
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict
@@ -258,7 +257,8 @@ class JobLife(RuleBasedStateMachine):
 
 def _opened(folder: Path) -> AbstractAsyncContextManager[Master]:
     settings = make_settings(folder, heartbeat_s=0.01)
-    return open_master(settings, CATALOGUE, Answers(), Signals(), Leadership(settings))
+    clock = Clock()
+    return open_master(settings, CATALOGUE, Leadership(settings, clock), clock)
 
 
 @cache

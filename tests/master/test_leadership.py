@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from tests.containers import environment, free_port, refused, until
 
+from rolecall.master.clock import utc_now
 from rolecall.master.leadership import FolderLock
 from rolecall.master.server import check_standby
 from rolecall.master.store.session_lock import KEY, SessionLock
@@ -137,13 +138,13 @@ def test_a_lock_that_was_held_by_a_dead_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / "master.lock"
     path.write_text("process 1 on a machine that is gone, since 2020-01-01\n")
     lock = FolderLock(path)
-    assert lock.take("me")
+    assert lock.take("me", utc_now())
     assert path.read_text().startswith("me, since ")
     rival = FolderLock(path)
-    assert not rival.take("you")
+    assert not rival.take("you", utc_now())
     assert rival.holder().startswith("me, since ")
     lock.release()
-    assert rival.take("you")
+    assert rival.take("you", utc_now())
     rival.release()
 
 

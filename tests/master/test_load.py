@@ -12,25 +12,27 @@ import pytest
 from sqlalchemy import event
 
 from rolecall.master import placer
-from rolecall.master.core import Master
+from rolecall.master.clock import Clock
 from rolecall.master.placement import Flow
+from rolecall.master.program import Master
 from rolecall.master.scheduler import schedule
 from rolecall.master.store import jobs
 from rolecall.spec.job import JobSpec
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, Node, line, make_node, make_settings, one_trainer, serving
+from .harness import ONE_TRAINER, Client, ManualClock, Node, line, make_node, make_settings, one_trainer, serving
 
 WAITING = 1000
 HOUSEKEEPING = {"leadership", "tokens", "cleaner", "verifier"}
 
 
 @asynccontextmanager
-async def on_master(data: Path) -> AsyncIterator[tuple[Client, Master]]:
+async def on_master(data: Path, clock: Clock | None = None) -> AsyncIterator[tuple[Client, Master]]:
     """A fresh master."""
     # Nodes may be silent for long: nothing is lost here, and who waits is woken by a change or not at all.
-    async with serving(make_settings(data, heartbeat_s=30.0, node_timeout_s=600.0)) as client:
+    settings = make_settings(data, heartbeat_s=30.0, node_timeout_s=600.0)
+    async with serving(settings, clock=clock) as client:
         yield client, client.master
 
 
@@ -119,13 +121,16 @@ async def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
 
     monkeypatch.setattr(placer, "schedule", counting)
 
-    async with on_master(tmp_path) as (client, master):
+    clock = ManualClock()
+    async with on_master(tmp_path, clock) as (client, master):
         await one_trainer(client)
         window = timedelta(seconds=master.settings.backfill_window_s)
-        await queue_up(client, master, 200, {Role.TRAINER: 7}, begin=_now() - window)
-        await asyncio.sleep(1.5)
+        await queue_up(client, master, 200, {Role.TRAINER: 7}, begin=clock.now() - window)
+        await master.placer.place()
         looks.clear()
-        await asyncio.sleep(1.5)
+        for _ in range(30):
+            clock.advance(0.1)
+            await master.placer.place()
         assert looks == []
 
 

@@ -1,6 +1,7 @@
 """The control program as a process: signals, a kill in the middle, a port that is taken."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -20,7 +21,7 @@ from rolecall.master.store.database import Database
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 
-from .harness import NODE_TOKEN, TOKEN, Client, bearer, make_node
+from .harness import NODE_TOKEN, ONE_TRAINER, TOKEN, Client, bearer, make_node
 
 PROGRAM = """
 import sys
@@ -34,7 +35,7 @@ run(read_master(), CATALOGUE)
 
 
 @contextmanager
-def program(data: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def program(data: Path, port: int = 0, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running master and its URL."""
     tests, services = Path(__file__).parents[1], Path(__file__).parents[2] / "services"
     settings = {
@@ -44,7 +45,7 @@ def program(data: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], 
         "ROLECALL_PORT": port,
     }
     paths = {"PYTHONPATH": f"{services}:{tests}", "ROLECALL_HOST": "127.0.0.1", "ROLECALL_HEARTBEAT_S": "20"}
-    environment = os.environ | {name: str(value) for name, value in (settings | paths).items()}
+    environment = os.environ | {name: str(value) for name, value in (settings | paths | more).items()}
     command = [sys.executable, "-W", "error", "-c", PROGRAM]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -60,7 +61,7 @@ def listening(process: subprocess.Popen[str]) -> str:
     for text in process.stderr:
         log.append(text)
         if "master listening on " in text:
-            return text.split("master listening on ")[1].strip()
+            return text.split("master listening on ")[1].split()[0].rstrip('",')
     raise AssertionError("".join(log))
 
 
@@ -86,6 +87,21 @@ def test_a_signal_ends_it_at_once_and_cleanly_though_a_heartbeat_waits(tmp_path:
         assert process.wait(10) == 0
         waiting.join()
         assert answers == [200]
+
+
+def test_log_records_are_json_objects_that_name_their_event_and_job(tmp_path: Path) -> None:
+    with program(tmp_path, ROLECALL_LOG_FORMAT="json") as (process, url):
+        headers, spec = bearer(NODE_TOKEN), make_node("trainer-0", Role.TRAINER)
+        httpx.post(f"{url}/internal/nodes", headers=headers, json=spec.model_dump(mode="json")).raise_for_status()
+        beat = {"started": spec.started}
+        httpx.post(f"{url}/internal/nodes/trainer-0/heartbeat", headers=headers, json=beat).raise_for_status()
+        body = {"workload": "toy", "roles": ONE_TRAINER}
+        job = httpx.post(f"{url}/jobs", headers=bearer(TOKEN), json=body).json()["id"]
+        assert process.stderr
+        records = (json.loads(line) for line in process.stderr)
+        placed = next(record for record in records if record.get("event") == "job_placed")
+        assert (placed["level"], placed["job"], placed["attempt"]) == ("INFO", job, 1)
+        assert placed["message"] == f"job {job} attempt 1: placed 1 workers"
 
 
 def test_a_killed_master_loses_nothing(tmp_path: Path) -> None:

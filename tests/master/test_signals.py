@@ -39,32 +39,32 @@ async def test_closing_releases_all_now_and_later() -> None:
 
 async def test_an_answer_is_good_until_its_node_is_notified_or_it_grows_old() -> None:
     now = [0.0]
-    answers, beat, answer = Answers(lambda: now[0]), Heartbeat(started="life"), Answer(1, b"{}")
+    answers, beat, answer = Answers(lambda: now[0]), Heartbeat(started="first"), Answer(1, b"{}")
 
     def remember() -> None:
         ticket = answers.ticket("a")
-        answers.hear("a", beat, ticket)
-        answers.keep("a", "life", answer, ticket)
+        answers.record("a", beat, ticket)
+        answers.keep("a", "first", answer, ticket)
 
     remember()
-    assert answers.kept("a", "life") is answer
-    assert answers.has_heard("a", beat)
-    assert answers.kept("a", "another life") is None
-    assert not answers.has_heard("a", beat.model_copy(update={"draining": True}))
+    assert answers.find("a", "first") is answer
+    assert answers.is_recorded("a", beat)
+    assert answers.find("a", "another incarnation") is None
+    assert not answers.is_recorded("a", beat.model_copy(update={"draining": True}))
     answers.notify("b")
-    assert answers.kept("a", "life") is answer
+    assert answers.find("a", "first") is answer
     answers.notify("a")
-    assert answers.kept("a", "life") is None
-    assert not answers.has_heard("a", beat)
+    assert answers.find("a", "first") is None
+    assert not answers.is_recorded("a", beat)
     remember()
     now[0] = 11.0
-    assert answers.kept("a", "life") is None
-    assert not answers.has_heard("a", beat)
+    assert answers.find("a", "first") is None
+    assert not answers.is_recorded("a", beat)
 
 
 async def test_what_was_read_before_a_notification_is_not_kept() -> None:
-    answers = Answers()
+    answers = Answers(lambda: 0.0)
     ticket = answers.ticket("a")
     answers.notify("a")
-    answers.keep("a", "life", Answer(1, b"{}"), ticket)
-    assert answers.kept("a", "life") is None
+    answers.keep("a", "first", Answer(1, b"{}"), ticket)
+    assert answers.find("a", "first") is None

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ async def test_an_upload_asks_for_free_space_beside_the_event_loop_and_not_for_e
 ) -> None:
     asked = threads_of(monkeypatch, os, "statvfs")
 
-    reserve = Reserve(tmp_path, 0)
+    reserve = Reserve(tmp_path, 0, time.monotonic)
     async for _ in within_reserve(pieces(1000, 1), reserve):
         pass
     await asyncio.gather(*(reserve.look() for _ in range(100)))
@@ -53,7 +54,7 @@ async def test_what_was_let_in_since_the_last_look_counts(tmp_path: Path, monkey
     free = found.f_bavail * found.f_frsize
     monkeypatch.setattr(os, "statvfs", lambda _: found)
 
-    reserve = Reserve(tmp_path, free - 100)
+    reserve = Reserve(tmp_path, free - 100, time.monotonic)
     await reserve.check(100)
     await reserve.check(100)
     upload = within_reserve(pieces(20, 30), reserve)
@@ -68,7 +69,7 @@ async def test_progress_may_use_the_reserve_but_for_its_floor(tmp_path: Path, mo
     free = found.f_bavail * found.f_frsize
     monkeypatch.setattr(os, "statvfs", lambda _: found)
 
-    reserve = Reserve(tmp_path, 4 * (free - 100))
+    reserve = Reserve(tmp_path, 4 * (free - 100), time.monotonic)
     with pytest.raises(NoRoom):
         await anext(within_reserve(pieces(1, 1), reserve))
     await anext(above_floor(pieces(1, 60), reserve))
@@ -91,13 +92,13 @@ def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) 
 
     assert bytes_below(folder, counts) == 0
     assert bytes_below(folder) == 0
-    assert Streams(tmp_path, 1 << 20).used("job") == 0
+    assert Streams(tmp_path, 1 << 20, time.monotonic).used("job") == 0
 
 
 async def test_streams_are_measured_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threads_of(monkeypatch, segments, "segments")
 
-    streams = Streams(tmp_path, 1 << 20)
+    streams = Streams(tmp_path, 1 << 20, time.monotonic)
     assert await streams.append(LOG, 0, pieces(0, 0)) == 0
     assert await streams.append(LOG, 0, pieces(3, 10)) == 30
     assert await streams.append(LOG, 20, pieces(1, 5)) == 30

@@ -11,10 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.answers import Answers
-from rolecall.master.core import Master, open_master
-from rolecall.master.leadership import Leadership
-from rolecall.master.signals import Signals
+from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import JobRecord
@@ -24,20 +21,19 @@ from rolecall.spec.report import ProgressLine
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 
-from .harness import CATALOGUE, line, make_node, make_settings
+from .harness import line, make_node, still_master
 from .test_deletion import START
 
 
 @asynccontextmanager
 async def on_still_master(data: Path) -> AsyncIterator[Master]:
     """The parts of a master of which no loop runs, and one node that is alive."""
-    settings = make_settings(data)
-    async with open_master(settings, CATALOGUE, Answers(), Signals(), Leadership(settings)) as master:
+    async with still_master(data) as master:
         spec = make_node("trainer-0", Role.TRAINER)
         async with master.database.write() as connection:
             await nodes.put(connection, spec, START)
-        master.presence.enter(spec.name, spec.started)
-        master.presence.note(spec.name, ())
+        master.presence.register(spec.name, spec.started)
+        master.presence.record_findings(spec.name, ())
         yield master
 
 

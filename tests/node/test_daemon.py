@@ -27,8 +27,8 @@ from tests.node.harness import (
 )
 
 from rolecall import __version__
-from rolecall.node.examination import EXAMINE_EVERY_S
 from rolecall.node.reconcile import Key
+from rolecall.node.self_check import CHECK_EVERY_S
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.state import StopMode, WorkerState
 
@@ -379,7 +379,7 @@ def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_pa
             f"its version is {__version__}, the master's is 9.9",
         )
         master.ahead_s, master.version_told = 0.0, __version__
-        master.wait(lambda: finding(master, "clock").level is Level.OK, 2 * EXAMINE_EVERY_S)
+        master.wait(lambda: finding(master, "clock").level is Level.OK, 2 * CHECK_EVERY_S)
         assert finding(master, "version").level is Level.OK
 
 
@@ -421,7 +421,7 @@ def test_a_node_whose_address_changes_registers_again(tmp_path: Path, outer: str
     with master.serving(), _node(master, tmp_path / "data", before, MASTER_ADDR="master.test"):
         master.wait(lambda: master.beats, 60)
         hosts.write_text(f"{outer} master.test\n")
-        master.wait(lambda: len(master.specs) > 1, 3 * EXAMINE_EVERY_S)
+        master.wait(lambda: len(master.specs) > 1, 3 * CHECK_EVERY_S)
     assert [spec.address for spec in master.specs] == ["127.0.0.1", outer]
     assert len({spec.started for spec in master.specs}) == 1
 

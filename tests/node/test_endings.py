@@ -23,7 +23,7 @@ KILL = -signal.SIGKILL
         (1, WRITTEN, None, None, WorkerState.FAILED, "ValueError: no"),
         (KILL, WRITTEN, "", None, WorkerState.FAILED, "ValueError: no"),
         (KILL, None, "", None, WorkerState.STOPPED, None),
-        (KILL, None, "gave no sign of life", None, WorkerState.FAILED, "gave no sign of life"),
+        (KILL, None, "sent no heartbeat", None, WorkerState.FAILED, "sent no heartbeat"),
         (KILL, None, None, None, WorkerState.FAILED, "killed by SIGKILL (out of memory?)"),
         (KILL, None, None, False, WorkerState.FAILED, "killed by SIGKILL"),
         (KILL, None, None, True, WorkerState.FAILED, "killed by SIGKILL (out of memory)"),
@@ -58,4 +58,4 @@ def test_silence_counts_from_the_last_beat() -> None:
     assert vitals.observe("S", None, 0.0) is None
     assert vitals.observe("S", 1, 4.0) is None
     assert vitals.observe("D", 1, 8.9) is None
-    assert "no sign of life" in (vitals.observe("D", 1, 9.1) or "")
+    assert "sent no heartbeat" in (vitals.observe("D", 1, 9.1) or "")

@@ -1,10 +1,10 @@
 """How long a worker's end waits for what the worker wrote."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
+from tests.clock import ManualClock
 
 from rolecall.node import shipping
 from rolecall.node.client import MasterFailed, MasterFull, MasterUnreachable
@@ -15,14 +15,16 @@ from rolecall.node.reconcile import Key
 
 
 class Shelf:
-    """A master that fails at every piece, until it is mended."""
+    """A master that fails at every piece, or at the first `failures` ones."""
 
-    def __init__(self, error: MasterUnreachable | None) -> None:
+    def __init__(self, error: MasterUnreachable | None, failures: int = 10**6) -> None:
         self.error = error
+        self.failures = failures
         self.sent = 0
 
     async def ship(self, key: Key, stream: str, offset: int, piece: bytes, *, cut: bool = False) -> int:
-        if self.error is not None:
+        if self.error is not None and self.failures:
+            self.failures -= 1
             raise self.error
         self.sent = offset + len(piece)
         return self.sent
@@ -38,35 +40,28 @@ def progress(tmp_path: Path) -> Stream:
 
 def in_contact() -> Contact:
     contact = Contact(fence_s=30.0)
-    contact.answered(time.monotonic())
+    contact.answered(0.0)
     return contact
 
 
-async def is_over(shelf: Shelf, progress: Stream, contact: Contact, within_s: float) -> bool:
-    """Whether the worker's end waits no longer for its progress."""
-    try:
-        async with asyncio.timeout(within_s):
-            await shipping.Shipper(shelf, contact).ship_all(progress)  # type: ignore[arg-type]
-    except TimeoutError:
-        return False
-    return True
+def seconds_to_ship(shelf: Shelf, progress: Stream, contact: Contact) -> float:
+    """How long the worker's end waits for its progress."""
+    clock = ManualClock()
+    shipper = shipping.Shipper(shelf, contact, clock, clock.sleep_async)  # type: ignore[arg-type]
+    asyncio.run(shipper.ship_all(progress))
+    return clock.now
 
 
-def test_a_piece_that_a_master_in_contact_fails_at_is_given_up(
-    progress: Stream, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "patience_s"), [(MasterFailed("500"), 15), (MasterUnreachable("503"), 600), (MasterFull("507"), 600)]
+)
+def test_a_piece_that_a_master_in_contact_does_not_take_is_given_up(
+    progress: Stream, error: MasterUnreachable, patience_s: float
 ) -> None:
-    monkeypatch.setattr(shipping, "_FAILED_S", 0.1)
-    assert asyncio.run(is_over(Shelf(MasterFailed("500")), progress, in_contact(), 5.0))
-
-
-@pytest.mark.parametrize("error", [MasterUnreachable("503"), MasterFull("507")])
-def test_a_master_that_is_busy_is_waited_for_longer(
-    progress: Stream, monkeypatch: pytest.MonkeyPatch, error: MasterUnreachable
-) -> None:
-    monkeypatch.setattr(shipping, "_FAILED_S", 0.1)
-    assert not asyncio.run(is_over(Shelf(error), progress, in_contact(), 0.6))
-    monkeypatch.setattr(shipping, "_BUSY_S", 0.1)
-    assert asyncio.run(is_over(Shelf(error), progress, in_contact(), 5.0))
+    """After some seconds if the master fails at it; a master that is busy or full gets more time."""
+    shelf = Shelf(error)
+    assert patience_s < seconds_to_ship(shelf, progress, in_contact()) <= patience_s + 2
+    assert shelf.sent == 0
 
 
 def test_progress_beyond_its_bound_is_not_sent(tmp_path: Path) -> None:
@@ -75,7 +70,7 @@ def test_progress_beyond_its_bound_is_not_sent(tmp_path: Path) -> None:
     (folder.path / "progress.jsonl").write_bytes(b"x" * (3 * PIECE_BYTES))
     shelf = Shelf(None)
     progress = Stream(Key("job", 1, 0), "progress", folder, "progress.jsonl", most_bytes=PIECE_BYTES + 10)
-    assert asyncio.run(is_over(shelf, progress, in_contact(), 5.0))
+    seconds_to_ship(shelf, progress, in_contact())
     assert shelf.sent == PIECE_BYTES + 10
 
 
@@ -91,13 +86,8 @@ def test_a_line_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     assert [read.step for _ in range(8) for read in reader.read()] == [2, 4]
 
 
-def test_a_master_that_is_away_is_waited_for_until_it_is_back(
-    progress: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shipping, "_FAILED_S", 0.1)
-    monkeypatch.setattr(shipping, "_BUSY_S", 0.1)
-    contact, shelf = in_contact(), Shelf(MasterUnreachable("away"))
-    contact.failed(MasterUnreachable("away"), time.monotonic())
-    assert not asyncio.run(is_over(shelf, progress, contact, 0.6))
-    shelf.error = None
-    assert asyncio.run(is_over(shelf, progress, contact, 5.0))
+def test_a_master_that_is_away_is_waited_for_until_it_is_back(progress: Stream) -> None:
+    contact, shelf = in_contact(), Shelf(MasterUnreachable("away"), failures=1000)
+    contact.failed(MasterUnreachable("away"), 1.0)
+    assert seconds_to_ship(shelf, progress, contact) > 900
+    assert shelf.sent == len("a line\n")

@@ -5,6 +5,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch.distributed as dist
+from tests.clock import ManualClock
 
 from rolecall.runtime.agreement import Agreement, Decision
 
@@ -46,3 +47,19 @@ def test_all_ranks_stop_and_save_after_the_same_step(tmp_path: Path) -> None:
     stopped, checkpoints = answers[0]
     assert stopped >= 50
     assert checkpoints[0] >= 20
+
+
+def test_the_ranks_agree_a_few_times_a_second_at_any_speed() -> None:
+    clock = ManualClock()
+    agreement = Agreement(clock=clock)
+    asked: list[int] = []
+
+    def wish(step: int) -> Decision:
+        asked.append(step)
+        return Decision()
+
+    for step in range(1, 101):
+        clock.now += 0.0625 if step <= 50 else 1.0
+        agreement.after(step, lambda step=step: wish(step))
+    assert asked[:4] == [1, 5, 9, 13], "four steps of 1/16 s"
+    assert asked[-45:] == list(range(56, 101)), "every step of 1 s"

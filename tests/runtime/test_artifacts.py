@@ -26,7 +26,7 @@ def test_a_master_that_is_away_for_long_is_waited_for(tmp_path: Path) -> None:
     with answering(answers) as client:
         Artifacts(MasterBlobs(client), client, 1, on_wait=said.append).put("model", tmp_path / "model")
     assert answers == [200]
-    assert said[0].startswith("the artifact model waits to be stored: the master could neither store nor send files")
+    assert said[0].startswith("the artifact model can't be stored yet: the master could neither store nor send files")
 
 
 def test_a_store_that_fails_is_waited_for(tmp_path: Path) -> None:

@@ -1,22 +1,22 @@
 """A worker's calls to a master that answers as it likes."""
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from tests.clock import ManualClock
 
-from rolecall.runtime import master_client
 from rolecall.runtime.master_client import MasterClient
 from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
 
 
 @contextmanager
-def answering(statuses: list[int], *, after_s: float = 0.0) -> Iterator[MasterClient]:
-    """A client of a master that answers with these in turn, and with the last one from then on."""
+def answering(statuses: list[int], clock: ManualClock | None = None, *, after_s: float = 0.0) -> Iterator[MasterClient]:
+    """A client of a master that answers with these in turn, each after so long, and with the last one from then on."""
+    time = clock or ManualClock()
 
     class Handler(BaseHTTPRequestHandler):
         def _answer(self) -> None:
@@ -33,7 +33,7 @@ def answering(statuses: list[int], *, after_s: float = 0.0) -> Iterator[MasterCl
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield MasterClient(f"http://127.0.0.1:{server.server_port}", "token", "job", 1)
+        yield MasterClient(f"http://127.0.0.1:{server.server_port}", "token", "job", 1, clock=time, sleep=time.sleep)
         server.shutdown()
 
 
@@ -47,18 +47,26 @@ def test_what_a_slow_network_or_a_proxy_causes_is_tried_again(tmp_path: Path) ->
         client.get_blob("1/part", tmp_path / "fetched")
 
 
-def test_a_call_that_fails_after_long_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_fails_after_long_is_tried_again(tmp_path: Path) -> None:
     """The patience begins with the first failure, however long the transfer had taken till then."""
-    monkeypatch.setattr(master_client, "_GIVE_UP_S", 0.3)
-    with answering([503, 200], after_s=0.5) as client:
+    clock = ManualClock()
+    with answering([503, 200], clock, after_s=400) as client:
         client.get_blob("1/part", tmp_path / "fetched")
-    with answering([503]) as client, pytest.raises(BlobsUnavailable, match="could neither store nor send files for"):
-        client.get_blob("1/part", tmp_path / "fetched")
+    assert len(clock.pauses) == 3, "two answers, and the pause between them"
 
 
-def test_a_master_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_double_up_to_five_seconds_for_five_minutes(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with (
+        answering([503], clock) as client,
+        pytest.raises(BlobsUnavailable, match=r"could neither store nor send files for 30\d s"),
+    ):
+        client.get_blob("1/part", tmp_path / "fetched")
+    assert [pause for pause in clock.pauses if pause][:8] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_master_that_stays_away_is_waited_for_once(tmp_path: Path) -> None:
     """A job whose every checkpoint waited for minutes would hardly train."""
-    monkeypatch.setattr(master_client, "_GIVE_UP_S", 0.3)
     answers = [503] * 1000
     with answering(answers) as client:
         with pytest.raises(BlobsUnavailable):

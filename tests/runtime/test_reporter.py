@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.clock import ManualClock
 
 from rolecall.runtime import reporter
 from rolecall.runtime.reporter import Reporter
@@ -22,15 +23,17 @@ def lines(path: Path) -> list[ProgressLine]:
     return [ProgressLine.model_validate(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def test_the_first_step_is_told_apart_and_later_ones_are_throttled(tmp_path: Path, report: Reporter) -> None:
-    for step in range(1, 1001):
-        report(step, loss=torch.tensor(0.5), samples=8, steps=1000, epoch=1)
+def test_the_first_step_is_told_apart_and_later_ones_are_throttled(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with closing(Reporter(tmp_path / "progress", clock)) as report:
+        for step in range(1, 1001):
+            report(step, loss=torch.tensor(0.5), samples=8, steps=1000, epoch=1)
+            clock.now += 0.0625
     written = lines(tmp_path / "progress")
-    assert written[0].kind == "first_step"
-    assert written[0].step == 1
-    assert all(line.kind == "step" for line in written[1:])
-    assert len(written) < 20
+    assert [line.kind for line in written] == ["first_step"] + ["step"] * 125
+    assert [line.step for line in written] == [*range(1, 1001, 8), 1000]
     assert written[0].metrics == {"loss": 0.5}
+    assert written[-2].samples_per_s == 8 / 0.0625
 
 
 def test_the_last_step_is_told_before_the_result(tmp_path: Path, report: Reporter) -> None:

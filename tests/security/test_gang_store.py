@@ -131,7 +131,7 @@ def test_a_stranger_in_the_place_of_a_worker_ends_the_attempt() -> None:
         error = met.hear(0)
         assert type(error).__name__ == "IntrudedGang"
         assert "arrived/1" in str(error)
-        assert "let nobody but the gang's nodes reach the gang ports" in str(error)
+        assert "allow only the gang's nodes to reach the gang ports" in str(error)
 
 
 def test_a_store_of_somebody_else_is_noticed() -> None:

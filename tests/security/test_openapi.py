@@ -34,7 +34,8 @@ from tests.master.harness import (
     serving,
 )
 
-from rolecall.master.app import create_app
+from rolecall.master.program import Program
+from rolecall.master.server import create_app
 from rolecall.spec.access import Scope
 from rolecall.spec.state import WorkerState
 from rolecall.spec.token import attempt_token
@@ -42,7 +43,7 @@ from rolecall.spec.token import attempt_token
 from .documents import SAME_EACH_TIME
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-SCHEMA = schemathesis.openapi.from_dict(create_app(make_settings(Path("/nowhere")), CATALOGUE).openapi())
+SCHEMA = schemathesis.openapi.from_dict(create_app(Program(make_settings(Path("/nowhere")), CATALOGUE)).openapi())
 OPERATIONS: dict[str, APIOperation] = {}
 for found in SCHEMA.get_all_operations():
     assert isinstance(found, Ok), found

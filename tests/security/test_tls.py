@@ -28,10 +28,10 @@ from rolecall.cli.connection import Connection
 from rolecall.cli.exits import CommandError
 from rolecall.edge.tls import Certificate
 from rolecall.master.server import read_certificate
-from rolecall.node import findings
+from rolecall.node import checks
+from rolecall.node.checks import GpuInventory
 from rolecall.node.client import MasterClient, MasterUnreachable
-from rolecall.node.examination import Examiner
-from rolecall.node.findings import GpuInventory
+from rolecall.node.self_check import SelfCheck
 from rolecall.settings import NodeSettings
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Level
@@ -268,7 +268,7 @@ def test_a_ca_file_of_no_use_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ahead", "level"), [(15 * DAY_S, Level.OK), (13 * DAY_S, Level.WARNING)])
 def test_a_certificate_that_ends_soon_is_a_warning(ahead: float, level: Level) -> None:
-    assert findings.certificate(ahead).level is level
+    assert checks.certificate(ahead).level is level
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ async def test_clear_text_that_leaves_the_machine_is_a_warning(
     settings = NodeSettings(role=Role.TRAINER, master_addr=address, data=tmp_path, node_token=SecretStr(NODE_TOKEN))
     client = MasterClient(f"http://127.0.0.1:{master.port}", lambda: NODE_TOKEN)
     with master.serving():
-        found, _ = await Examiner(settings, client, GpuInventory(0, 0)).examine(make_node("trainer-0", Role.TRAINER))
+        found, _ = await SelfCheck(settings, client, GpuInventory(0, 0)).run(make_node("trainer-0", Role.TRAINER))
         await client.close()
     (finding,) = [one for one in found if one.check == "tls"]
     assert finding.level is level
@@ -324,7 +324,7 @@ def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_
             assert client.get(f"/jobs/{job}/artifacts").json()["artifacts"]
             nodes = client.get("/nodes").json()["nodes"]
         said = {one["message"] for node in nodes for one in node["findings"] if one["check"] == "tls"}
-        assert said == {"the master's certificate ends in 30 days"}
+        assert said == {"the master's certificate expires in 30 days"}
         shell = {"ROLECALL_URL": url, "ROLECALL_TOKEN": TOKEN, "ROLECALL_TLS_CA": str(ca.certificate)}
         listed = _run([sys.executable, "-m", "rolecall.cli", "jobs"], shell)
         assert job in listed.stdout, listed.stderr

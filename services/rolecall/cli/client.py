@@ -17,6 +17,7 @@ from rolecall.cli.connection import Connection
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.edge.tls import client_options, explain, request_options
 from rolecall.spec.access import AuditEntry, TokenDocument, TokenSecret
+from rolecall.spec.api import Artifact, Event, Health, PruneSummary, Readiness, WorkloadDocument
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Finding
 from rolecall.spec.job import JobDocument
@@ -26,73 +27,6 @@ _M = TypeVar("_M", bound=BaseModel)
 _SILENCE_S = 60.0
 """A master that streams says something several times in this time, if only that there is nothing new."""
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-
-
-class Event(BaseModel):
-    """Something that happened to a job."""
-
-    id: int
-    at: datetime
-    attempt: int | None
-    kind: str
-    message: str
-
-
-class Artifact(BaseModel):
-    """A file that a job leaves behind."""
-
-    name: str
-    size: int
-    sha256: str
-
-
-class Volume(BaseModel):
-    """The volume of the master's data folder, in bytes."""
-
-    free: int
-    total: int
-    reserve: int
-
-
-class Health(BaseModel):
-    """Whether the master, or the database below it, answers."""
-
-    status: str
-    volume: Volume | None = None
-
-
-class PrunedJob(BaseModel):
-    """A job that is deleted, or would be."""
-
-    id: str
-    name: str
-    state: str
-    ended_at: datetime
-    size: int
-
-
-class PruneSummary(BaseModel):
-    """The jobs that a `prune` deletes, and how many bytes they have."""
-
-    jobs: list[PrunedJob]
-    size: int
-
-
-class RoleLimits(BaseModel):
-    """How many workers of a role a workload takes."""
-
-    default: int
-    least: int
-    most: int
-
-
-class WorkloadDocument(BaseModel):
-    """What a workload offers; `params` is the JSON schema of its parameters."""
-
-    name: str
-    summary: str
-    roles: dict[str, RoleLimits]
-    params: dict[str, Any]
 
 
 class _Info(BaseModel):
@@ -172,9 +106,9 @@ class Client:
         """Whether the master answers at all; needs no token."""
         return self._call(Health, "GET", "/healthz")
 
-    def readyz(self) -> Health:
+    def readyz(self) -> Readiness:
         """Whether the master can work."""
-        return self._call(Health, "GET", "/readyz")
+        return self._call(Readiness, "GET", "/readyz")
 
     def findings(self) -> list[Finding]:
         """What is weak in the master's settings."""

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from rolecall.cli.client import PruneSummary
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import age, out, print_json, print_table, size
+from rolecall.spec.api import PruneSummary
 from rolecall.spec.state import JobState
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

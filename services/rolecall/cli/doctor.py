@@ -13,15 +13,15 @@ from pydantic import TypeAdapter
 from rich.markup import escape
 
 from rolecall import __version__
-from rolecall.cli.client import Client, Volume
+from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection, find
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Token, Url
 from rolecall.cli.output import err, out, print_json, print_table, size
-from rolecall.spec.finding import Level
+from rolecall.spec.api import Volume
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeDocument
-from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.state import JobState
 
 WAIT_S = 120.0
@@ -86,8 +86,7 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
 def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
     ready = client.readyz()
     yield _ok(_MASTER, "token", "the master accepts the token, and its database answers")
-    if ready.volume is not None:
-        yield _disk(ready.volume)
+    yield _disk(ready.volume)
     yield _version(client.version())
     yield from _settings_findings(client)
     nodes = client.nodes()

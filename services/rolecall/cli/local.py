@@ -20,10 +20,10 @@ from rolecall.cli.client import Client
 from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
-from rolecall.process import forbid_inspection, keep_files_private
+from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings import for_nodes, read_worker
 from rolecall.spec.role import Role
-from rolecall.supervisor import Ended, Program, Supervisor, describe
+from rolecall.supervisor import Ended, Program, Supervisor
 
 _HOST = "127.0.0.1"
 _START_S = 60.0
@@ -79,7 +79,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     err.print(f"starting a master and {len(programs) - 1} nodes; this takes a few seconds")
     with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _wait_until_ready(supervisor, connection, programs)
-        if supervisor.told:
+        if supervisor.should_exit:
             return
         token_file = store(connection)
         stack.callback(forget, connection)
@@ -87,7 +87,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
         err.print(f"token in {token_file}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
         print(dumps(ready) if json else f"ready {connection.url}", flush=True)
-        while not supervisor.told:
+        while not supervisor.should_exit:
             supervisor.wait()
 
 
@@ -158,7 +158,7 @@ def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: 
     deadline = time.monotonic() + _START_S
     missing: list[str] = [program.name for program in programs[1:]]
     with Client(connection) as client:
-        while missing and not supervisor.told:
+        while missing and not supervisor.should_exit:
             for ended in supervisor.wait(0.1):
                 raise CommandError(Exit.FAILED, _exit_message(ended))
             if time.monotonic() > deadline:
@@ -179,7 +179,7 @@ def _live_nodes(client: Client) -> set[str]:
 def _exit_message(ended: Ended) -> str:
     log = ended.program.log
     lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
-    return "\n".join([f"{ended.program.name} ended with {describe(ended.code)}; last lines of {log}:", *lines])
+    return "\n".join([f"{ended.program.name} ended with {describe_exit(ended.code)}; last lines of {log}:", *lines])
 
 
 def _free_port(port: int) -> int:

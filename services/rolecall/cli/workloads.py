@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from rolecall.cli.client import WorkloadDocument
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
+from rolecall.spec.api import WorkloadDocument
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this workload's roles and parameters.")]
 

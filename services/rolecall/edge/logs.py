@@ -61,6 +61,24 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: record.__dict__[name] for name in _FIELDS if name in record.__dict__}
 
 
+class _Stamp(logging.Filter):
+    """Adds fields to each record that has not its own."""
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.__dict__.update(self._fields | record.__dict__)
+        return True
+
+
+def stamp_records(*, job: str, attempt: int, rank: int) -> None:
+    """Give these fields to all records of this process, whichever library logs them. Follows `log_to_stderr`."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_Stamp({"job": job, "attempt": attempt, "rank": rank}))
+
+
 def log_to_stderr(level: str = "INFO", form: LogFormat = "text") -> None:
     """Configure this process to log to stderr. Replaces the previous configuration."""
     handler = logging.StreamHandler(sys.stderr)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolecall.edge.logs import about
 from rolecall.settings import read_worker
 from rolecall.untrusted_files import delete_tree, open_regular
 
@@ -65,7 +66,8 @@ def evict(cache: Path, max_bytes: int) -> int:
             break
         if _delete_unused(entry.lock):
             evicted += entry.size
-            _log.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size)
+            extra = about("cache_evicted")
+            _log.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size, extra=extra)
     return evicted
 
 

@@ -30,8 +30,6 @@ Name = Annotated[str, Field(max_length=1024)]
 """The name of a column, a class or a block."""
 Names = Annotated[list[Name], Field(max_length=50_000, fail_fast=True)]
 Value = Text | Annotated[int, Field(ge=-(2**63), lt=2**64)] | Annotated[float, Field(ge=-1e308, le=1e308)] | bool
-
-
 Precision = Literal["float32", "float64", "bfloat16"]
 """See `rolecall.kit.precision`."""
 

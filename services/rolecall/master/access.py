@@ -7,9 +7,9 @@ that can be guessed, such as passwords; here it would only make each call slower
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from rolecall.spec.access import ADMIN, METRICS, NODE, Limits, Scope, TokenDocument
 
@@ -62,7 +62,8 @@ class Scrapes:
 class Access:
     """The secrets that are valid. `replace` follows the database; the built-in tokens stay."""
 
-    def __init__(self, built_in: Iterable[Known]) -> None:
+    def __init__(self, built_in: Iterable[Known], now: Callable[[], datetime]) -> None:
+        self._now = now
         self._built_in = {known.digest: known for known in built_in}
         self._known = dict(self._built_in)
         self._used: dict[str, datetime] = {}
@@ -76,7 +77,7 @@ class Access:
         """
         digest = digest_of(presented)
         known = self._known.get(digest)
-        now = datetime.now(UTC)
+        now = self._now()
         if known is None or not hmac.compare_digest(known.digest, digest):
             return None
         if known.expires_at is not None and known.expires_at <= now:

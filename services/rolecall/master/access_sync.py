@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.exc import DataError
 
 from rolecall.master.access import Access, Known, Principal
+from rolecall.master.clock import Clock
 from rolecall.master.refusals import Refusals
 from rolecall.master.storage_errors import ErrorLog
 from rolecall.master.store import audit, tokens
@@ -22,10 +23,10 @@ _USE_GRAIN = timedelta(minutes=1)
 class AccessSync:
     """Reads tokens; writes when they were used, to the minute, and the calls that were refused."""
 
-    def __init__(self, database: Database, access: Access) -> None:
-        self.strangers = Refusals()
+    def __init__(self, database: Database, access: Access, clock: Clock) -> None:
+        self.strangers = Refusals(clock)
         """Calls without a valid token."""
-        self.refused = Refusals()
+        self.refused = Refusals(clock)
         """Calls with a valid token that got an error for an answer."""
         self._database = database
         self._access = access

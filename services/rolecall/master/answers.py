@@ -5,7 +5,6 @@ again after `_TRUSTED_S` in any case: a notification that was lost (a caller cut
 """
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,8 +29,8 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    life: str
+class _Recorded:
+    incarnation: str
     draining: bool
     workers: tuple[WorkerReport, ...]
     until: float
@@ -39,7 +38,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    life: str
+    incarnation: str
     answer: Answer
     until: float
 
@@ -47,10 +46,10 @@ class _Kept:
 class Answers:
     """The signals of the nodes, and what was last heard of each and answered to it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._signals = Signals()
-        self._heard: dict[str, _Heard] = {}
+        self._recorded: dict[str, _Recorded] = {}
         self._kept: dict[str, _Kept] = {}
 
     @property
@@ -65,7 +64,7 @@ class Answers:
     def notify(self, *nodes: str) -> None:
         """What these nodes should run may be different."""
         for node in nodes:
-            self._heard.pop(node, None)
+            self._recorded.pop(node, None)
             self._kept.pop(node, None)
         self._signals.notify(*nodes)
 
@@ -73,23 +72,25 @@ class Answers:
         """Release all who wait: the program ends."""
         self._signals.close()
 
-    def has_heard(self, node: str, beat: Heartbeat) -> bool:
+    def is_recorded(self, node: str, beat: Heartbeat) -> bool:
         """Whether all that `beat` tells was stored, and nothing has changed for the node since."""
-        heard = self._heard.get(node)
+        recorded = self._recorded.get(node)
+        if recorded is None or recorded.until <= self._now():
+            return False
         told = (beat.started, beat.draining, beat.workers)
-        return heard is not None and heard.until > self._clock() and (heard.life, heard.draining, heard.workers) == told
+        return (recorded.incarnation, recorded.draining, recorded.workers) == told
 
-    def hear(self, node: str, beat: Heartbeat, ticket: asyncio.Event) -> None:
+    def record(self, node: str, beat: Heartbeat, ticket: asyncio.Event) -> None:
         """All that `beat` tells is stored; it was looked at after `ticket` was taken."""
         if not ticket.is_set():
-            self._heard[node] = _Heard(beat.started, beat.draining, beat.workers, self._clock() + _TRUSTED_S)
+            self._recorded[node] = _Recorded(beat.started, beat.draining, beat.workers, self._now() + _TRUSTED_S)
 
-    def kept(self, node: str, life: str) -> Answer | None:
-        """The answer for this life of the node, if it is known to be still right."""
+    def find(self, node: str, incarnation: str) -> Answer | None:
+        """The answer for this incarnation of the node, if it is known to be still right."""
         kept = self._kept.get(node)
-        return kept.answer if kept and kept.life == life and kept.until > self._clock() else None
+        return kept.answer if kept and kept.incarnation == incarnation and kept.until > self._now() else None
 
-    def keep(self, node: str, life: str, answer: Answer, ticket: asyncio.Event) -> None:
+    def keep(self, node: str, incarnation: str, answer: Answer, ticket: asyncio.Event) -> None:
         """Remember an answer that was read after `ticket` was taken."""
         if not ticket.is_set():
-            self._kept[node] = _Kept(life, answer, self._clock() + _TRUSTED_S)
+            self._kept[node] = _Kept(incarnation, answer, self._now() + _TRUSTED_S)

@@ -13,6 +13,7 @@ from typing import IO
 
 import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
+from rolecall.edge.logs import about
 from rolecall.master.blob_stores import open_store
 from rolecall.master.space import bytes_below
 from rolecall.master.storage_errors import StoreUnavailable
@@ -272,7 +273,7 @@ async def _pieces(file: StoreFile[IO[bytes]], name: str) -> AsyncIterator[bytes]
             yield piece
     except StoreUnavailable as error:
         # The answer has begun: all that its reader sees is a connection that breaks off.
-        _log.error("the download of blob %s breaks off: %s", name, error)
+        _log.error("the download of blob %s failed: %s", name, error, extra=about("download_failed"))
         raise
     finally:
         file.close(_close)

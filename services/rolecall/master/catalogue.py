@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rolecall.edge.logs import about
 from rolecall.kit.data_access import DataAccess, DataPath, read_access
 from rolecall.master.extent import check_extent
 from rolecall.master.field_errors import Problem, explain, problem, unknown
@@ -82,7 +83,8 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
             raise
         except BaseException as error:  # noqa: BLE001 - foreign code may raise anything; it is logged and shown
             broken[point.name] = f"{type(error).__name__}: {error}"
-            _log.error("workload %s from %s is broken: %s", point.name, point.value, broken[point.name])
+            message = "workload %s from %s is broken: %s"
+            _log.error(message, point.name, point.value, broken[point.name], extra=about("workload_broken"))
         else:
             workloads[workload.name] = workload
     return Catalogue(workloads, broken)
@@ -174,11 +176,9 @@ def _loaded(point: EntryPoint) -> Workload[Any]:
     workload = cast(Workload[Any], loaded)
     if workload.per_node and not issubclass(workload.params, PerNodeParams):
         raise TypeError(f"{workload.name} runs on every node, so its params must be a kind of PerNodeParams")
-    missing = [role.module for role in workload.roles if not _has_module(workload.package, role)]
+    missing = sorted(
+        {module for role in workload.roles if importlib.util.find_spec(module := workload.module_of(role)) is None}
+    )
     if missing:
-        raise ImportError(f"package {workload.package} has no module {', '.join(missing)} for its roles")
+        raise ImportError(f"{workload.name} has no module {', '.join(missing)} for its roles")
     return workload
-
-
-def _has_module(package: str, role: Role) -> bool:
-    return importlib.util.find_spec(f"{package}.{role.module}") is not None

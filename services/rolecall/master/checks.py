@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from rolecall.edge.logs import about
 from rolecall.master.catalogue import Catalogue
 from rolecall.spec.errors import BrokenWorkload, CheckTimeout, RolecallError
 from rolecall.spec.job import JobRequest
@@ -107,6 +108,7 @@ class _Check:
         elif isinstance(error, RolecallError):
             self.outcome.set_exception(error)
         else:
-            _log.error("the check of workload %s is broken", self._workload, exc_info=error)
+            message = "the check of workload %s is broken"
+            _log.error(message, self._workload, exc_info=error, extra=about("workload_check_broken"))
             what = f"the check of workload {self._workload} is broken ({type(error).__name__}: {error})"
             self.outcome.set_exception(BrokenWorkload(f"{what}; the master's log has the traceback for its author"))

@@ -7,11 +7,12 @@ between goes on where it was.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime, timedelta
 
+from rolecall.edge.logs import about
 from rolecall.master.blobs import Blobs
+from rolecall.master.clock import Clock
 from rolecall.master.retention import KEEP_KEYS, Policy, blobs_of, deletion_reason, superfluous
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
@@ -45,7 +46,7 @@ class Cleaner:
         streams: Streams,
         policy: Policy,
         garbage: Signal,
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._database = database
         self._blobs = blobs
@@ -53,9 +54,9 @@ class Cleaner:
         self._policy = policy
         self._garbage = garbage
         self._clock = clock
-        self.pulse = Pulse()
+        self.pulse = Pulse(clock.monotonic)
         self._errors = ErrorLog()
-        self._begun = time.time()
+        self._begun = clock.now().timestamp()
         self._chores_at: datetime | None = None
         self._crowded: set[str] = set()
         self._failed: set[str] = set()
@@ -84,19 +85,19 @@ class Cleaner:
 
     async def clean(self) -> bool:
         """One pass; return whether nothing is left to be tried again."""
-        if self._chores_at is None or self._clock() - self._chores_at >= _CHORES:
+        if self._chores_at is None or self._clock.now() - self._chores_at >= _CHORES:
             await self._expire()
-            self._chores_at = self._clock()
+            self._chores_at = self._clock.now()
         swept, collected = await self._sweep_all(), await self._collect_all()
         return await self._delete_all() and swept and collected
 
     async def _clear_uploads(self) -> None:
         if cleared := await self._blobs.clear_uploads(self._begun):
-            _log.info("%d uploads that a killed master left are deleted", cleared)
+            _log.info("%d uploads that a killed master left are deleted", cleared, extra=about("uploads_deleted"))
 
     async def _expire(self) -> None:
         """What only time changes: old jobs, keys, events, audit entries, checkpoints of jobs that succeeded."""
-        now = self._clock()
+        now = self._clock.now()
         async with self._database.write() as connection:
             await deletion.forget_keys(connection, now - KEEP_KEYS)
             await deletion.trim_events(connection, events.MOST)
@@ -124,7 +125,7 @@ class Cleaner:
             if gone:
                 async with self._database.write() as connection:
                     await deletion.remove(connection, gone)
-                _log.info("%d jobs are deleted: %s", len(gone), ", ".join(gone))
+                _log.info("%d jobs are deleted: %s", len(gone), ", ".join(gone), extra=about("jobs_deleted"))
             if len(gone) < len(marked) or not marked:
                 return not marked
 
@@ -147,7 +148,7 @@ class Cleaner:
             known = blobs_of(record.manifest for record in await checkpoints.of_job(connection, job))
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         if swept := await self._blobs.sweep(job, number, shared | known):
-            _log.info("job %s: %d files that were left over are deleted", job, swept)
+            _log.info("job %s: %d leftover files are deleted", job, swept, extra=about("leftovers_deleted", job=job))
         async with self._database.write() as connection:
             await attempts.set_swept(connection, job, number)
 
@@ -171,7 +172,7 @@ class Cleaner:
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         kept_s = self._policy.finished_checkpoints
         succeeded = record.state is JobState.SUCCEEDED
-        if kept_s is not None and succeeded and _is_old(record.ended_at, self._clock() - kept_s):
+        if kept_s is not None and succeeded and _is_old(record.ended_at, self._clock.now() - kept_s):
             manifests, why = [one.manifest for one in known], f"the job succeeded more than {kept_s} ago"
             why = f"{why} (ROLECALL_KEEP_CHECKPOINT_DAYS)"
         else:
@@ -196,7 +197,7 @@ class Cleaner:
             for manifest in manifests:
                 await checkpoints.remove(connection, job, manifest)
             reason = deletion_reason(manifests, why)
-            await events.add(connection, job, self._clock(), "checkpoint", reason)
+            await events.add(connection, job, self._clock.now(), "checkpoint", reason)
 
     async def _each(
         self, found: Iterable[str], what: str, step: Callable[[str], Coroutine[None, None, None]]

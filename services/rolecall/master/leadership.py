@@ -11,14 +11,15 @@ import fcntl
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from rolecall.edge.logs import about
+from rolecall.master.clock import Clock
 from rolecall.master.storage_errors import ErrorLog, LeadershipLost, storage_error
 from rolecall.master.store import terms
 from rolecall.master.store.database import Database, is_sqlite
@@ -34,8 +35,9 @@ _log = logging.getLogger(__name__)
 class Leadership:
     """The right to be the one master of this data folder and this database."""
 
-    def __init__(self, settings: MasterSettings) -> None:
+    def __init__(self, settings: MasterSettings, clock: Clock) -> None:
         self._settings = settings
+        self._clock = clock
         self._me = f"process {os.getpid()} on {socket.gethostname()}"
         self._folder = FolderLock(settings.data / "master.lock")
         url = settings.database_url.get_secret_value() if settings.database_url else None
@@ -48,14 +50,14 @@ class Leadership:
         Raises `SettingsError` if one still leads after `ROLECALL_NODE_TIMEOUT_S`, which is time enough for a
         predecessor that is ending. With `ROLECALL_STANDBY` it waits for ever.
         """
-        begun, known = time.monotonic(), ""
+        begun, known = self._clock.monotonic(), ""
         while (rival := await self._rival()) is not None:
             waits()
             if rival and rival != known:
-                _log.warning("standing by: %s", rival)
+                _log.warning("standing by: %s", rival, extra=about("standing_by"))
             known = rival or known
             patient = self._settings.standby or not rival
-            if not patient and time.monotonic() - begun > self._settings.node_timeout_s:
+            if not patient and self._clock.monotonic() - begun > self._settings.node_timeout_s:
                 raise SettingsError(f"{rival}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
             await asyncio.sleep(LOOK_EVERY_S)
 
@@ -67,14 +69,14 @@ class Leadership:
         while True:
             try:
                 async with database.write() as connection:
-                    term = await terms.begin(connection, self._me, datetime.now(UTC))
+                    term = await terms.begin(connection, self._me, self._clock.now())
             except SQLAlchemyError as error:
                 self._forgive("taking the lead", error)
                 await asyncio.sleep(LOOK_EVERY_S)
             else:
                 database.fence(term)
                 self._errors.recovered("taking the lead")
-                _log.info("%s leads in term %d", self._me, term)
+                _log.info("%s leads in term %d", self._me, term, extra=about("term_began"))
                 return term
 
     async def watch(self, database: Database, term: int) -> None:
@@ -108,7 +110,7 @@ class Leadership:
             except SQLAlchemyError as error:
                 self._forgive("taking the lead", error)
                 return ""
-        if not self._folder.take(self._me):
+        if not self._folder.take(self._me, self._clock.now()):
             return f"another master leads in ROLECALL_DATA={self._settings.data}: {self._folder.holder()}"
         return None
 
@@ -126,7 +128,7 @@ class FolderLock:
         self._path = path
         self._file: IO[str] | None = None
 
-    def take(self, owner: str) -> bool:
+    def take(self, owner: str, now: datetime) -> bool:
         """Whether the lock is ours now. Raises `SettingsError` where files can't be locked."""
         if self._file is not None:
             return True
@@ -145,7 +147,7 @@ class FolderLock:
             raise SettingsError(f"ROLECALL_DATA: {self._path}: {error.strerror}; {remedy}") from None
         self._file = file
         file.truncate(0)
-        file.write(f"{owner}, since {datetime.now(UTC):%F %T} UTC\n")
+        file.write(f"{owner}, since {now:%F %T} UTC\n")
         file.flush()
         return True
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from itertools import pairwise
 
 from rolecall.master.store.records import AttemptSummary, Gang, JobSummary, WorkerRecord
+from rolecall.retry import delay_s
 from rolecall.spec.errors import IllegalTransition
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.report import Failure, StartTimes, WorkerReport, first_cause
@@ -109,7 +110,7 @@ def is_overdue(job: JobSummary, now: datetime) -> bool:
 
 def backoff_s(crashes: int) -> float:
     """Seconds to wait after so many failed attempts in a row: doubling, with a bound."""
-    return min(_MOST_BACKOFF_S, _BACKOFF_S * 2 ** (min(crashes, 20) - 1))
+    return delay_s(crashes, first=_BACKOFF_S, most=_MOST_BACKOFF_S)
 
 
 def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from rolecall.master.core import Master
+from rolecall.master.access_sync import AccessSync
 from rolecall.master.placement import Cluster, Seating
+from rolecall.master.program import Master
 from rolecall.master.store import jobs
 from rolecall.master.store.records import JobSummary
 from rolecall.spec.job import Progress
@@ -59,15 +60,14 @@ async def _look(master: Master) -> Snapshot:
         counts = await jobs.count_by_state(connection)
         stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in heard])
     progress = stored | heard
-    pulses = {"reconciler": master.reconciler, "placer": master.placer, "cleaner": master.cleaner}
     return Snapshot(
         counts=counts,
         oldest_queued_at=min((job.queued_at for job in view.queue.values()), default=None),
         running=[(job, progress.get(job.id, Progress())) for job in running],
         nodes=master.presence.states(view.nodes.values()),
         taken=view.taken(),
-        idle_s={name: loop.pulse.silent_s for name, loop in (pulses | {"verifier": master.verifier}).items()},
-        now=datetime.now(UTC),
+        idle_s={name: loop.pulse.silent_s for name, loop in master.loops.items() if not isinstance(loop, AccessSync)},
+        now=master.clock.now(),
     )
 
 

@@ -1,8 +1,8 @@
 """The loop that gives queued jobs their places.
 
 It computes in a thread of its own on what the view held at one moment, so that a wide search holds up no request. Then
-it commits job by job, guarded by the job's state and by the nodes' lives: a plan that is stale by then fails and is
-made anew. Nothing else gives places away, so that between the look and the commit places can only become free.
+it commits job by job, guarded by the job's state and by the nodes' incarnations: a plan that is stale by then fails
+and is made anew. Nothing else gives places away, so that between the look and the commit places can only become free.
 """
 
 import asyncio
@@ -10,13 +10,15 @@ import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from prometheus_client import Histogram
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.edge.logs import about
 from rolecall.master.access import Access
 from rolecall.master.catalogue import Catalogue
+from rolecall.master.clock import Clock
 from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.master.presence import Presence
 from rolecall.master.scheduler import Allowance, QueuedJob, schedule
@@ -26,12 +28,11 @@ from rolecall.master.store import attempts, checkpoints, jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import JobSummary, NodeRecord
 from rolecall.master.view import View
-from rolecall.master.waking import Waking
+from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import GangPlan, WorkerPlan
 
-TICK_S = 0.5
 _log = logging.getLogger(__name__)
 
 Offer = tuple[NodeRecord, bool, str | None]
@@ -54,6 +55,7 @@ class Placer:
     def __init__(
         self,
         *,
+        clock: Clock,
         database: Database,
         access: Access,
         catalogue: Catalogue,
@@ -63,7 +65,8 @@ class Placer:
         placement_seconds: Histogram,
         backfill_window: timedelta,
     ) -> None:
-        self.pulse = Pulse()
+        self.pulse = Pulse(clock.monotonic)
+        self._clock = clock
         self._database = database
         self._access = access
         self._catalogue = catalogue
@@ -106,7 +109,7 @@ class Placer:
     async def place(self, pool: ThreadPoolExecutor | None = None) -> float:
         """One look, computed in a thread of `pool`. Returns after how many seconds the next one is due."""
         await self._view.refresh()
-        now = _now()
+        now = self._clock.now()
         look = _Look(self._view.version, self._offers(), self._access.limits)
         if look == self._settled and (self._again_at is None or now < self._again_at):
             return self._due_s(now)
@@ -155,7 +158,7 @@ class Placer:
         plans = [(job, plan) for job in ready if isinstance(plan := outcomes[job.id], GangPlan)]
         waits = [(job, why) for job in ready if isinstance(why := outcomes[job.id], Waiting)]
         for job, plan in plans:
-            await self._errors.attempt(f"placing {job.id}", self._begin(job, plan))
+            await self._errors.attempt(f"placing {job.id}", self._begin(job, plan), job.id)
         self._waiting = {(job.id, job.attempt): why for job, why in waits}
         await self._tell(waits)
         return bool(plans)
@@ -171,7 +174,7 @@ class Placer:
         self._waking.followers(*(job.id for job, _ in news))
 
     async def _begin(self, job: JobSummary, plan: GangPlan) -> bool:
-        now = _now()
+        now = self._clock.now()
         try:
             async with self._database.write() as connection:
                 record = await jobs.find(connection, job.id)
@@ -180,7 +183,7 @@ class Placer:
                 if record.unreadable is not None:
                     self._view.set_aside(job.id, record.unreadable)
                     raise Conflict(f"{record.unreadable}; the job is set aside")
-                await self._check_lives(connection, plan)
+                await self._check_incarnations(connection, plan)
                 avoided = not set(record.avoid or ()).isdisjoint(worker.node for worker in plan.workers)
                 resume_from = await checkpoints.newest(connection, job.id, undoubted=avoided)
                 await attempts.begin(connection, job, plan, resume_from, now)
@@ -192,13 +195,14 @@ class Placer:
             raise
         self._waking.gang(job.id, {worker.node for worker in plan.workers})
         self._placement_seconds.observe((now - job.queued_at).total_seconds())
-        _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size)
+        fields = about("job_placed", job=job.id, attempt=job.attempt + 1)
+        _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size, extra=fields)
         return True
 
-    async def _check_lives(self, connection: AsyncConnection, plan: GangPlan) -> None:
+    async def _check_incarnations(self, connection: AsyncConnection, plan: GangPlan) -> None:
         """Raise `Conflict` when a node of the plan was lost, restarted or began to drain since the look."""
         names = {worker.node for worker in plan.workers}
-        stored = await nodes.lives(connection, names)
+        stored = await nodes.incarnations(connection, names)
         for name in sorted(names):
             seen, now = self._view.nodes.get(name), stored.get(name)
             if seen is None or now is None or now.started != seen.started or now.draining:
@@ -234,7 +238,3 @@ def _queued(job: JobSummary, chosen: Mapping[str, tuple[str, ...]], *, per_node:
         owner=job.owner,
         avoid=job.avoid or (),
     )
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -1,11 +1,11 @@
-"""Which nodes are there: when the master last heard of each, on its monotonic clock, and what they said of themselves.
+"""Which nodes are alive: when each sent its last heartbeat, and what it found when it examined itself.
 
-Kept in memory on purpose: a restarted master has heard of nobody, and must give every node its time before it calls one
+A node has a name, which it keeps, and an incarnation (`NodeSpec.started`), which changes when it restarts. All of this
+is in memory on purpose: a restarted master has heard nobody, and must give every node its time before it calls one
 lost.
 """
 
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rolecall.master.store.records import NodeRecord
 from rolecall.spec.finding import Finding
@@ -23,89 +23,90 @@ Less than a node waits for its own name: one whose machine lost its power enters
 
 
 class Presence:
-    """The last sign of life of every node, and its last word on itself."""
+    """The last heartbeat of every node, on the monotonic clock `now`, and its findings about itself."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, now: Callable[[], float]) -> None:
         self.timeout_s = timeout_s
         self.closing = False
         """Whether the master is about to end: then no node is offered for new work."""
-        self._begun = time.monotonic()
-        self._heard: dict[str, float] = {}
-        self._lives: dict[str, str] = {}
+        self._now = now
+        self._begun = self._last_pass = now()
+        self._heartbeats: dict[str, float] = {}
+        self._incarnations: dict[str, str] = {}
         self._findings: dict[str, tuple[Finding, ...]] = {}
-        self._held: dict[str, float] = {}
+        self._expected_until: dict[str, float] = {}
         self._replaced: set[str] = set()
-        self._last_pass = self._begun
 
-    def notice_pass(self) -> None:
+    def record_pass(self) -> None:
         """Called at every pass of the reconciler: a master that was stopped itself could not hear anybody meanwhile."""
-        now = time.monotonic()
+        now = self._now()
         if now - self._last_pass > max(self.timeout_s, _LONGEST_PASS_S):
             self._begun = now
-            self._heard = dict.fromkeys(self._heard, now)
+            self._heartbeats = dict.fromkeys(self._heartbeats, now)
         self._last_pass = now
-        self._held = {life: until for life, until in self._held.items() if until > now}
+        self._expected_until = {one: until for one, until in self._expected_until.items() if until > now}
 
-    def hear(self, node: str, life: str) -> None:
-        """Note a sign of this life, which bears the name for certain."""
-        self._heard[node] = time.monotonic()
-        self._lives[node] = life
+    def register(self, node: str, incarnation: str) -> None:
+        """The node is alive, but nothing is placed on it before its findings are recorded."""
+        self.record_heartbeat(node, incarnation)
+        self._findings.pop(node, None)
 
-    def knows(self, node: str, life: str) -> bool:
-        """Whether this life bore the name when the node was last heard."""
-        return self._lives.get(node) == life
+    def record_heartbeat(self, node: str, incarnation: str) -> None:
+        """This incarnation, which bears the name for certain, is alive."""
+        self._heartbeats[node] = self._now()
+        self._incarnations[node] = incarnation
 
-    def note(self, node: str, findings: tuple[Finding, ...]) -> bool:
-        """Note what the node says of itself; return whether that is news to a placement."""
+    def record_findings(self, node: str, findings: tuple[Finding, ...]) -> bool:
+        """What the node found when it examined itself; return whether that is news to a placement."""
         before = self._findings.get(node)
         self._findings[node] = findings
         return before is None or _levels(before) != _levels(findings)
 
-    def enter(self, node: str, life: str) -> None:
-        """The node begins a life: it lives, but is not placed on before it has said how it is."""
-        self.hear(node, life)
-        self._findings.pop(node, None)
-
     def forget(self, node: str) -> None:
         """The node left."""
-        self._heard.pop(node, None)
-        self._lives.pop(node, None)
+        self._heartbeats.pop(node, None)
+        self._incarnations.pop(node, None)
         self._findings.pop(node, None)
 
-    def hold(self, life: str, wait_s: float = 0.0) -> None:
-        """A call of this life of a node is answered in `wait_s`: until it calls again it counts as going on."""
-        self._held[life] = time.monotonic() + wait_s + _BETWEEN_CALLS_S
+    def expect_call(self, incarnation: str, wait_s: float = 0.0) -> None:
+        """A call of this incarnation is answered in `wait_s`: until it calls again it counts as running."""
+        self._expected_until[incarnation] = self._now() + wait_s + _BETWEEN_CALLS_S
 
-    def holds(self, life: str) -> bool:
-        """Whether this life of a node goes on for certain."""
-        return self._held.get(life, 0.0) > time.monotonic()
+    def is_expected(self, incarnation: str) -> bool:
+        """Whether this incarnation runs for certain."""
+        return self._expected_until.get(incarnation, 0.0) > self._now()
 
-    def replace(self, life: str) -> None:
-        """Another life has taken this one's name: it can't have it back, or two of them would take turns."""
-        self._replaced.add(life)
+    def is_current(self, node: str, incarnation: str) -> bool:
+        """Whether this incarnation bore the name at the node's last heartbeat."""
+        return self._incarnations.get(node) == incarnation
 
-    def is_replaced(self, life: str) -> bool:
-        """Whether this life of a node has lost its name."""
-        return life in self._replaced
+    def mark_replaced(self, incarnation: str) -> None:
+        """Another incarnation has taken this one's name: it can't have it back, or the two would take turns."""
+        self._replaced.add(incarnation)
+
+    def is_replaced(self, incarnation: str) -> bool:
+        """Whether this incarnation has lost its name."""
+        return incarnation in self._replaced
 
     def silence_s(self, node: str) -> float:
-        """Seconds since the node was heard, or since the master began to listen."""
-        return time.monotonic() - self._heard.get(node, self._begun)
+        """Seconds since the node's last heartbeat, or since the master began to listen."""
+        return self._now() - self._heartbeats.get(node, self._begun)
 
     def is_lost(self, node: str) -> bool:
         """Whether the node was silent for too long."""
         return self.silence_s(node) > self.timeout_s
 
-    def may_live(self, node: str) -> bool:
+    def may_be_alive(self, node: str) -> bool:
         """Whether the name may be a living node's: of one that never called, this is so only for a moment."""
-        return self.silence_s(node) <= (self.timeout_s if node in self._heard else min(_CALLS_AGAIN_S, self.timeout_s))
+        heard = node in self._heartbeats
+        return self.silence_s(node) <= (self.timeout_s if heard else min(_CALLS_AGAIN_S, self.timeout_s))
 
     def is_alive(self, node: str) -> bool:
-        """Whether the node was heard lately, and of itself, since this master began."""
+        """Whether the node is not lost and has recorded its findings since this master began."""
         return node in self._findings and not self.is_lost(node)
 
     def states(self, nodes: Iterable[NodeRecord]) -> list[NodeState]:
-        """The nodes as placement and users see them; alive is one that this master has heard lately, and of itself."""
+        """The nodes as placement and users see them; see `is_alive`."""
         return [
             NodeState(
                 spec=node.spec,

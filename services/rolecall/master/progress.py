@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.edge.logs import about
 from rolecall.master.store import attempts, events, jobs
 from rolecall.master.store.database import Database
 from rolecall.master.streams import StreamKey, Streams
@@ -109,7 +110,8 @@ async def _store_if_possible(connection: AsyncConnection, key: StreamKey, offset
     except (StatementError, OverflowError) as error:
         if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError):
             raise  # the database is in trouble, and not the line
-        _log.warning("a progress line of %s can't be stored and is skipped: %s", key, error)
+        fields = about("progress_line_skipped", job=key.job, attempt=key.attempt, rank=key.rank)
+        _log.warning("a progress line can't be stored and is skipped: %s", error, extra=fields)
 
 
 async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
@@ -131,7 +133,7 @@ def parse(piece: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
         try:
             yield start, ProgressLine.model_validate_json(raw)
         except ValidationError as error:
-            _log.warning("a progress line is not legal and is skipped: %s", error)
+            _log.warning("a progress line is not legal and is skipped: %s", error, extra=about("progress_line_skipped"))
         start += len(raw)
 
 

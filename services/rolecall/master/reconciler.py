@@ -5,30 +5,24 @@ runs when something changed, and at least every `TICK_S` seconds for what only t
 """
 
 import logging
-import time
-from datetime import UTC, datetime
 
-from sqlalchemy.ext.asyncio import AsyncConnection
-
-from rolecall.master import lifecycle
+from rolecall.edge.logs import about
+from rolecall.master import lifecycle, transitions
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.lifecycle import Accusation, Step
+from rolecall.master.clock import Clock
+from rolecall.master.lifecycle import Step
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
-from rolecall.master.store import attempts, checkpoints, events, jobs, nodes, workers
+from rolecall.master.store import jobs, nodes, workers
 from rolecall.master.store.database import Database
-from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
+from rolecall.master.store.records import Gang, JobSummary
 from rolecall.master.view import View
-from rolecall.master.waking import Waking
+from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.errors import Conflict
-from rolecall.spec.report import Failure
-from rolecall.spec.state import JobState, WorkerState
+from rolecall.spec.state import JobState
 
-TICK_S = 0.5
-VERIFY_S = 60.0
-"""How long a job waits at most for the master's look at a checkpoint that a worker reported as damaged."""
 FORGET_NODE_S = 3600.0
 """Silence after which a lost node is no longer listed."""
 _log = logging.getLogger(__name__)
@@ -40,6 +34,7 @@ class Reconciler:
     def __init__(
         self,
         *,
+        clock: Clock,
         database: Database,
         catalogue: Catalogue,
         presence: Presence,
@@ -48,7 +43,8 @@ class Reconciler:
         waking: Waking,
         garbage: Signal,
     ) -> None:
-        self.pulse = Pulse()
+        self.pulse = Pulse(clock.monotonic)
+        self._clock = clock
         self._database = database
         self._catalogue = catalogue
         self._presence = presence
@@ -73,7 +69,8 @@ class Reconciler:
                 self._errors.recovered("reconciling")
                 self.pulse.succeeded()
             except Conflict as conflict:
-                _log.debug("overtaken: %s", conflict)  # by a call, which has asked for the next pass
+                # By a call, which has asked for the next pass.
+                _log.debug("overtaken: %s", conflict, extra=about("pass_overtaken"))
             except Exception as error:  # noqa: BLE001 - a loop's tick: one bad pass must not end all of them
                 self._errors.failed("reconciling", error)
                 self.pulse.failed(error)
@@ -83,7 +80,7 @@ class Reconciler:
         """One pass."""
         # While the database is away nobody is heard, nor lost for it: to presence it is as if we had not run.
         await self._database.ping()
-        self._presence.notice_pass()
+        self._presence.record_pass()
         await self._progress.flush(self._database)
         await self._view.refresh()
         await self._set_aside()
@@ -94,27 +91,25 @@ class Reconciler:
     async def _set_aside(self) -> None:
         """End jobs of which something can't be read, and forget such nodes: the others must not wait for them."""
         for job, why in list(self._view.unreadable.items()):
-            await self._errors.attempt(f"setting {job} aside", self._fail_unreadable(job, why))
+            await self._errors.attempt(f"setting {job} aside", self._fail_unreadable(job, why), job)
         for name, why in list(self._view.unreadable_nodes.items()):
             await self._errors.attempt(f"forgetting {name}", self._forget_unreadable(name, why))
 
     async def _fail_unreadable(self, job: str, why: str) -> bool:
         reason = f"{why}; if a newer release stored it, run that one again, then retry the job; else submit it anew"
         async with self._database.write() as connection:
-            ended = await jobs.fail_unreadable(connection, job, reason, _now())
-            await attempts.fail_unreadable(connection, job, reason, _now())
-            busy = await workers.end_unreadable(connection, job)
+            ended, busy = await transitions.fail_unreadable(connection, job, reason, self._clock.now())
         self._progress.forget(job)
         self._waking.gang(job, busy)
         self._garbage.notify()
-        _log.error("job %s is set aside: %s", job, reason)
+        _log.error("job %s is set aside: %s", job, reason, extra=about("job_set_aside", job=job))
         return ended
 
     async def _forget_unreadable(self, node: str, why: str) -> bool:
         async with self._database.write() as connection:
             await nodes.remove(connection, node)
         self._view.unreadable_nodes.pop(node, None)
-        _log.error("node %s has to register again: %s", node, why)
+        _log.error("node %s has to register again: %s", node, why, extra=about("node_row_deleted", node=node))
         return True
 
     async def _lose_silent_nodes(self) -> None:
@@ -126,9 +121,9 @@ class Reconciler:
         for name in sorted(bereft):
             why = f"node {name} was lost (silent for {self._presence.silence_s(name):.1f} s)"
             async with self._database.write() as connection:
-                bereaved = await lose_workers(connection, name, why, _now())
+                bereaved = await transitions.lose_workers(connection, name, why, self._clock.now())
             self._waking.jobs(*bereaved)
-            _log.warning("%s", why)
+            _log.warning("%s", why, extra=about("node_lost", node=name))
         if bereft:
             await self._view.refresh()
         for name in lost:
@@ -144,15 +139,18 @@ class Reconciler:
         """
         await self._view.refresh()
         fresh, self._view.fresh = self._view.fresh, set()
-        everything = time.monotonic() >= self._look_at_all
+        everything = self._clock.monotonic() >= self._look_at_all
         if everything:
-            self._look_at_all = time.monotonic() + TICK_S
+            self._look_at_all = self._clock.monotonic() + TICK_S
         draining = {name for name, node in self._view.nodes.items() if node.draining}
         gangs = [gang for job, gang in self._view.gangs.items() if everything or job in fresh or gang.nodes & draining]
         attempt = self._errors.attempt
-        moved = [await attempt(f"advancing {gang.job.id}", self._advance_gang(gang, draining)) for gang in gangs]
-        overdue = [job for job in self._view.queue.values() if lifecycle.is_overdue(job, _now())]
-        moved += [await attempt(f"looking at the deadline of {job.id}", self._expire(job)) for job in overdue]
+        moved: list[bool] = []
+        for gang in gangs:
+            job = gang.job.id
+            moved.append(await attempt(f"advancing {job}", self._advance_gang(gang, draining), job))
+        overdue = [job for job in self._view.queue.values() if lifecycle.is_overdue(job, self._clock.now())]
+        moved += [await attempt(f"looking at the deadline of {job.id}", self._expire(job), job.id) for job in overdue]
         return any(moved)
 
     async def _advance_gang(self, gang: Gang, draining: set[str]) -> bool:
@@ -160,11 +158,10 @@ class Reconciler:
         dropped, unstarted = lifecycle.dropped(gang, expendable), lifecycle.never_started(gang)
         if dropped or unstarted:
             async with self._database.write() as connection:
-                await workers.end_all(connection, dropped, WorkerState.LOST)
-                await workers.end_all(connection, unstarted, WorkerState.STOPPED)
+                await transitions.end_workers(connection, dropped, unstarted)
             self._waking.gang(gang.job.id, {worker.node for worker in (*dropped, *unstarted)})
             return True
-        step = lifecycle.next_step(gang, expendable, draining, _now())
+        step = lifecycle.next_step(gang, expendable, draining, self._clock.now())
         if step is None:
             return False
         await self._take(gang, step)
@@ -175,7 +172,7 @@ class Reconciler:
             await self._progress.flush(self._database)
         try:
             async with self._database.write() as connection:
-                await take_step(connection, gang, step, _now())
+                await transitions.take_step(connection, gang, step, self._clock.now())
         finally:
             # Also of a step that was overtaken: what is stored is not what was looked at.
             self._view.note(jobs=[gang.job.id])
@@ -183,82 +180,24 @@ class Reconciler:
             self._waking.jobs(gang.job.id)
         else:
             self._waking.gang(gang.job.id, gang.nodes)
-        _log.info("job %s attempt %d: %s%s", gang.job.id, gang.attempt.number, step.after, _because(step.reason))
+        job, attempt = gang.job.id, gang.attempt.number
+        fields = about(f"job_{step.after}", job=job, attempt=attempt)
+        _log.info("job %s attempt %d: %s%s", job, attempt, step.after, _because(step.reason), extra=fields)
         if not step.after.holds_slots:
             self._progress.forget(gang.job.id)
             self._garbage.notify()
 
     async def _expire(self, job: JobSummary) -> bool:
-        step = lifecycle.overdue_step(job, _now())
+        step = lifecycle.overdue_step(job, self._clock.now())
         if step is None:
             return False
         try:
             async with self._database.write() as connection:
-                await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
+                await jobs.move(connection, job, step.after, self._clock.now(), step.reason or "", reason=step.reason)
         finally:
             self._waking.jobs(job.id)
         return True
 
 
-async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
-    """Commit one step of a job that holds slots, and the same for its attempt."""
-    accused = None if step.after.holds_slots else lifecycle.accused(gang)
-    if accused is not None and not await _doubt(connection, gang, accused, now):
-        accused = None
-    if step.after is JobState.QUEUED:
-        await _queue_again(connection, gang, step, now, accused)
-    else:
-        started = {"started_at": gang.job.started_at or now} if step.after is JobState.RUNNING else {}
-        message = step.reason or str(step.stop or step.after)
-        await jobs.move(connection, gang.job, step.after, now, message, reason=step.reason, **started)
-    ends = {} if step.after.holds_slots else {"ended_at": now}
-    stop = {"stop": step.stop} if step.stop else {}
-    cause = {"cause": step.reason} if step.reason else {}
-    await attempts.follow(connection, gang, step.attempt_state or step.after, **ends, **stop, **cause)
-
-
-async def redirect_stop(connection: AsyncConnection, gang: Gang, step: Step) -> None:
-    """Let a gang that is being stopped end in another way than was meant."""
-    await jobs.set_reason(connection, gang.job, step.reason)
-    await attempts.follow(connection, gang, JobState.STOPPING, stop=step.stop, cause=step.reason)
-
-
-async def lose_workers(connection: AsyncConnection, node: str, why: str, now: datetime) -> set[str]:
-    """The workers of a node are gone with it; returns their jobs."""
-    gone: list[WorkerRecord] = await workers.on_node(connection, node)
-    await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
-    return {worker.job for worker in gone}
-
-
-async def _doubt(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
-    """Let the master look at a checkpoint that workers could not read; return whether there is still such a one."""
-    if not await checkpoints.doubt(connection, gang.job.id, accused.manifest, now):
-        return False
-    await jobs.avoid(connection, gang.job, accused.nodes)
-    message = f"the master verifies {accused}"
-    await events.add(connection, gang.job.id, now, "checkpoint", message, attempt=gang.attempt.number)
-    return True
-
-
-async def _queue_again(
-    connection: AsyncConnection, gang: Gang, step: Step, now: datetime, accused: Accusation | None
-) -> None:
-    if not step.costs_restart:
-        await jobs.requeue(connection, gang.job, now, step.reason, 0.0)
-        return
-    newest = await checkpoints.newest(connection, gang.job.id)
-    got_on = newest is not None and newest.attempt == gang.attempt.number
-    crashes = 1 if got_on else gang.job.crashes + 1
-    counts = {"crashes": crashes, "restarts": gang.job.restarts + 1}
-    wait_s, waits_for = lifecycle.backoff_s(crashes), None
-    if accused is not None:
-        wait_s, waits_for = VERIFY_S, f"the master verifies {accused}, for {VERIFY_S:.0f} s at most"
-    await jobs.requeue(connection, gang.job, now, step.reason, wait_s, waits_for=waits_for, **counts)
-
-
 def _because(reason: str | None) -> str:
     return f" ({reason.splitlines()[0]})" if reason else ""
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

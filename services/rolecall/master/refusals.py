@@ -1,10 +1,9 @@
 """Refused calls on their way to the audit log, bounded: a flood of them becomes few entries with large counts. Pure."""
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
+from rolecall.master.clock import Clock
 from rolecall.spec.access import AuditEntry
 
 WINDOW_S = 60.0
@@ -30,15 +29,15 @@ class Refusal:
 class Refusals:
     """Counts refused calls by kind until `take` hands them over, at most `MOST_PER_WINDOW` entries per window."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._waiting: dict[Refusal, tuple[datetime, int]] = {}
-        self._window_began = clock()
+        self._window_began = clock.monotonic()
         self._taken = 0
 
     def note(self, refusal: Refusal) -> None:
         """Count a call. Beyond a number of kinds, further ones of the same token share entries."""
-        self._add(self._bounded(refusal), datetime.now(UTC), 1)
+        self._add(self._bounded(refusal), self._clock.now(), 1)
 
     def restore(self, entries: list[AuditEntry]) -> None:
         """Take back entries that could not be written."""
@@ -62,7 +61,7 @@ class Refusals:
 
     def take(self) -> list[AuditEntry]:
         """The entries to write now; the others wait, and are counted on, until the next window."""
-        now = self._clock()
+        now = self._clock.monotonic()
         if now - self._window_began >= WINDOW_S:
             self._window_began, self._taken = now, 0
         chosen = list(self._waiting.items())[: MOST_PER_WINDOW - self._taken]

@@ -11,23 +11,42 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from rolecall import __version__
 from rolecall.edge import listener
 from rolecall.edge.connection_table import Limits
 from rolecall.edge.connections import limited_protocol, raise_open_file_limit
-from rolecall.edge.logs import log_to_stderr
+from rolecall.edge.logs import about, log_to_stderr
 from rolecall.edge.tls import Certificate
-from rolecall.master.app import create_app, release
+from rolecall.master.api import (
+    attempts,
+    audit,
+    cluster,
+    deletion,
+    description,
+    files,
+    jobs,
+    logs,
+    nodes,
+    preflight,
+    tokens,
+)
+from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_handlers
+from rolecall.master.api.gate import FollowerLimit, Gate
+from rolecall.master.api.limits import BodyLimit, JobsAreJson
+from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.blobs import check_url
-from rolecall.master.catalogue import Catalogue
-from rolecall.master.core import Master
+from rolecall.master.catalogue import Catalogue, load
+from rolecall.master.program import Master, Program
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
+from rolecall.retry import delays_s
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
@@ -48,6 +67,7 @@ HEADERS = [
     ("Referrer-Policy", "no-referrer"),
 ]
 """On every answer: pages load what this server serves and nothing else, and nobody frames them."""
+_ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submit one with `POST /jobs`."
 _LONGEST_PAUSE_S = 5.0
 _SWITCH_S = 0.0005
 """How long the event loop waits for a thread that computes. A call crosses threads often, and Python's 5 ms add up."""
@@ -56,13 +76,49 @@ _PROBE = 1 << 16
 _log = logging.getLogger(__name__)
 
 
+class _Application(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        """The interface as OpenAPI describes it, with the problem documents that every route may answer with."""
+        document = super().openapi()
+        document["components"]["schemas"]["Problem"] = SCHEMA
+        return document
+
+
+def create_app(program: Program) -> FastAPI:
+    """The program as an ASGI application: routes in, errors out, the loops beside them."""
+    app = _Application(
+        title="Rolecall",
+        version=__version__,
+        description=_ABOUT,
+        lifespan=lambda _: program.running(),
+        openapi_url=None,
+        responses=RESPONSES,
+    )
+    app.state.program = program
+    for module in (jobs, deletion, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
+        app.include_router(module.router)
+    app.include_router(cluster.metrics_router)
+    app.include_router(cluster.admin_router)
+    app.include_router(cluster.open_router)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(JobsAreJson)
+    app.add_middleware(FollowerLimit)
+    app.add_middleware(audit.Audited)
+    # The last is the first: nobody reads or parses what comes without a token.
+    app.add_middleware(Gate)
+    app.add_middleware(StandbyGate)
+    app.add_middleware(ExitGate)
+    add_problem_handlers(app)
+    return app
+
+
 class Server(uvicorn.Server):
     """uvicorn, but the calls that are held back are released before it waits for them."""
 
-    def __init__(self, app: FastAPI, certificate: Certificate | None = None) -> None:
+    def __init__(self, program: Program, certificate: Certificate | None = None) -> None:
         # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
         config = uvicorn.Config(
-            app,
+            create_app(program),
             http=limited_protocol(LIMITS, certificate.context if certificate else None),
             ws="none",
             headers=HEADERS,
@@ -73,15 +129,10 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=1,
         )
         super().__init__(config)
-        self._app = app
+        self.program = program
         self._scheme = "https" if certificate else "http"
-        app.state.stop = self._stop
+        program.stop = self._stop
         self._leaving: asyncio.Task[None] | None = None
-
-    @property
-    def fault(self) -> BaseException | None:
-        """Why the master ended by itself, if it did."""
-        return self._app.state.fault
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave the signals to `run`, which ends with a clean exit code."""
@@ -92,16 +143,18 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for one in sockets or ():
             host, port = one.getsockname()[:2]
-            _log.info("master listening on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
+            address = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            _log.info("master listening on %s", address, extra=about("master_listening"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Release who waits, then close."""
-        release(self._app)
+        if (master := self.program.master) is not None:
+            master.release()
         await super().shutdown(sockets)
 
     def told(self) -> None:
         """Asked to end: see the nodes off that end too; asked again, end at once."""
-        master = self._app.state.master
+        master = self.program.master
         if self._leaving is not None or not self.started or master is None:
             self._stop()
         else:
@@ -122,7 +175,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
 
     Raises `SettingsError` when the port is taken, the data folder is of no use, or another master leads.
     """
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     raise_open_file_limit(LIMITS)
     sys.setswitchinterval(_SWITCH_S)
     certificate = read_certificate(settings)
@@ -136,7 +189,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
         try:
             asyncio.run(_serve(settings, catalogue, listener, certificate))
         except LeadershipLost as lost:
-            _log.error("ended, so as not to be a second master: %s", lost)
+            _log.error("ended, so as not to be a second master: %s", lost, extra=about("leadership_lost"))
             return os.EX_TEMPFAIL
     return os.EX_OK
 
@@ -183,19 +236,20 @@ def check_standby(settings: MasterSettings) -> None:
     if settings.blob_url is None:
         _log.warning(
             "ROLECALL_STANDBY without ROLECALL_BLOB_URL: checkpoints and artifacts lie in ROLECALL_DATA; unless all "
-            "masters share that folder, jobs start from the beginning after a takeover"
+            "masters share that folder, jobs start from the beginning after a takeover",
+            extra=about("standby_without_blob_store"),
         )
 
 
 async def await_database(url: str) -> None:
     """Return when the database answers; until then try again, with a line in the log for each new reason."""
-    database, pause_s, said = _open(url), 0.2, ""
+    database, delays, said = _open(url), delays_s(first=0.2, most=_LONGEST_PAUSE_S, jitter=0), ""
     while trouble := await _trouble(database):
         if trouble != said:
-            _log.warning("the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again", trouble)
+            message = "the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again"
+            _log.warning(message, trouble, extra=about("database_unavailable"))
         said = trouble
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        await asyncio.sleep(next(delays))
     await database.close()
 
 
@@ -218,7 +272,8 @@ async def _trouble(database: Database) -> str:
 async def _serve(
     settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket, certificate: Certificate | None
 ) -> None:
-    server = Server(create_app(settings, catalogue), certificate)
+    program = Program(settings, catalogue or load())
+    server = Server(program, certificate)
     # What is there by now stays. A full collection that walks through it takes 0.1 s, in which nobody is answered.
     gc.collect()
     gc.freeze()
@@ -226,7 +281,7 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.told)
     await server.serve(sockets=[listener])
-    if server.fault is not None:
-        raise server.fault
+    if program.fault is not None:
+        raise program.fault
     if not server.started:
         raise SystemExit("the master could not start; its log says why")

@@ -6,9 +6,9 @@ it, and it finds them when it comes back.
 
 import asyncio
 import logging
-import time
 
-from rolecall.master.core import Master
+from rolecall.edge.logs import about
+from rolecall.master.program import Master
 from rolecall.master.store import jobs, nodes, workers
 from rolecall.spec.state import JobState
 
@@ -21,17 +21,20 @@ _log = logging.getLogger(__name__)
 async def drain_before_exit(master: Master, grace_s: float) -> None:
     """Place nothing new, and return when no worker needs this master any more, or after `grace_s` seconds."""
     master.presence.closing = True
-    begun = time.monotonic()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
     said = False
-    while (waited_s := time.monotonic() - begun) < grace_s + NOTICE_S:
+    while (waited_s := loop.time() - begun) < grace_s + NOTICE_S:
         busy, leaving = await _look(master)
         if not busy or not (leaving or waited_s < NOTICE_S):
             return
         if leaving and not said:
-            _log.info("told to end: going on for the workers of %s, which are stopping", ", ".join(busy))
+            message = "shutting down: waiting for the workers of %s to stop"
+            _log.info(message, ", ".join(busy), extra=about("shutdown_waiting"))
             said = True
         await asyncio.sleep(_LOOK_EVERY_S)
-    _log.warning("ended after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping", grace_s)
+    message = "exiting after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping"
+    _log.warning(message, grace_s, extra=about("shutdown_timed_out"))
 
 
 async def _look(master: Master) -> tuple[list[str], bool]:

@@ -3,14 +3,13 @@
 import asyncio
 import os
 import stat
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rolecall.spec.api import Volume
 from rolecall.spec.errors import QuotaExceeded, RolecallError
-from rolecall.spec.model import Value
 
 _SHARE, _MOST_RESERVE = 0.05, 2 << 30
 _FLOOR = 1 / 4
@@ -22,24 +21,16 @@ class NoRoom(RolecallError):
     """The master's volume has no more than its reserve left; the same request succeeds when there is space."""
 
 
-class Volume(Value):
-    """The volume of the master's data folder, in bytes."""
-
-    free: int
-    total: int
-    reserve: int
-    """Free space below which logs and uploads are refused."""
-
-
 class Reserve:
     """Keeps some of a volume free, so that the database and the workers' reports always have room.
 
     The volume is asked once a second at most, in a thread; in between, what was let in since counts.
     """
 
-    def __init__(self, folder: Path, reserve: int | None) -> None:
+    def __init__(self, folder: Path, reserve: int | None, now: Callable[[], float]) -> None:
         self._folder = folder
         self._reserve = reserve
+        self._now = now
         self._asking = asyncio.Lock()
         self._known: tuple[float, Volume] | None = None
         self._let_in = 0
@@ -47,9 +38,9 @@ class Reserve:
     async def look(self) -> Volume:
         """The volume as it was within the last second."""
         async with self._asking:
-            if self._known is None or time.monotonic() - self._known[0] > _KNOWN_S:
+            if self._known is None or self._now() - self._known[0] > _KNOWN_S:
                 counted = self._let_in
-                self._known = time.monotonic(), await asyncio.to_thread(self._ask)
+                self._known = self._now(), await asyncio.to_thread(self._ask)
                 self._let_in -= counted
             return self._known[1]
 

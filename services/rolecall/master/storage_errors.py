@@ -3,13 +3,13 @@
 import errno
 import logging
 import re
-import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from rolecall.edge.logs import about
 from rolecall.spec.errors import Conflict, RolecallError
 
 _FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing was stored; free some space, try again"
@@ -75,29 +75,31 @@ class ErrorLog:
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
-    def failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: Exception, job: str | None = None) -> None:
         """`what` ended with `error`: a line if it is the storage's fault, a traceback if it may be ours."""
         trouble, reason = storage_error(error), in_words(error)
         if self._reasons.get(what) == reason:
             return
         self._reasons[what] = reason
-        _log.error("%s failed, retrying: %s", what, reason, exc_info=None if trouble else error)
+        exc_info = None if trouble else error
+        _log.error("%s failed, retrying: %s", what, reason, exc_info=exc_info, extra=about("step_failed", job=job))
 
-    def recovered(self, what: str) -> None:
+    def recovered(self, what: str, job: str | None = None) -> None:
         """`what` succeeded."""
         if self._reasons.pop(what, None) is not None:
-            _log.info("%s recovered", what)
+            _log.info("%s recovered", what, extra=about("step_recovered", job=job))
 
-    async def attempt(self, what: str, step: Awaitable[bool]) -> bool:
+    async def attempt(self, what: str, step: Awaitable[bool], job: str | None = None) -> bool:
         """Whether the step was taken. One that fails must not hold others back: it is tried again next time."""
         try:
             taken = await step
         except Conflict as conflict:
-            _log.debug("%s was overtaken: %s", what, conflict)  # by a call, which has asked for the next pass
+            # By a call, which has asked for the next pass.
+            _log.debug("%s was overtaken: %s", what, conflict, extra=about("step_overtaken", job=job))
         except Exception as error:  # noqa: BLE001 - each step is a tick of its own
-            self.failed(what, error)
+            self.failed(what, error, job)
         else:
-            self.recovered(what)
+            self.recovered(what, job)
             return taken
         return False
 
@@ -105,13 +107,14 @@ class ErrorLog:
 class Pulse:
     """When a loop last went well, and why it has not since."""
 
-    def __init__(self) -> None:
-        self._last = time.monotonic()
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._last = now()
         self._error = ""
 
     def succeeded(self) -> None:
         """A pass ended well."""
-        self._last, self._error = time.monotonic(), ""
+        self._last, self._error = self._now(), ""
 
     def failed(self, error: Exception) -> None:
         """A pass ended with `error`."""
@@ -120,7 +123,7 @@ class Pulse:
     @property
     def silent_s(self) -> float:
         """Seconds since a pass went well, or since the start."""
-        return time.monotonic() - self._last
+        return self._now() - self._last
 
     def failure(self, patience_s: float) -> str | None:
         """What keeps the loop from passing, if it has not passed for `patience_s` seconds."""

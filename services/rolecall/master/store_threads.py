@@ -40,10 +40,13 @@ class StoreThreads:
     waits for all others when it exits.
     """
 
-    def __init__(self, store: str, timeout_s: float, threads: int = _THREADS) -> None:
+    def __init__(
+        self, store: str, timeout_s: float, threads: int = _THREADS, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
         self._timeout_s = timeout_s
         self._limit = threads
+        self._now = now
         self._threads = 0
         self._queue: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = Lock()
@@ -52,7 +55,7 @@ class StoreThreads:
     @property
     def hung(self) -> int:
         """How many threads are in a call that exceeds the time limit."""
-        late = time.monotonic() - self._timeout_s
+        late = self._now() - self._timeout_s
         with self._lock:
             return sum(call.begun <= late for call in self._running)
 
@@ -110,7 +113,7 @@ class StoreThreads:
         while (call := self._queue.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
                 continue  # nobody waits for it any more
-            call.begun = time.monotonic()
+            call.begun = self._now()
             with self._lock:
                 self._running.add(call)
             call.run()

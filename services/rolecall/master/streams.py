@@ -2,8 +2,7 @@
 
 import asyncio
 import shutil
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +38,10 @@ class Streams:
     Of each log `log_bytes` are kept, see `segments`.
     """
 
-    def __init__(self, root: Path, log_bytes: int) -> None:
+    def __init__(self, root: Path, log_bytes: int, now: Callable[[], float]) -> None:
         self._root = root
         self._log_bytes = log_bytes
+        self._now = now
         self._locks: WeakValueDictionary[StreamKey, asyncio.Lock] = WeakValueDictionary()
         self._expected: dict[StreamKey, tuple[int, float]] = {}
         self._removed: dict[str, None] = {}
@@ -87,14 +87,14 @@ class Streams:
 
     def expect(self, key: StreamKey, size: int) -> None:
         """Note that a stream is complete when it has `size` bytes: its worker has ended."""
-        now = time.monotonic()
+        now = self._now()
         self._expected = {one: (size, until) for one, (size, until) in self._expected.items() if until > now}
         self._expected[key] = (size, now + _REST_S)
 
     async def is_complete(self, key: StreamKey) -> bool:
         """Whether no more is expected of a stream, or no longer."""
         size, until = self._expected.get(key, (0, 0.0))
-        return time.monotonic() > until or await asyncio.to_thread(self.size, key) >= size
+        return self._now() > until or await asyncio.to_thread(self.size, key) >= size
 
     def read(self, key: StreamKey, start: int = 0) -> bytes:
         """The lines of a progress stream from byte `start` on that are complete, at most about a MiB."""

@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.edge.logs import about
 from rolecall.master import lifecycle
 from rolecall.master.blobs import Blobs
+from rolecall.master.clock import Clock
 from rolecall.master.retention import deletion_reason, listed
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
@@ -49,14 +51,14 @@ class Verifier:
         blobs: Blobs,
         garbage: Signal,
         settled: Callable[[str], None],
-        clock: Callable[[], datetime],
+        clock: Clock,
     ) -> None:
         self._database = database
         self._blobs = blobs
         self._garbage = garbage
         self._settled = settled
         self._clock = clock
-        self.pulse = Pulse()
+        self.pulse = Pulse(clock.monotonic)
         self._errors = ErrorLog()
         self._told: set[tuple[str, int, int]] = set()
 
@@ -75,7 +77,7 @@ class Verifier:
     async def verify(self) -> None:
         """Look at every checkpoint that is due."""
         async with self._database.read() as connection:
-            due = await checkpoints.doubted(connection, self._clock())
+            due = await checkpoints.doubted(connection, self._clock.now())
         for job, manifest in due:
             verdict = await examine(self._blobs, job, manifest)
             async with self._database.write() as connection:
@@ -90,12 +92,13 @@ class Verifier:
             record = await jobs.get(connection, job)
         except NotFound:
             return  # It was deleted meanwhile.
-        now, checkpoint = self._clock(), f"the checkpoint at step {manifest.step}"
+        now, checkpoint = self._clock.now(), f"the checkpoint at step {manifest.step}"
         if verdict.trouble is not None:
             await checkpoints.doubt(connection, job, manifest, now + AGAIN)
             message = f"{checkpoint} can't be verified and is kept: {verdict.trouble}; the master tries again"
             if self._is_news(job, manifest):
-                _log.warning("job %s: %s", job, message)
+                fields = about("checkpoint_unverified", job=job, attempt=manifest.attempt)
+                _log.warning("job %s: %s", job, message, extra=fields)
                 await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
             return
         self._told.discard((job, manifest.attempt, manifest.step))
@@ -110,7 +113,8 @@ class Verifier:
                 f"{listed(record.avoid or ('a node',))}: look at its mount of the blob store, its free space and its "
                 "credentials"
             )
-        _log.warning("job %s: %s", job, message)
+        fields = about("checkpoint_damaged", job=job, attempt=manifest.attempt)
+        _log.warning("job %s: %s", job, message, extra=fields)
         await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
         await jobs.release(connection, record, record.queued_at + _backoff(record.crashes))
 

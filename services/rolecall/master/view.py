@@ -6,9 +6,8 @@ from another thread while the view goes on.
 """
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -30,7 +29,7 @@ _PAGE = 100
 class View:
     """The live jobs and the nodes as they were read last."""
 
-    def __init__(self, database: Database, catalogue: Catalogue) -> None:
+    def __init__(self, database: Database, catalogue: Catalogue, now: Callable[[], float]) -> None:
         self.queue: dict[str, JobSummary] = {}
         self.chosen: dict[str, tuple[str, ...]] = {}
         """Of queued jobs that run on every node: the nodes that they name."""
@@ -45,6 +44,7 @@ class View:
         """Gangs that were read since somebody last emptied this."""
         self._database = database
         self._catalogue = catalogue
+        self._now = now
         self._aside: dict[str, str] = {}
         self._jobs: set[str] = set()
         self._nodes: set[str] = set()
@@ -59,7 +59,7 @@ class View:
     async def refresh(self) -> None:
         """Read what was noted."""
         async with self._lock:
-            due = time.monotonic() >= self._read_all_at
+            due = self._now() >= self._read_all_at
             if not (due or self._jobs or self._nodes):
                 return
             noted_jobs, noted_nodes = self._jobs, self._nodes
@@ -72,7 +72,7 @@ class View:
                 self._read_all_at = 0.0
                 raise
             if due:
-                self._read_all_at = time.monotonic() + _READ_ALL_S
+                self._read_all_at = self._now() + _READ_ALL_S
 
     def set_aside(self, job: str, why: str) -> None:
         """A part of a job that the view doesn't read, its parameters, can't be read."""
@@ -85,8 +85,9 @@ class View:
                 self.queue[before.id] = after
 
     def taken(self) -> tuple[WorkerPlan, ...]:
-        """The places of workers that may still have a process."""
-        return tuple(taken_places(self.gangs.values(), self._catalogue))
+        """The places of workers that may still have a process; one that runs on every node takes none."""
+        seated = [gang for gang in self.gangs.values() if not self._catalogue.is_per_node(gang.job.workload)]
+        return tuple(place for gang in seated for place in _places(gang))
 
     def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
         """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
@@ -141,12 +142,6 @@ class View:
         broken = {name: why for name, why in self.unreadable_nodes.items() if name not in gone}
         self.unreadable_nodes = broken | found.unreadable
         self.version += before != self.nodes
-
-
-def taken_places(gangs: Iterable[Gang], catalogue: Catalogue) -> list[WorkerPlan]:
-    """The places of workers that may still have a process; one that runs on every node takes none."""
-    seated = [gang for gang in gangs if not catalogue.is_per_node(gang.job.workload)]
-    return [place for gang in seated for place in _places(gang)]
 
 
 def _places(gang: Gang) -> list[WorkerPlan]:

@@ -10,6 +10,9 @@ from rolecall.master.answers import Answers
 from rolecall.master.signals import Signals
 from rolecall.master.view import View
 
+TICK_S = 0.5
+"""The loops look at least this often, for what only time changes."""
+
 
 class Waking:
     """The ways to wake."""

@@ -151,7 +151,7 @@ class MasterClient:
         try:
             answer = await self._http.request(method, path, headers=headers, **options, **request_options(self.trust))
         except httpx.RequestError as error:  # A proxy's answer may be none that can be decoded.
-            why = explain(error, self.url, self.trust) or _trouble(error)
+            why = explain(error, self.url, self.trust) or _explain_failure(error)
             raise MasterUnreachable(f"{self.url}: {why}", cut_off=_is_cut_off(error)) from error
         self.certificate_end = certificate_end(answer) or self.certificate_end
         return answer
@@ -186,14 +186,14 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _trouble(error: httpx.RequestError) -> str:
+def _explain_failure(error: httpx.RequestError) -> str:
     if isinstance(error, httpx.ConnectTimeout | httpx.ConnectError):
         why = str(error) or "no answer"
-        return (
-            f"can't be connected to ({why}); is the master up, is ROLECALL_PORT its port, and does a firewall let us?"
-        )
+        questions = "is the master up, is ROLECALL_PORT its port, and does a firewall allow this node?"
+        return f"connection failed ({why}); {questions}"
     if isinstance(error, httpx.TimeoutException):
-        return "it takes calls but does not answer; is the master overloaded, or is something else listening there?"
+        questions = "is the master overloaded, or is something else listening there?"
+        return f"it accepts connections but does not answer; {questions}"
     return str(error) or type(error).__name__
 
 

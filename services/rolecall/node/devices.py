@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from rolecall.node.findings import GpuInventory, Pair
+from rolecall.edge.logs import about
+from rolecall.node.checks import GpuInventory, Pair
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.node import Gpu, Machine
 from rolecall.spec.role import Role
@@ -119,7 +120,7 @@ def query_apart(program: str = "nvidia-smi") -> list[Pair]:
     try:
         return parse_apart(_ask(program, "topo", "-p2p", "r"))
     except GpusUnknown as error:
-        _LOG.info("peer access between GPUs is unknown: %s", error)
+        _LOG.info("peer access between GPUs is unknown: %s", error, extra=about("gpu_peer_access_unknown"))
         return []
 
 

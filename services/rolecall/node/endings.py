@@ -4,6 +4,7 @@ import os
 import signal
 from datetime import datetime
 
+from rolecall.process import describe_exit
 from rolecall.spec.report import Failure
 from rolecall.spec.state import WorkerState
 
@@ -31,8 +32,7 @@ def classify_exit(
 
 def _how(status: int, oom: bool | None) -> str:
     if status >= 0:
-        return f"the process ended with exit code {status} and left no failure behind; its log has more"
-    name = signal.Signals(-status).name
+        return f"the process ended with {describe_exit(status)} without reporting a failure; see its log"
     if status != -signal.SIGKILL or oom is False:
-        return f"killed by {name}"
-    return f"killed by {name} ({'out of memory' if oom else 'out of memory?'})"
+        return f"killed by {describe_exit(status)}"
+    return f"killed by {describe_exit(status)} ({'out of memory' if oom else 'out of memory?'})"

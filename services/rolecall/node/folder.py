@@ -90,7 +90,7 @@ class Folder:
     @contextmanager
     def _opened(self, name: str, flags: int) -> Generator[int]:
         if self._descriptor is None:
-            raise FileNotFoundError(f"{self.path} is not there")
+            raise FileNotFoundError(f"{self.path} does not exist")
         descriptor = open_regular(name, flags, dir_fd=self._descriptor)
         try:
             yield descriptor

@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from rolecall.node.backoff import delays_s
+from rolecall.edge.logs import about
+from rolecall.process import describe_exit
+from rolecall.retry import delays_s
 from rolecall.settings import SECRETS
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkRequest, Ready, Refused
@@ -67,7 +69,7 @@ class ForkClient:
         while True:
             status = await self._serve_once()
             delays = delays_s() if self._ready.is_set() else delays
-            self._bury(f"the fork server ended with {describe(status)}")
+            self._on_exit(f"the fork server ended with {describe_exit(status)}")
             self.restarts += 1
             await asyncio.sleep(next(delays))
 
@@ -83,7 +85,7 @@ class ForkClient:
                 return await self._ask(request)
         except TimeoutError:
             self._kill_server()  # Stopped or stuck: it would hold this job, and every later one, for ever.
-            raise ForkServerDied(f"the fork server gave no answer for {self.patience_s:g} s and was killed") from None
+            raise ForkServerDied(f"the fork server did not answer for {self.patience_s:g} s and was killed") from None
 
     async def _ask(self, request: ForkRequest) -> ForkedWorker:
         assert self._writer is not None
@@ -119,12 +121,13 @@ class ForkClient:
         try:
             self._hear(FORK_REPLY.validate_json(line))
         except ValidationError as error:
-            _LOG.warning("a message of the fork server is ignored: %r (%s)", line[:200], error)
+            text = "a message of the fork server is ignored: %r (%s)"
+            _LOG.warning(text, line[:200], error, extra=about("fork_reply_unreadable"))
 
     def _hear(self, reply: ForkReply) -> None:
         match reply:
             case Ready():
-                _LOG.info("the fork server is ready (process %s)", self.pid)
+                _LOG.info("the fork server is ready (process %s)", self.pid, extra=about("fork_server_ready"))
                 self._ready.set()
             case Forked(key=key, pid=pid):
                 worker = self._workers[key] = ForkedWorker(pid, asyncio.get_running_loop().create_future())
@@ -135,10 +138,10 @@ class ForkClient:
             case Exited(key=key, status=status):
                 _settle(self._workers.pop(key).ended, status)
 
-    def _bury(self, reason: str) -> None:
+    def _on_exit(self, reason: str) -> None:
         """Tell everyone who waits for this server that it is gone."""
         self._ready.clear()
-        _LOG.error("%s; it is started again", reason)
+        _LOG.error("%s; restarting it", reason, extra=about("fork_server_ended"))
         error = ForkServerDied(reason)
         for waiting in self._pending.values():
             _settle(waiting, error)
@@ -157,7 +160,8 @@ def _expect_end(worker: ForkedWorker) -> None:
         return  # It has ended and is reaped: the server's word is on its way.
     except OSError as error:
         # An old kernel, a seccomp filter, or no descriptor left. A server that still answers reports the end.
-        _LOG.warning("the end of process %d is known from its fork server alone: pidfd_open: %s", worker.pid, error)
+        text = "only the fork server reports the end of process %d: pidfd_open: %s"
+        _LOG.warning(text, worker.pid, error, extra=about("pidfd_unavailable"))
         return
     loop = asyncio.get_running_loop()
 
@@ -178,11 +182,6 @@ def kill_group(pid: int) -> None:
         # Just forked, it may not lead its group yet; then it has started nothing either.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def describe(status: int) -> str:
-    """An exit status in words, e.g. `SIGKILL` or `exit code 1`."""
-    return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
 def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcome: object) -> None:

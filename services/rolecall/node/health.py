@@ -11,7 +11,7 @@ class NodeHealth:
 
     name: str
     role: Role
-    waiting_for: str = "a way to its master"
+    waiting_for: str = "a route to its master"
     """What keeps it from its work; empty when nothing does."""
 
     def wait_for(self, what: str) -> None:

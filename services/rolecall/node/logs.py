@@ -3,9 +3,11 @@
 import errno
 import logging
 import time
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
+from rolecall.edge.logs import about
 from rolecall.node.client import MasterClient, MasterFull, StreamRefused
 from rolecall.node.folder import Folder
 from rolecall.node.reconcile import Key
@@ -38,6 +40,7 @@ class Stream:
         *,
         keep_bytes: int | None = None,
         most_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._key = key
         self._name = name
@@ -45,6 +48,7 @@ class Stream:
         self._file = file
         self._keep_bytes = keep_bytes
         self._most_bytes = most_bytes
+        self._clock = clock
         self._shipped = 0
         """Where the next piece starts."""
         self._there = 0
@@ -58,7 +62,7 @@ class Stream:
     @property
     def waits(self) -> bool:
         """Whether the master had no room for the next piece, which is sent again later."""
-        return time.monotonic() < self._held_until
+        return self._clock() < self._held_until
 
     @property
     def size(self) -> int:
@@ -83,14 +87,17 @@ class Stream:
             if self._name != "log":
                 raise
             if not self._held_until:
-                _LOG.warning("the log of worker %s waits here: %s", self._key, error)
-            self._held_until = time.monotonic() + FULL_S
+                _LOG.warning(
+                    "the log of worker %s is sent later: %s", self._key, error, extra=self._about("log_delayed")
+                )
+            self._held_until = self._clock() + FULL_S
             return False
         return True
 
     def give_up(self, why: Exception) -> None:
         """Send nothing more of the stream."""
-        _LOG.warning("%s of worker %s is not sent any further: %s", self._name, self._key, why)
+        extra = self._about("stream_abandoned")
+        _LOG.warning("the %s of worker %s is not sent any further: %s", self._name, self._key, why, extra=extra)
         self._refused = True
 
     def _prepare(self) -> bytes:
@@ -134,7 +141,11 @@ class Stream:
         try:
             self._folder.free(self._file, begin, end)
         except OSError as error:
-            _LOG.warning("the log of worker %s takes space until the worker ends: %s", self._key, error)
+            extra = self._about("log_not_freed")
+            _LOG.warning("the log of worker %s takes space until the worker ends: %s", self._key, error, extra=extra)
+
+    def _about(self, event: str) -> dict[str, object]:
+        return about(event, **self._key._asdict())
 
 
 class ProgressReader:
@@ -175,5 +186,7 @@ class ProgressReader:
 
     def _complain(self, raw: bytes, why: str) -> None:
         if not self._complained:
-            _LOG.warning("worker %s wrote a line that is no progress line: %r (%s)", self._key, raw[:200], why[:200])
+            text = "worker %s wrote a line that is not a progress line: %r (%s)"
+            extra = about("progress_line_unreadable", **self._key._asdict())
+            _LOG.warning(text, self._key, raw[:200], why[:200], extra=extra)
         self._complained = True

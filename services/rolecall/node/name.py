@@ -22,7 +22,7 @@ def node_name(chosen: str | None) -> str:
     name = chosen or _own_name(socket.gethostname().lower())
     if not _LEGAL.fullmatch(name):
         raise SettingsError(
-            f"ROLECALL_NODE_NAME (or else the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
+            f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
             "beginning and ending with a letter or digit"
         )
     return name

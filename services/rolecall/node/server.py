@@ -1,4 +1,4 @@
-"""The node's entry: looks at the machine, waits for the way to the master, serves until told to stop."""
+"""The node as a process: describes the machine, waits for a route to the master, serves until a signal."""
 
 import asyncio
 import errno
@@ -20,14 +20,15 @@ from rolecall.edge.connection_table import GroupLimit, Limits
 from rolecall.edge.connections import limited_protocol
 from rolecall.edge.listener import listen
 from rolecall.edge.logs import log_to_stderr
+from rolecall.network.interfaces import network_namespace
+from rolecall.network.routes import Route, await_route
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
-from rolecall.node.examination import Examiner
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
-from rolecall.node.network import Route, network_namespace, route_to
+from rolecall.node.self_check import SelfCheck
 from rolecall.node.short_name import short_name
 from rolecall.node.telemetry import NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
@@ -40,11 +41,11 @@ _LIMITS = Limits(connections=128, anonymous=GroupLimit(64, 128))
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
-    """Run the node until a signal; returns the exit code. Raises `SettingsError` for what its operator must mend.
+    """Run the node until a signal; returns the exit code. Raises `SettingsError` for what its operator must fix.
 
     `fork_arguments` go to the fork server (see `rolecall.worker.fork_server`).
     """
-    log_to_stderr(settings.log_level)
+    log_to_stderr(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
     with _own_home(settings), short_name(settings.home / "work") as work:
         clear_work(settings.home)
@@ -81,13 +82,13 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
                 registry=served.state.registry,
                 fork_arguments=fork_arguments,
             )
-        # uvicorn's own way out polls twice for 0.1 s, and no request is waited for anyway.
+        # uvicorn's shutdown polls twice for 0.1 s, and no request is waited for anyway.
         serving.cancel()
 
 
 async def _find_route(settings: NodeSettings, health: NodeHealth) -> Route | None:
-    """The way to the master; None when a signal ends the wait for it."""
-    finding = asyncio.ensure_future(route_to(settings.master_addr, settings.port, health.wait_for))
+    """The route to the master; None when a signal ends the wait for it."""
+    finding = asyncio.ensure_future(await_route(settings.master_addr, settings.port, health.wait_for))
     _on_signals(finding.cancel)
     await asyncio.wait({finding})
     return None if finding.cancelled() else finding.result()
@@ -113,7 +114,7 @@ async def _serve(
         client,
         work=work,
         forks=ForkClient(fork_arguments),
-        examiner=Examiner(settings, client, cards),
+        self_check=SelfCheck(settings, client, cards),
         health=health,
     )
     registry.register(NodeCollector(daemon))
@@ -154,7 +155,7 @@ def _listen(settings: NodeSettings) -> socket.socket:
     except OSError as error:
         raise SettingsError(
             f"ROLECALL_METRICS_PORT={settings.metrics_port} on {settings.host}: {error.strerror}; "
-            "give another one, or 0 for any that is free"
+            "choose another port, or 0 for a free one"
         ) from None
 
 
@@ -173,7 +174,7 @@ def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
         except BlockingIOError:
             raise SettingsError(
                 f"another node {settings.known_name} uses ROLECALL_DATA={settings.data}; "
-                "give one of them another ROLECALL_NODE_NAME, or each a folder of its own"
+                "give one of them another ROLECALL_NODE_NAME, or each its own folder"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")

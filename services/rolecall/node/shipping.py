@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from rolecall.node.backoff import delays_s
 from rolecall.node.client import MasterClient, MasterFailed, MasterUnreachable
 from rolecall.node.contact import Contact
 from rolecall.node.logs import Stream
+from rolecall.retry import delays_s
 
 _IDLE_S = 0.25
 _FAILED_S = 15.0
@@ -19,9 +19,17 @@ _BUSY_S = 600.0
 class Shipper:
     """Sends streams to the master that `contact` is with."""
 
-    def __init__(self, client: MasterClient, contact: Contact) -> None:
+    def __init__(
+        self,
+        client: MasterClient,
+        contact: Contact,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
         self._client = client
         self._contact = contact
+        self._clock = clock
+        self._sleep = sleep
 
     async def keep_shipping(self, streams: Sequence[Stream]) -> None:
         """Send what the streams get, until cancelled. None of them waits for another."""
@@ -40,16 +48,16 @@ class Shipper:
         """
         while await self._ship(stream, may_give_up=True) or stream.waits:
             if stream.waits:
-                await asyncio.sleep(_IDLE_S)
+                await self._sleep(_IDLE_S)
 
     async def _keep_shipping(self, stream: Stream) -> None:
         while True:
             if not await self._ship(stream):
-                await asyncio.sleep(_IDLE_S)
+                await self._sleep(_IDLE_S)
 
     async def _ship(self, stream: Stream, *, may_give_up: bool = False) -> bool:
         """Send one piece, trying until it arrives; return whether there may be more."""
-        begin = time.monotonic()
+        begin = self._clock()
         for delay in delays_s():
             try:
                 return await stream.ship(self._client)
@@ -57,7 +65,7 @@ class Shipper:
                 if may_give_up and self._is_hopeless(error, begin):
                     stream.give_up(error)
                     return False
-                await asyncio.sleep(delay)
+                await self._sleep(delay)
         raise AssertionError("delays never end")
 
     def _is_hopeless(self, error: MasterUnreachable, begin: float) -> bool:
@@ -65,4 +73,4 @@ class Shipper:
         if self._contact.answering_since is None:
             return False
         patience_s = _FAILED_S if isinstance(error, MasterFailed) else _BUSY_S
-        return time.monotonic() - max(begin, self._contact.answering_since) > patience_s
+        return self._clock() - max(begin, self._contact.answering_since) > patience_s

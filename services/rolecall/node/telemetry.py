@@ -38,25 +38,25 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All series of the node and of its present workers."""
         yield from self._node()
-        yield from _progress(list(self._daemon.workers.values()))
-        yield from _processes(list(self._daemon.workers.values()))
+        yield from _progress(list(self._daemon.pool.workers.values()))
+        yield from _processes(list(self._daemon.pool.workers.values()))
 
     def _node(self) -> Iterator[Metric]:
-        daemon, machine = self._daemon, self._daemon.spec.machine
-        yield GaugeMetricFamily("rolecall_node_cores", "Cores that this container may use.", machine.cores)
-        yield GaugeMetricFamily("rolecall_node_slots", "Workers that this node takes at once.", daemon.spec.slots)
-        states = Counter(worker.report.state.value for worker in daemon.workers.values())
+        pool, spec = self._daemon.pool, self._daemon.link.spec
+        yield GaugeMetricFamily("rolecall_node_cores", "Cores that this container may use.", spec.machine.cores)
+        yield GaugeMetricFamily("rolecall_node_slots", "Workers that this node takes at once.", spec.slots)
+        states = Counter(worker.report.state.value for worker in pool.workers.values())
         yield _by_label(GaugeMetricFamily("rolecall_node_workers", "Workers by state.", labels=("state",)), states)
         counts = {
-            "worker_starts": (daemon.counts["starts"], "Workers started."),
-            "worker_restarts": (daemon.counts["restarts"], "Workers started for a second or later attempt of a job."),
-            "fork_server_restarts": (daemon.forks.restarts, "Fork servers started after one died."),
-            "heartbeat_failures": (daemon.counts["heartbeat_failures"], "Calls that the master did not answer."),
+            "worker_starts": (pool.counts["starts"], "Workers started."),
+            "worker_restarts": (pool.counts["restarts"], "Workers started for a second or later attempt of a job."),
+            "fork_server_restarts": (pool.forks.restarts, "Fork servers started after one died."),
+            "heartbeat_failures": (self._daemon.link.heartbeat_failures, "Calls that the master did not answer."),
         }
         for name, (value, meaning) in counts.items():
             yield CounterMetricFamily(f"rolecall_node_{name}", meaning, value)
         exits = CounterMetricFamily("rolecall_node_worker_exits", "Workers that ended, by how.", labels=("reason",))
-        yield _by_label(exits, daemon.exits)
+        yield _by_label(exits, pool.exits)
 
 
 def _by_label(family: GaugeMetricFamily | CounterMetricFamily, values: Counter[str]) -> Metric:

@@ -23,9 +23,11 @@ class Vitals:
         if self.beat_at is None or beat != self.beat:
             self.beat, self.beat_at = beat, now
         if self.stopped_since is not None and now - self.stopped_since > STOPPED_S:
-            return f"stopped by a signal (e.g. {signal.SIGSTOP.name}) for more than {STOPPED_S:g} s; killed as hung"
+            return (
+                f"stopped by a signal (for example {signal.SIGSTOP.name}) for more than {STOPPED_S:g} s; killed as hung"
+            )
         if now - self.beat_at > self.timeout_s:
-            return f"gave no sign of life for {self.timeout_s:g} s (ROLECALL_WORKER_TIMEOUT_S); killed as hung"
+            return f"sent no heartbeat for {self.timeout_s:g} s (ROLECALL_WORKER_TIMEOUT_S); killed as hung"
         return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from rolecall.edge.logs import about
 from rolecall.node.devices import oom_kills
 from rolecall.node.endings import classify_exit
 from rolecall.node.folder import Folder
@@ -24,25 +25,33 @@ _LOG = logging.getLogger(__name__)
 _FAILURE_BYTES = 256 * 1024
 """More than any `Failure` takes as JSON."""
 _SHOWN = 500
-_TEXTS_DROPPED = "the worker failed, and the master refused its words (its log has them)"
+_TEXTS_DROPPED = "the worker failed, and the master refused its message (see its log)"
 
 
 class WorkerProcess:
     """The state of one worker; `changed` is called when there is news for the master."""
 
     def __init__(
-        self, launch: WorkerLaunch, data: Path, timeout_s: float, log_bytes: int, changed: Callable[[], None]
+        self,
+        launch: WorkerLaunch,
+        data: Path,
+        timeout_s: float,
+        log_bytes: int,
+        changed: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.launch = launch
         self.key = Key.of(launch)
         self.workdir = Workdir.of(data, *self.key)
         self._folder = Folder(self.workdir.path)
-        self.log = Stream(self.key, "log", self._folder, self.workdir.log.name, keep_bytes=log_bytes)
+        self.log = Stream(self.key, "log", self._folder, self.workdir.log.name, keep_bytes=log_bytes, clock=clock)
         name = self.workdir.progress.name
-        self.progress = Stream(self.key, "progress", self._folder, name, most_bytes=PROGRESS_BYTES)
+        self.progress = Stream(self.key, "progress", self._folder, name, most_bytes=PROGRESS_BYTES, clock=clock)
         self.newest: dict[str, float] = {}
         """The newest step, loss and samples per second."""
         self._changed = changed
+        self._clock = clock
         self._report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
         self._reader = ProgressReader(self.key, self._folder, name)
         self._vitals = Vitals(timeout_s)
@@ -56,7 +65,7 @@ class WorkerProcess:
 
     @property
     def report(self) -> WorkerReport:
-        """What the master is told."""
+        """What the master gets."""
         return self._report
 
     @property
@@ -71,7 +80,7 @@ class WorkerProcess:
             ended=self._report.state.ended,
             killed=self._killed is not None,
             joined=self._report.joined_at is not None,
-            asked_s=None if self._asked_at is None else time.monotonic() - self._asked_at,
+            asked_s=None if self._asked_at is None else self._clock() - self._asked_at,
             has_port=self._has_port,
         )
 
@@ -85,6 +94,7 @@ class WorkerProcess:
     def forked(self, pid: int) -> None:
         """The process runs."""
         self._pid = pid
+        _LOG.info("worker %s started (process %d)", self.key, pid, extra=self._about("worker_started"))
         self._tell(pid=pid, spawned_at=datetime.now(UTC))
         if self._killed is not None:
             kill_group(pid)
@@ -96,14 +106,15 @@ class WorkerProcess:
 
     def ask(self, mode: StopMode) -> None:
         """Ask the worker to leave between two steps."""
-        _LOG.info("worker %s is asked to leave: %s", self.key, mode)
-        self._asked_at = time.monotonic()
+        _LOG.info("worker %s should leave: %s", self.key, mode, extra=self._about("worker_stop_requested"))
+        self._asked_at = self._clock()
         if self._folder.is_open:
             self._folder.write(self.workdir.stop.name, mode)
 
     def kill(self, reason: str = "") -> None:
         """SIGKILL the process group; without a `reason` because its gang stops, which is no failure."""
-        _LOG.info("worker %s is killed%s", self.key, f": {reason}" if reason else "")
+        why = f": {reason}" if reason else ""
+        _LOG.info("worker %s is killed%s", self.key, why, extra=self._about("worker_killed"))
         self._killed = reason
         if self._pid is not None:
             kill_group(self._pid)
@@ -115,7 +126,7 @@ class WorkerProcess:
         if self._pid is None or self._killed is not None:
             return
         beat = self._folder.changed_ns(self.workdir.beat.name)
-        if hung := self._vitals.observe(process_state(self._pid), beat, time.monotonic()):
+        if hung := self._vitals.observe(process_state(self._pid), beat, self._clock()):
             self.kill(hung)
 
     def ended(self, status: int) -> tuple[WorkerState, Failure | None]:
@@ -136,7 +147,8 @@ class WorkerProcess:
 
     def finish(self, state: WorkerState, failure: Failure | None = None, exit_code: int | None = None) -> None:
         """Report the end; the worker's progress must be with the master by now."""
-        _LOG.info("worker %s %s%s", self.key, state, f": {failure.message}" if failure else "")
+        why = f": {failure.message}" if failure else ""
+        _LOG.info("worker %s %s%s", self.key, state, why, extra=self._about("worker_ended"))
         self._tell(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
 
     def drop_texts(self, why: str) -> bool:
@@ -173,8 +185,12 @@ class WorkerProcess:
             written = self._folder.read(self.workdir.failure.name, 0, _FAILURE_BYTES)
             return Failure.model_validate_json(written) if written else None
         except (OSError, ValidationError) as error:
-            _LOG.warning("worker %s left a failure that can't be read: %s", self.key, str(error)[:_SHOWN])
+            extra = self._about("failure_unreadable")
+            _LOG.warning("the failure of worker %s can't be read: %s", self.key, str(error)[:_SHOWN], extra=extra)
             return None
+
+    def _about(self, event: str) -> dict[str, object]:
+        return about(event, **self.key._asdict())
 
     def _tell(self, **news: object) -> None:
         self._report = self._report.model_copy(update=news)

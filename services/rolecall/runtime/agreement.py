@@ -27,10 +27,11 @@ class Decision:
 class Agreement:
     """Called by every rank after every step; costs a collective of three numbers a few times a second."""
 
-    def __init__(self, start_step: int = 0) -> None:
+    def __init__(self, start_step: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._next = start_step
         self._last_step = start_step
-        self._last_time = time.monotonic()
+        self._last_time = clock()
 
     def after(self, step: int, wish: Callable[[], Decision]) -> Decision:
         """What all ranks do after `step` (the same on all ranks): whatever any rank wishes.
@@ -44,10 +45,10 @@ class Agreement:
         if dist.is_initialized():
             dist.all_reduce(flags, dist.ReduceOp.MAX)
         self._next = step + int(flags[2])
-        self._last_step, self._last_time = step, time.monotonic()
+        self._last_step, self._last_time = step, self._clock()
         return Decision(stop=bool(flags[0]), checkpoint=bool(flags[1]))
 
     def _gap(self, step: int) -> float:
         """How many steps this rank does between looks, at its present speed."""
-        seconds = max(time.monotonic() - self._last_time, 1e-6)
+        seconds = max(self._clock() - self._last_time, 1e-6)
         return min(max((step - self._last_step) * _LOOK_EVERY_S / seconds, 1.0), _MOST_STEPS)

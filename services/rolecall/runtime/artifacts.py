@@ -3,8 +3,10 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from rolecall.edge.logs import about
 from rolecall.runtime.blobs import Blobs, sha256_of
 from rolecall.runtime.records import Records
 from rolecall.spec.errors import BlobsUnavailable
@@ -20,12 +22,12 @@ class Artifacts:
     """`GET /jobs/{id}/artifacts/{name}` serves what is put here."""
 
     def __init__(
-        self, blobs: Blobs, records: Records, attempt: int, *, on_wait: Callable[[str], None] = _LOG.warning
+        self, blobs: Blobs, records: Records, attempt: int, *, on_wait: Callable[[str], None] | None = None
     ) -> None:
         self._blobs = blobs
         self._records = records
         self._attempt = attempt
-        self._on_wait = on_wait
+        self._on_wait = on_wait or partial(_LOG.warning, extra=about("artifact_waits"))
 
     @property
     def blobs(self) -> Blobs:
@@ -52,6 +54,6 @@ class Artifacts:
                 if isinstance(error.__cause__, _FOR_GOOD):
                     raise
                 if not waits:
-                    self._on_wait(f"the artifact {name} waits to be stored: {error}")
+                    self._on_wait(f"the artifact {name} can't be stored yet: {error}")
                 waits = True
                 time.sleep(_PAUSE_S)

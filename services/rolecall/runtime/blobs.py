@@ -62,7 +62,7 @@ class SharedBlobs:
         try:
             self._put(name, path)
         except OSError as error:
-            raise BlobsUnavailable(f"the blob store (ROLECALL_BLOB_URL) did not take {name}: {error}") from error
+            raise BlobsUnavailable(f"the blob store (ROLECALL_BLOB_URL) did not store {name}: {error}") from error
 
     def _put(self, name: str, path: Path) -> None:
         final = f"{self._job}/{self._attempt}/{name}"

@@ -7,6 +7,7 @@ stale attempt can't. While the blob store is unavailable, checkpoints are skippe
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from rolecall.edge.logs import about
 from rolecall.runtime.blobs import Blobs, sha256_of, sync
 from rolecall.runtime.records import Records
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint, NoSuchBlob
@@ -40,14 +42,14 @@ class Checkpoints:
         resume_from: CheckpointManifest | None,
         scratch: Path,
         *,
-        on_skip: Callable[[str], None] = _LOG.warning,
+        on_skip: Callable[[str], None] | None = None,
     ) -> None:
         self.resume_from = resume_from
         self._blobs = blobs
         self._records = records
         self._attempt = attempt
         self._scratch = scratch
-        self._on_skip = on_skip
+        self._on_skip = on_skip or partial(_LOG.warning, extra=about("checkpoint_skipped"))
 
     def save_part(self, step: int, name: str, tensors: Tensors) -> CheckpointPart:
         """Write and store this worker's part of the checkpoint after `step`; `name` is unique in the gang.

@@ -76,7 +76,7 @@ def enter(context: WorkerContext[Any]) -> None:
 def current() -> WorkerContext[Any]:
     """This process's context, for functions that other workers call by RPC."""
     if _current is None:
-        raise RuntimeError("this process plays no worker")
+        raise RuntimeError("this process is not a worker")
     return _current
 
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from rolecall.edge.logs import about
 from rolecall.spec.errors import IntrudedGang, PeerLost, RendezvousTimeout, RolecallError, UnreachablePeer
 from rolecall.spec.plan import WorkerLaunch
 
@@ -95,7 +96,7 @@ class Entrance:
         text = self._verified("arrived", said)
         if text is None:
             raise IntrudedGang(
-                f"what stands under {key} in the gang's store is not of a worker of this attempt; {_REMEDY}"
+                f"the value of {key} in the gang's store was not written by a worker of this attempt; {_REMEDY}"
             )
         yield from ((str(address), int(port)) for address, port in json.loads(text))
 
@@ -105,7 +106,7 @@ class Entrance:
         except dist.DistStoreError as error:
             raise RendezvousTimeout(f"rank 0 did not close the gang's store within {_SEAL_TIMEOUT_S:.0f} s") from error
         if self._verified(_SEALED, self._store.get(_SEALED)) is None:
-            raise IntrudedGang(f"somebody other than rank 0 said that the gang's store is closed; {_REMEDY}")
+            raise IntrudedGang(f"another process than rank 0 announced that the gang's store is closed; {_REMEDY}")
 
     def _sign(self, topic: str, text: str) -> str:
         return f"{_mac(self._launch.secret, topic, text)} {text}"
@@ -115,7 +116,7 @@ class Entrance:
         return text if hmac.compare_digest(mac.encode(), _mac(self._launch.secret, topic, text).encode()) else None
 
 
-_REMEDY = "let nobody but the gang's nodes reach the gang ports"
+_REMEDY = "allow only the gang's nodes to reach the gang ports"
 
 
 def host(launch: WorkerLaunch, clients: int, timeout_s: float) -> Entrance:
@@ -144,7 +145,7 @@ def enter(launch: WorkerLaunch, port: int, clients: int, timeout_s: float) -> En
 
 def _require_secret(launch: WorkerLaunch) -> None:
     if not launch.secret:
-        raise RolecallError("the master gave this attempt no secret: it is of an earlier release; upgrade it first")
+        raise RolecallError("the master gave this attempt no secret: it has an older release; upgrade it first")
 
 
 def _listen(launch: WorkerLaunch) -> socket.socket:
@@ -156,8 +157,8 @@ def _listen(launch: WorkerLaunch) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UnreachablePeer(
-            f"node {launch.worker.node} can't listen at {launch.master_addr}, where its gang meets ({error.strerror}); "
-            "give every node an address of its own that all others reach"
+            f"node {launch.worker.node} can't listen at {launch.master_addr}, the gang's address ({error.strerror}); "
+            "give every node its own address that all others can reach"
         ) from error
     return listener
 
@@ -190,13 +191,14 @@ def _cut_off_strangers(held: list[_Connection], stated: list[Endpoint]) -> None:
     if len(held) == len(stated):
         return
     if len(held) < len(stated):
-        raise PeerLost("a worker left before its gang had met")
+        raise PeerLost("a worker left before its gang was complete")
     if len(held) - len(strangers) != len(stated):
         raise IntrudedGang(
             f"{len(held)} connections to the gang's store, of {len(stated)} that its workers made; {_REMEDY}"
         )
     for stranger in strangers:
-        _LOG.warning("cut off %s:%d, who is not of this gang but connected to its store", *stranger.there)
+        text = "closed the connection of %s:%d to the gang's store, which no worker of the gang made"
+        _LOG.warning(text, *stranger.there, extra=about("intruder_disconnected"))
         with socket.socket(fileno=os.dup(stranger.fd)) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 

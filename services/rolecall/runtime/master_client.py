@@ -7,7 +7,9 @@ from pathlib import Path
 
 import httpx
 
+from rolecall.edge.logs import about
 from rolecall.edge.tls import client_options, request_options
+from rolecall.retry import delays_s
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, QuotaExceeded, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.trust import Trust
@@ -28,7 +30,19 @@ class MasterClient:
     minutes; until the master is back, later calls are tried only once.
     """
 
-    def __init__(self, url: str, token: str, job: str, attempt: int, trust: Trust | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        job: str,
+        attempt: int,
+        trust: Trust | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
         self._job = f"/internal/jobs/{job}"
         self._attempt = f"{self._job}/attempts/{attempt}"
         self._options = request_options(trust)
@@ -79,15 +93,16 @@ class MasterClient:
 
     def _persist(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""
-        pause = 0.1
-        while (trouble := _try(call)) is not None:
+        delays = delays_s(most=_LONGEST_PAUSE_S, jitter=0)
+        while (problem := _try(call)) is not None:
             # Measured from the first failure: a large file may take longer than that to transfer.
-            self._away_since = self._away_since or time.monotonic()
-            if (away_s := time.monotonic() - self._away_since) > _GIVE_UP_S:
-                raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {trouble}")
-            _log.warning("the master is unavailable (%s); trying again in %.1f s", trouble, pause)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            self._away_since = self._away_since or self._clock()
+            if (away_s := self._clock() - self._away_since) > _GIVE_UP_S:
+                raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {problem}")
+            pause = next(delays)
+            text = "the master is unavailable (%s); retrying in %.1f s"
+            _log.warning(text, problem, pause, extra=about("master_unavailable"))
+            self._sleep(pause)
         self._away_since = None
 
 

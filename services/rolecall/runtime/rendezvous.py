@@ -17,7 +17,9 @@ from urllib.parse import parse_qs, urlsplit
 import torch.distributed as dist
 from torch.distributed import rpc
 
-from rolecall.runtime import gang_store, reach
+from rolecall.edge.logs import about
+from rolecall.network import links
+from rolecall.runtime import gang_store
 from rolecall.runtime.context import worker_name
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import RendezvousTimeout, Stopped
@@ -26,13 +28,13 @@ from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
 
 _JOIN_TIMEOUT_S = 120.0
-_KNOCK_S = 10.0
-_WORD_TIMEOUT_S = 30.0
+_PROBE_S = 10.0
+_EXCHANGE_TIMEOUT_S = 30.0
 # Generous: a dead peer closes its connections and a stopped one is noticed by its node, so that this bounds only
 # what is slow (an evaluation, an upload) or a deadlock.
 _CALL_TIMEOUT_S = 600.0
-# Whoever examines the network does not wait for it: RPC's start is itself a round of calls, and waits as long.
-_EXAMINER_CALL_TIMEOUT_S = 30.0
+# A check of the network does not wait for it: RPC's start is itself a round of calls, and waits as long.
+_PREFLIGHT_CALL_TIMEOUT_S = 30.0
 _LEAST_RPC_THREADS = 16
 # Of TensorPipe's transports `shm` polls without a pause in every process. With fewer idle cores than workers that
 # takes the time away from the workers: a job of four on two cores did 30 steps a second, over sockets 82. `ibv` needs
@@ -49,7 +51,7 @@ def joined(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, repo
     """Be part of the gang: the store, the RPC group and the process group that the workload asks for.
 
     Raises `RendezvousTimeout` if not all arrive within two minutes, `UnreachablePeer` if nodes can't reach each other.
-    A workload that runs on every node is to examine the network, so its workers are not joined here: see `met`.
+    A workload that runs on every node checks the network first, so its workers do not join here: see `met`.
     """
     if workload.per_node:
         yield
@@ -90,7 +92,7 @@ def _enter(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, repo
         report.rendezvous(entrance.port)
         return entrance
     port = launch.rendezvous_port or _await_port(workdir)
-    _knock(launch, port)
+    _probe_first(launch, port)
     return gang_store.enter(launch, port, clients, _JOIN_TIMEOUT_S)
 
 
@@ -99,16 +101,16 @@ def _await_port(workdir: Workdir) -> int:
     give_up = time.monotonic() + _JOIN_TIMEOUT_S
     while not workdir.rendezvous.exists():
         if time.monotonic() > give_up:
-            raise RendezvousTimeout(f"rank 0 did not say within {_JOIN_TIMEOUT_S:.0f} s where the gang meets")
+            raise RendezvousTimeout(f"rank 0 did not publish the gang's port within {_JOIN_TIMEOUT_S:.0f} s")
         time.sleep(_POLL_S)
     return int(workdir.rendezvous.read_text())
 
 
-def _knock(launch: WorkerLaunch, port: int) -> None:
+def _probe_first(launch: WorkerLaunch, port: int) -> None:
     """See at once what the store would try for two minutes, and say it in words that help."""
     first = launch.gang.workers[0].node
     if launch.worker.node != first:
-        reach.knock(reach.Explorer.of(launch), first, launch.master_addr, port, _KNOCK_S)
+        links.probe(links.Prober.of(launch), first, launch.master_addr, port, _PROBE_S)
 
 
 def _missing(launch: WorkerLaunch, ranks: list[int]) -> RendezvousTimeout:
@@ -117,23 +119,24 @@ def _missing(launch: WorkerLaunch, ranks: list[int]) -> RendezvousTimeout:
 
 
 def _require_reach(store: dist.Store, launch: WorkerLaunch) -> None:
-    """Look at the ways between the gang's nodes: one worker of each node does, and all hear what was found."""
+    """Probe the links between the gang's nodes: one worker of each node does, and all get the result."""
     first_ranks = {worker.node: worker.rank for worker in reversed(launch.gang.workers)}
     if len(first_ranks) == 1:
         return
     begin = time.monotonic()
-    board = _StoreBoard(store, launch.worker.node, tuple(first_ranks))
+    exchange = _StoreExchange(store, launch.worker.node, tuple(first_ranks))
     if launch.worker.rank == first_ranks[launch.worker.node]:
-        ways = reach.explore(reach.Explorer.of(launch), board, cut_only=True)
+        found = links.probe_links(links.Prober.of(launch), exchange, unreachable_only=True)
     else:
-        ways = reach.told(board)
-    reach.require_open(ways)
-    _LOG.info("all ways between %d nodes are open (a look of %.3f s)", len(first_ranks), time.monotonic() - begin)
+        found = links.gather_links(exchange)
+    links.require_reachable(found)
+    text = "all links between %d nodes are reachable (probed in %.3f s)"
+    _LOG.info(text, len(first_ranks), time.monotonic() - begin, extra=about("links_reachable"))
 
 
 @dataclass(frozen=True, slots=True)
-class _StoreBoard:
-    """The gang's store as the place where its nodes talk: each has reached that one already."""
+class _StoreExchange:
+    """An exchange in the gang's store, which each node has already reached."""
 
     store: dist.Store
     node: str
@@ -145,10 +148,12 @@ class _StoreBoard:
     def gather(self, topic: str) -> dict[str, str]:
         keys = {f"{topic}/{node}": node for node in self.nodes}
         try:
-            self.store.wait(list(keys), timedelta(seconds=_WORD_TIMEOUT_S))
+            self.store.wait(list(keys), timedelta(seconds=_EXCHANGE_TIMEOUT_S))
         except dist.DistStoreError as error:
-            silent = [node for key, node in keys.items() if not self.store.check([key])]
-            raise RendezvousTimeout(f"no {topic} within {_WORD_TIMEOUT_S:.0f} s of node {', '.join(silent)}") from error
+            missing = [node for key, node in keys.items() if not self.store.check([key])]
+            raise RendezvousTimeout(
+                f"no {topic} within {_EXCHANGE_TIMEOUT_S:.0f} s from node {', '.join(missing)}"
+            ) from error
         return {node: text.decode() for node, text in zip(self.nodes, self.store.multi_get(list(keys)), strict=True)}
 
 
@@ -159,7 +164,7 @@ def _describe(worker: WorkerPlan) -> str:
 def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=_rpc_threads(launch, workload),
-        rpc_timeout=_EXAMINER_CALL_TIMEOUT_S if workload.per_node else _CALL_TIMEOUT_S,
+        rpc_timeout=_PREFLIGHT_CALL_TIMEOUT_S if workload.per_node else _CALL_TIMEOUT_S,
         _transports=["uv"],
         _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
         init_method=_handed_over(store),
@@ -259,4 +264,5 @@ def _await_parting(store: dist.Store, others: list[WorkerPlan]) -> None:
     try:
         store.wait([f"parted/{worker.rank}" for worker in others], timedelta(seconds=_PART_TIMEOUT_S))
     except dist.DistStoreError:
-        _LOG.warning("not all workers of the gang said that they left within %.0f s", _PART_TIMEOUT_S)
+        text = "not all workers of the gang reported within %.0f s that they left"
+        _LOG.warning(text, _PART_TIMEOUT_S, extra=about("leave_timeout"))

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from rolecall.spec.errors import NonFiniteLoss
-from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.report import ProgressLine
 from rolecall.spec.workdir import PROGRESS_BYTES
 
@@ -36,7 +35,8 @@ class Reporter:
     only what the job's life depends on is written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._file = path.open("a", buffering=1)
         self._written = 0
         self._next_write = 0.0
@@ -60,7 +60,7 @@ class Reporter:
         Raises `NonFiniteLoss` when the loss is NaN or infinite. A loss on a GPU is looked at only when a line is due,
         because reading it waits for the device.
         """
-        now = time.monotonic()
+        now = self._clock()
         self._rate.add(now, samples)
         if not (isinstance(loss, torch.Tensor) and loss.is_cuda):
             loss = float(loss)
@@ -77,7 +77,7 @@ class Reporter:
         self._held_back = None
         loss = float(last.loss)
         _require_finite(loss, last.step)
-        now = time.monotonic()
+        now = self._clock()
         kind = "step" if self._first_step_told else "first_step"
         self._first_step_told = True
         self._write(
@@ -96,13 +96,11 @@ class Reporter:
 
     def evaluated(self, step: int, epoch: int | None, metrics: Mapping[str, float]) -> None:
         """Report what an evaluation found, e.g. `validation_auc`."""
-        self._write_step()
-        self._write(kind="step", step=step, epoch=epoch, metrics=dict(metrics))
+        self.write("step", step=step, epoch=epoch, metrics=dict(metrics))
 
-    def result(self, metrics: Mapping[str, float], findings: Sequence[NodeFinding] = ()) -> None:
-        """The workload's final metrics, which become the job's `result`; what an examination found goes with them."""
-        self._write_step()
-        self._write(kind="result", metrics=dict(metrics), findings=tuple(findings))
+    def result(self, metrics: Mapping[str, float]) -> None:
+        """The workload's final metrics, which become the job's `result`."""
+        self.write("result", metrics=dict(metrics))
 
     def rendezvous(self, port: int) -> None:
         """Rank 0's word where the gang's store listens."""
@@ -116,6 +114,11 @@ class Reporter:
         """Nothing can be reported after this."""
         with self._file:
             self._write_step()
+
+    def write(self, kind: str, **fields: object) -> None:
+        """Write the newest step and then a line with these fields of `ProgressLine`."""
+        self._write_step()
+        self._write(kind=kind, **fields)
 
     def _write(self, **fields: object) -> None:
         line = ProgressLine(at=datetime.now(UTC), **fields)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What an examination of a node, or of the way between two nodes, has found."""
+"""The findings of checks: of a node, or of the link between two nodes."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -15,7 +15,7 @@ class Level(StrEnum):
     WARNING = "warning"
     """Jobs run, but not as they should, or not all of them."""
     ERROR = "error"
-    """No job can be trusted to run there. A node that finds one in itself gets no workers; one of a way bars nobody."""
+    """No job can be trusted to run there. A node that finds one in itself gets no workers; one of a link bars none."""
 
     @classmethod
     def _missing_(cls, value: object) -> "Level | None":
@@ -24,15 +24,22 @@ class Level(StrEnum):
 
 
 class Finding(Value):
-    """One thing that was examined."""
+    """The result of one check."""
 
     check: Text
-    """What was examined, e.g. `clock`, `disk`, `reach`."""
+    """The name of the check, for example `clock`, `disk`, `reach`."""
     level: Level
     message: Text
     """One line: what is, with figures and units."""
     remedy: Text = ""
     """One line: what to do about it; empty when there is nothing to do."""
+
+
+class NodeFinding(Finding):
+    """A finding about one or several nodes."""
+
+    nodes: tuple[Text, ...]
+    """One node, or the two ends of a link: first the one that calls, where that matters."""
 
 
 def secret_files(readable: Sequence[Path]) -> Finding:

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from rolecall.spec.bounds import MOST, MOST_BYTES, Moment, Text, at_most, storable
+from rolecall.spec.finding import NodeFinding
 from rolecall.spec.model import Value
-from rolecall.spec.preflight import NodeFinding
 from rolecall.spec.redaction import Redacted, redact_text
 from rolecall.spec.state import WorkerState
 

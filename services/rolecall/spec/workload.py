@@ -44,7 +44,7 @@ class RoleCount:
 class Workload(Generic[P]):
     """A plug-in that defines the roles of a job and what each does.
 
-    Role `r` is implemented by the function `run` in the submodule `r.module` of `package`.
+    Role `r` is implemented by the function `run` in the module `module_of(r)`.
     """
 
     name: str
@@ -59,6 +59,8 @@ class Workload(Generic[P]):
     """The roles that form one NCCL or Gloo process group, in rank order."""
     expendable: frozenset[Role] = frozenset()
     """Roles whose loss does not end the attempt."""
+    module: str | None = None
+    """The module of `package` that implements all roles; by default, each role has a module with its own name."""
     per_node: bool = False
     """Whether a job runs one worker on each node, in the node's own role and in parallel with other workers, without a
     slot or GPU. `params` must then be a subclass of `PerNodeParams`, and requests can't set `roles`. Its
@@ -69,3 +71,7 @@ class Workload(Generic[P]):
     """Raises `ValueError`, with the legal values, if counts and parameters are inconsistent."""
     check_node: Callable[[P, Role], None] | None = field(default=None)
     """Runs on the node before the rendezvous, without torch. Raises `InputError` for what only a node can detect."""
+
+    def module_of(self, role: Role) -> str:
+        """The full name of the module that implements the role."""
+        return f"{self.package}.{self.module or role.module}"

@@ -172,7 +172,7 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
             artifacts=Artifacts(blobs, records, launch.attempt),
         )
         runtime_context.enter(context)
-        role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
+        role = importlib.import_module(workload.module_of(launch.worker.role))
         with joined(launch, workload, workdir, context.report):
             role.run(context)
     except BaseException:

@@ -7,7 +7,6 @@ touches CUDA, which does not survive a fork. It ends when its node does, and tak
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -26,7 +25,9 @@ from typing import Any, NoReturn, cast
 
 from pydantic import ValidationError
 
-from rolecall.edge.logs import log_to_stderr
+from rolecall.edge.logs import about, log_to_stderr
+from rolecall.process import die_with_parent
+from rolecall.settings import read_log_format
 from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.workdir import Workdir
@@ -50,8 +51,6 @@ PRELOADED = (
 DEFAULT_PLAY = "rolecall.worker.main:play"
 
 _LOG = logging.getLogger(__name__)
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 
 
@@ -63,7 +62,7 @@ class ForkServer:
         self._play = play
         self._workers: dict[int, str] = {}
         self._received = b""
-        self._told = False
+        self._should_exit = False
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wakeup_write = socket.socketpair()
 
@@ -74,11 +73,11 @@ class ForkServer:
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
         try:
             self._reply(Ready())
-            while not self._told:
+            while not self._should_exit:
                 for key, _ in self._selector.select():
                     key.data()
         except (BrokenPipeError, ConnectionResetError):
-            _LOG.info("the node is gone")
+            _LOG.info("the node has exited", extra=about("node_exited"))
         finally:
             for pid in self._workers:
                 _kill_group(pid)
@@ -92,13 +91,13 @@ class ForkServer:
 
     def _on_request(self) -> None:
         piece = self._channel.recv(_READ_BYTES)
-        self._told = self._told or not piece
+        self._should_exit = self._should_exit or not piece
         *lines, self._received = (self._received + piece).split(b"\n")
         for line in lines:
             self._answer(line)
 
     def _on_signal(self) -> None:
-        self._told = self._told or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
+        self._should_exit = self._should_exit or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
         while (ended := _first_ended()) is not None:
             # The zombie still holds its process group's number, so that the kill can't hit a stranger.
             _kill_group(ended)
@@ -132,7 +131,7 @@ class ForkServer:
         code = 1
         try:
             os.setsid()
-            die_with_parent(server, signal.SIGKILL)
+            _end_with(server, signal.SIGKILL)
             self._leave_server()
             _redirect(log)
             os.environ.update(request.env)
@@ -157,10 +156,9 @@ class ForkServer:
         self._channel.sendall(reply.model_dump_json().encode() + b"\n")
 
 
-def die_with_parent(parent: int, with_signal: signal.Signals) -> None:
+def _end_with(parent: int, with_signal: signal.Signals) -> None:
     """Have the kernel send `with_signal` when the parent ends; exit at once if it already has."""
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(with_signal), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    die_with_parent(with_signal)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -176,9 +174,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("fd", type=int, help="the socket to the node")
     parser.add_argument("--play", default=DEFAULT_PLAY, metavar="MODULE:FUNCTION", help="what a worker runs")
     options = parser.parse_args(arguments)
-    log_to_stderr()
+    log_to_stderr(form=read_log_format())
     # SIGTERM and not SIGKILL: the server still has its workers' own children to kill.
-    die_with_parent(os.getppid(), signal.SIGTERM)
+    _end_with(os.getppid(), signal.SIGTERM)
     with socket.socket(fileno=options.fd) as channel:
         channel.set_inheritable(False)
         ForkServer(channel, _preload(options.play)).serve()
@@ -191,7 +189,8 @@ def _preload(play: str) -> Play:
     module, _, function = play.partition(":")
     found: Play = getattr(importlib.import_module(module), function)
     if len(names := threads()) > 1:
-        _LOG.error("the fork server must have one thread and has %d (%s): forks may hang", len(names), ", ".join(names))
+        text = "the fork server must have one thread and has %d (%s): forks may hang"
+        _LOG.error(text, len(names), ", ".join(names), extra=about("fork_server_has_threads"))
     # Moves all objects out of the collector's reach: a collection in a child would else copy the pages they lie on.
     gc.collect()
     gc.freeze()

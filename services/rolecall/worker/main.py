@@ -18,7 +18,7 @@ import torch
 from pydantic import ValidationError
 
 from rolecall import __version__
-from rolecall.edge.logs import log_to_stderr
+from rolecall.edge.logs import about, log_to_stderr, stamp_records
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.beat import start_beating
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
@@ -27,7 +27,7 @@ from rolecall.runtime.context import WorkerContext, enter
 from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
-from rolecall.settings import read_worker
+from rolecall.settings import read_log_format, read_worker
 from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.redaction import redact_text
@@ -38,6 +38,7 @@ from rolecall.worker.outputs import Outputs
 from rolecall.worker.sandbox import Sandbox, confine
 from rolecall.workloads import catalogue
 
+_LOG = logging.getLogger(__name__)
 DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
 
 _TRACEBACK_LINES = 30
@@ -59,7 +60,9 @@ _PEER_LOST = (
 def play(request: ForkRequest) -> int:
     """Run one worker to its end and return the process's exit code."""
     workdir = Workdir(request.workdir)
-    log_to_stderr()
+    log_to_stderr(form=read_log_format())
+    launch = request.launch
+    stamp_records(job=launch.job, attempt=launch.attempt, rank=launch.worker.rank)
     # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
     outputs, sandbox = Outputs.open(workdir), Sandbox()
@@ -69,7 +72,7 @@ def play(request: ForkRequest) -> int:
         start_beating(outputs.beat)
         _play(request, workdir, outputs.report)
     except Stopped as reason:
-        logging.info("stopped: %s", reason)
+        _LOG.info("stopped: %s", reason, extra=about("worker_stopped"))
         return STOPPED
     except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
         sys.stderr.write(redact_text(traceback.format_exc()))
@@ -88,7 +91,7 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
         workload.check_node(params, launch.worker.role)
     context = _context(request, workdir, params, report)
     enter(context)
-    role = importlib.import_module(f"{workload.package}.{launch.worker.role.module}")
+    role = importlib.import_module(workload.module_of(launch.worker.role))
     with closing(context.report), joined(launch, workload, workdir, context.report):
         role.run(context)
 
@@ -99,7 +102,7 @@ def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
         return workload.params.model_validate(given)
     except ValidationError as error:
         raise WorkloadError(
-            f"this node's {workload.name} (Rolecall {__version__}) refuses parameters that the master took; "
+            f"this node's {workload.name} (Rolecall {__version__}) refuses parameters that the master accepted; "
             f"install the same versions on both: {error}"
         ) from error
 

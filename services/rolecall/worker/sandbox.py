@@ -22,6 +22,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from rolecall import landlock, seccomp
+from rolecall.edge.logs import about
 from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, Access
 from rolecall.process import keep_capabilities
 from rolecall.runtime.blobs import make_job_folder
@@ -100,12 +101,12 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
     except OSError as error:
         if settings.sandbox == "required":
             raise SandboxUnavailable(f"ROLECALL_SANDBOX=required, and the kernel refuses Landlock: {error}") from error
-        _LOG.warning("this worker runs without a sandbox: %s", error)
+        _LOG.warning("this worker runs without a sandbox: %s", error, extra=about("sandbox_unavailable"))
         return Sandbox()
     try:
         seccomp.restrict()
     except OSError as error:
-        _LOG.warning("this worker's sandbox has no system call filter: %s", error)
+        _LOG.warning("this worker's sandbox has no system call filter: %s", error, extra=about("seccomp_unavailable"))
     return Sandbox(rules)
 
 

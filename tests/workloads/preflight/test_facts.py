@@ -1,7 +1,6 @@
 """Nodes' facts side by side."""
 
-from rolecall.spec.finding import Level
-from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.workloads.preflight.facts import Facts, compare
 
 

@@ -6,8 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from rolecall.spec.finding import Level
-from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.workloads.preflight import Params
 from rolecall.workloads.preflight.measuring import CALL_S, Speed
 from rolecall.workloads.preflight.pairs import Pair, rounds
@@ -97,7 +96,7 @@ def test_a_slow_network_is_given_up_in_time_and_what_was_not_measured_is_told() 
 
 
 def test_halves_that_do_not_reach_each_other_are_told_in_time() -> None:
-    """Every way between two halves stalls: no doubt about the ways, some about the nodes."""
+    """Every link between two halves stalls: no doubt about the links, some about the nodes."""
     halves = frozenset((f"n{a}", f"n{b}") for a in range(10) for b in range(10, 20))
     network = Network(20, cut=halves)
     findings = network.examine()

@@ -3,8 +3,6 @@
 Augmentation depends only on (seed, epoch, image), and a batch on (epoch, step), so that loading can start at any step.
 """
 
-import ctypes
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -18,6 +16,7 @@ from torchvision.transforms import v2
 from rolecall.kit.data_order import DataOrder, derive_seed, splitmix64
 from rolecall.kit.images.params import Images
 from rolecall.kit.images.sources import LabeledImages, open_source
+from rolecall.process import die_with_parent
 from rolecall.spec.errors import InputError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -28,8 +27,6 @@ _Key = tuple[int, int]  # epoch, index in the split
 _SPLITS = ("train", "validation", "test")
 _MIN_CROP_AREA = 0.25  # a zoom keeps at least a quarter of the image's area
 _INPUT_ERROR = f"{InputError.__module__}.{InputError.__qualname__}: "
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
@@ -159,5 +156,4 @@ def _load_batches(examples: _ImageDataset, keys: Iterable[list[_Key]], processes
 
 def _die_with_parent(_: int) -> None:
     """A loader process inherits its parent's sockets. If it outlived the parent, peers would not notice the death."""
-    if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    die_with_parent()

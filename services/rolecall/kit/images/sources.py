@@ -79,7 +79,7 @@ def open_source(source: str | Idx, classes: tuple[str, ...] | None = None) -> La
 
 
 def check_source(source: str | Idx) -> None:
-    """As `open_source`, but checks only headers, or one image name of a folder."""
+    """Check a source as `open_source`, but only headers, or one image name of a folder; raises `InputError`."""
     if isinstance(source, Idx):
         _idx_shapes(source)
         return

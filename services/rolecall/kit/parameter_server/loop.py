@@ -96,7 +96,7 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
 
 
 def make_local(context: WorkerContext[Any], make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
-    """Replicated layers: the same initial weights in all trainers, but different dropout masks."""
+    """Replicated layers on the context's device: equal initial weights in all trainers, but different dropout masks."""
     torch.manual_seed(context.params.seed)
     local = make().to(context.device, dtype)
     torch.manual_seed(context.params.seed + 1 + context.role_rank)

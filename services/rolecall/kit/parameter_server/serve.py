@@ -7,7 +7,7 @@ from rolecall.spec.errors import Stopped
 
 
 def run(context: WorkerContext[Any]) -> None:
-    """Returns at once: RPC threads create the shards and serve calls.
+    """Returns at once, because RPC threads create the shards and serve calls; raises `Stopped` after a stop request.
 
     Leaving the gang waits for all other workers, so the process serves until they are done.
     """

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rolecall.edge.logs import about
 from rolecall.kit.cache import build_once
 from rolecall.kit.data_order import derive_seed, splitmix64
 from rolecall.kit.tables.columns import Columns
@@ -102,9 +103,9 @@ def _build(source: TableSource, folder: Path) -> None:
         counted = bad if split in source.files and split != "train" else BadRows(source.data.max_bad_rows)
         rows[split] = _write(folder / split, columns, source, split, counted)
     for report in bad.first:
-        _log.warning("skipped a row: %s", report)
-    about = {"columns": asdict(columns), "rows": rows, "bad_rows": bad.count}
-    (folder / "about.json").write_text(json.dumps(about))
+        _log.warning("skipped a row: %s", report, extra=about("rows_skipped"))
+    description = {"columns": asdict(columns), "rows": rows, "bad_rows": bad.count}
+    (folder / "about.json").write_text(json.dumps(description))
 
 
 def _fit_columns(source: TableSource, bad: BadRows) -> tuple[Columns, int]:

@@ -15,7 +15,7 @@ Records = NDArray[np.void]
 
 
 def shuffle(chunks: Iterator[Records], buffer_rows: int, seed: int, epoch: int) -> Iterator[Records]:
-    """The records of `chunks` in random order: each new record replaces a random record of the buffer."""
+    """The records of `chunks` in random order: each new record replaces a random one of `buffer_rows` in the buffer."""
     random = np.random.Generator(np.random.Philox(key=derive_seed(seed, epoch)))
     buffer: Records | None = None
     for chunk in chunks:

@@ -1,7 +1,6 @@
 """`/internal/jobs`: what nodes ship for their workers, and what workers send for themselves."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
-from rolecall.master.core import Master
+from rolecall.master.program import Master
 from rolecall.master.quota import measure, metered
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
@@ -122,7 +121,7 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
         await _check_quota(connection, master, job, {part.blob: part.size for part in manifest.parts})
-        fresh = await checkpoints.add(connection, job, manifest, datetime.now(UTC))
+        fresh = await checkpoints.add(connection, job, manifest, master.clock.now())
     master.cleaner.recorded(job)
     master.waking.jobs(job)
     return Recorded(recorded=fresh)
@@ -135,7 +134,7 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
         await _check_quota(connection, master, job, {notice.blob: notice.size})
-        await artifacts.put(connection, job, attempt, notice, datetime.now(UTC))
+        await artifacts.put(connection, job, attempt, notice, master.clock.now())
     return Recorded(recorded=True)
 
 

@@ -1,7 +1,6 @@
 """`/audit`: who called what. Every call of a user that changes something is noted before it is answered."""
 
 import logging
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 
@@ -9,9 +8,10 @@ from fastapi import APIRouter, Depends, Query
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Running, action_of, address_of, needs, refusal, target_of
-from rolecall.master.core import Master
+from rolecall.master.program import Master, master_of
 from rolecall.master.store import audit
 from rolecall.spec.access import AuditEntry, AuditPage
 from rolecall.spec.access import Scope as TokenScope
@@ -62,7 +62,7 @@ async def _note(scope: Scope, answer: Message) -> None:
     caller: Principal | None = scope.get("state", {}).get("principal")
     if caller is None:
         return  # A stranger, whose refusal is counted already.
-    master: Master = scope["app"].state.master
+    master = master_of(scope["app"])
     status, changes = answer["status"], scope["method"] not in _READING and not scope["path"].startswith("/internal/")
     if status == HTTPStatus.FORBIDDEN or (changes and status >= HTTPStatus.BAD_REQUEST):
         master.sync.refused.note(refusal(scope, caller.name, status))
@@ -73,7 +73,7 @@ async def _note(scope: Scope, answer: Message) -> None:
 async def _add(master: Master, scope: Scope, answer: Message, caller: Principal) -> None:
     entry = AuditEntry(
         id=0,
-        at=datetime.now(UTC),
+        at=master.clock.now(),
         token=caller.name,
         address=address_of(scope),
         action=action_of(scope),
@@ -84,7 +84,7 @@ async def _add(master: Master, scope: Scope, answer: Message, caller: Principal)
         async with master.database.write() as connection:
             await audit.add(connection, [entry])
     except (SQLAlchemyError, OSError) as error:
-        _log.error("not in the audit log (%s): %s", error, entry)
+        _log.error("not in the audit log (%s): %s", error, entry, extra=about("audit_entry_lost"))
 
 
 def _target(scope: Scope, answer: Message) -> str:

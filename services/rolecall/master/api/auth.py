@@ -19,7 +19,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicC
 from starlette.routing import compile_path
 
 from rolecall.master.access import Principal
-from rolecall.master.core import Master
+from rolecall.master.program import Master, master_of
 from rolecall.master.refusals import Refusal
 from rolecall.master.store import jobs
 from rolecall.spec.access import Scope
@@ -130,7 +130,7 @@ def _password_of(authorization: str) -> str:
 
 async def get_master(connection: HTTPConnection) -> Master:
     """The running master."""
-    return connection.app.state.master
+    return master_of(connection.app)
 
 
 Running = Annotated[Master, Depends(get_master)]

@@ -8,18 +8,15 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
 from rolecall.master.catalogue import schema_of
-from rolecall.master.findings import weaknesses
 from rolecall.master.metrics import exposition
-from rolecall.master.reconciler import TICK_S
-from rolecall.master.space import Volume
 from rolecall.master.storage_errors import in_words
 from rolecall.master.store import nodes
+from rolecall.master.waking import TICK_S
+from rolecall.master.weak_settings import weaknesses
 from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
-from rolecall.spec.finding import Finding
-from rolecall.spec.model import Value
+from rolecall.spec.api import FindingList, Health, NodeList, Readiness, RoleDocument, WorkloadDocument, WorkloadList
 from rolecall.spec.node import NodeDocument
-from rolecall.spec.role import Role
 from rolecall.spec.workload import Workload
 
 _PATIENCE_S = 3 * TICK_S + 8.5
@@ -28,58 +25,6 @@ router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 metrics_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.METRICS, Scope.READ, Scope.ADMIN))])
 admin_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.ADMIN))])
 open_router = APIRouter(tags=["cluster"])
-
-
-class RoleDocument(Value):
-    """How many workers of a role a workload takes."""
-
-    default: int
-    least: int
-    most: int
-    expendable: bool
-
-
-class WorkloadDocument(Value):
-    """A workload: what `POST /jobs` may ask of it."""
-
-    name: str
-    summary: str
-    roles: dict[Role, RoleDocument]
-    params: dict[str, Any]
-    """The JSON schema of its parameters."""
-
-
-class WorkloadList(Value):
-    """`GET /workloads`."""
-
-    workloads: list[WorkloadDocument]
-    broken: dict[str, str]
-    """Plug-ins that could not be loaded, and why."""
-
-
-class NodeList(Value):
-    """`GET /nodes`."""
-
-    nodes: list[NodeDocument]
-
-
-class FindingList(Value):
-    """`GET /findings`."""
-
-    findings: list[Finding]
-
-
-class Health(Value):
-    """Whether the program answers."""
-
-    status: str
-
-
-class Readiness(Health):
-    """Whether the master can work."""
-
-    volume: Volume
-    """How much room its data folder has."""
 
 
 @router.get("/workloads", summary="List workloads")

@@ -2,53 +2,21 @@
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime
 
 from fastapi import APIRouter, Depends
 
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Caller, Running, needs, steers_job
-from rolecall.master.api.jobs import apply_step
 from rolecall.master.store import deletion, jobs
 from rolecall.master.streams import Streams
+from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
-from rolecall.spec.bounds import AwareMoment
+from rolecall.spec.api import PrunedJob, PruneRequest, PruneSummary
 from rolecall.spec.errors import Conflict
-from rolecall.spec.model import Request, Value
-from rolecall.spec.state import JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
 _BATCH = 200
 """Jobs that are looked at in one transaction, so that writers never wait long."""
-
-
-class PruneRequest(Request):
-    """Which ended jobs are deleted."""
-
-    ended_before: AwareMoment
-    state: JobState | None = None
-    """Only jobs that ended in this state; all ended ones by default."""
-    dry_run: bool = False
-    """Whether to list them only."""
-
-
-class PrunedJob(Value):
-    """A job that is deleted, or would be."""
-
-    id: str
-    name: str
-    state: JobState
-    ended_at: datetime
-    size: int
-    """Bytes of its logs, progress, recorded checkpoints and artifacts."""
-
-
-class PruneSummary(Value):
-    """What `POST /jobs/prune` deletes."""
-
-    jobs: list[PrunedJob]
-    size: int
-    """Bytes of all of them."""
 
 
 @router.post("/prune", summary="Delete old jobs")
@@ -69,7 +37,7 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
         sizes += await asyncio.to_thread(_stream_sizes, master.streams, ids)
         if not request.dry_run:
             async with master.database.write() as connection:
-                await deletion.mark_ended(connection, ids, request.ended_before, _now())
+                await deletion.mark_ended(connection, ids, request.ended_before, master.clock.now())
     master.garbage.notify()
     pruned = [PrunedJob(id=job, name=name, state=state, ended_at=at, size=sizes[job]) for job, name, state, at in found]
     return PruneSummary(jobs=pruned, size=sizes.total())
@@ -92,15 +60,11 @@ async def delete(job: str, master: Running, caller: Caller, force: bool = False)
                     f"job {job} is {record.state} and can't be deleted; cancel it first, or add ?force=true "
                     "(rolecall delete --force), which cancels it and deletes it when it has ended"
                 )
-            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
-        await deletion.mark(connection, job, _now())
+            nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
+        await deletion.mark(connection, job, master.clock.now())
     master.garbage.notify()
     master.waking.gang(job, nodes)
 
 
 def _stream_sizes(streams: Streams, ids: list[str]) -> Counter[str]:
     return Counter({job: streams.used(job) for job in ids})
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

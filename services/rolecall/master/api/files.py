@@ -2,87 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
-from rolecall.master.core import Master
+from rolecall.master.program import Master
 from rolecall.master.progress import series
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
+from rolecall.spec.api import Artifact, ArtifactList, Checkpoint, CheckpointList, Event, EventList, Series, SeriesList
 from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import NotFound
-from rolecall.spec.model import Value
-from rolecall.spec.plan import CheckpointManifest
-from rolecall.spec.redaction import Redacted
-from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
-
-
-class Event(Value):
-    """Something that happened to a job."""
-
-    id: int
-    at: datetime
-    attempt: int | None
-    kind: str
-    message: Redacted
-
-
-class EventList(Value):
-    """`GET /jobs/{id}/events`."""
-
-    events: list[Event]
-
-
-class Series(Value):
-    """The steps that one worker reported."""
-
-    attempt: int
-    rank: int
-    role: Role
-    role_rank: int
-    points: list[dict[str, Any]]
-
-
-class SeriesList(Value):
-    """`GET /jobs/{id}/metrics`."""
-
-    series: list[Series]
-
-
-class Checkpoint(Value):
-    """A recorded checkpoint."""
-
-    manifest: CheckpointManifest
-    created_at: datetime
-
-
-class CheckpointList(Value):
-    """`GET /jobs/{id}/checkpoints`, newest first."""
-
-    checkpoints: list[Checkpoint]
-
-
-class Artifact(Value):
-    """A file that the job leaves behind."""
-
-    name: str
-    attempt: int
-    size: int
-    sha256: str
-    created_at: datetime
-
-
-class ArtifactList(Value):
-    """`GET /jobs/{id}/artifacts`."""
-
-    artifacts: list[Artifact]
 
 
 @router.get("/events", summary="What happened to the job")

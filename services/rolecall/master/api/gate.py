@@ -13,6 +13,7 @@ from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, Standing, admission, refusal
 from rolecall.master.api.error_handlers import problem_response
+from rolecall.master.program import master_of
 from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 
@@ -82,7 +83,7 @@ class FollowerLimit:
 
 
 def _admission(scope: Scope) -> Admission:
-    return admission(scope["app"].state.master, scope["path"], Headers(scope=scope).get("authorization", ""))
+    return admission(master_of(scope["app"]), scope["path"], Headers(scope=scope).get("authorization", ""))
 
 
 def _holder(found: Admission) -> tuple[Group, str]:
@@ -104,7 +105,7 @@ async def _turn_away(scope: Scope, receive: Receive, send: Send, excess: LimitEx
 async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
     problem = "the one that was given is not valid" if found.token else "none was given"
-    scope["app"].state.master.sync.strangers.note(refusal(scope, None, 401))
+    master_of(scope["app"]).sync.strangers.note(refusal(scope, None, 401))
     # Closed: what may still come of the body is not read either.
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
     detail = f"this call needs {found.wanted} {how}; {problem}"
@@ -112,7 +113,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) 
 
 
 async def _bar(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
-    scope["app"].state.master.sync.refused.note(refusal(scope, caller.name, 403))
+    master_of(scope["app"]).sync.refused.note(refusal(scope, caller.name, 403))
     have, want = " and ".join(sorted(caller.scopes)), " or ".join(sorted(found.scopes))
     detail = f"this call needs the scope {want}; the token {caller.name} has {have}"
     await problem_response(403, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)

@@ -4,33 +4,31 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
-from pydantic import Field
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
-from rolecall.master.core import Master
 from rolecall.master.documents import detailed, job_document
 from rolecall.master.field_errors import MOST_PROBLEMS, problem, shortened, unknown
-from rolecall.master.lifecycle import Step
+from rolecall.master.program import Master
 from rolecall.master.quota import check_submission
-from rolecall.master.reconciler import redirect_stop, take_step
 from rolecall.master.store import attempts, idempotency, jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
+from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
+from rolecall.spec.api import JobPage
 from rolecall.spec.bounds import MOST
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
-from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 
@@ -39,13 +37,6 @@ _READS = [Depends(needs(*USERS))]
 _SUBMITS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN))]
 _SEES = [*_READS, Depends(sees_job)]
 _STEERS = [*_SUBMITS, Depends(steers_job)]
-
-
-class JobPage(Value):
-    """A page of `GET /jobs`, newest first."""
-
-    jobs: list[JobDocument]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null on the last one.")
 
 
 @router.post("/jobs", status_code=201, dependencies=_SUBMITS, summary="Submit a job")
@@ -109,7 +100,7 @@ async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop it, and don't start it again. Possible in every state but the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
-        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name))
+        nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
     return await _changed(master, job, nodes)
 
 
@@ -120,7 +111,7 @@ async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
         record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
             stop = (await attempts.gang(connection, record)).attempt.stop if record.state.holds_slots else None
-            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name))
+            nodes = await apply_step(connection, record, lifecycle.pause(record, stop, caller.name), master.clock.now())
     return await _changed(master, job, nodes)
 
 
@@ -130,7 +121,7 @@ async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_resume(record)
-        await jobs.requeue(connection, record, _now(), f"resumed by {caller.name}", 0.0)
+        await jobs.requeue(connection, record, master.clock.now(), f"resumed by {caller.name}", 0.0)
     return await _changed(master, job)
 
 
@@ -141,24 +132,8 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
         await check_submission(connection, record.owner, master.access.limits.get(record.owner))
-        await jobs.renew(connection, record, _now(), f"retried by {caller.name}")
+        await jobs.renew(connection, record, master.clock.now(), f"retried by {caller.name}")
     return await _changed(master, job)
-
-
-async def apply_step(connection: AsyncConnection, job: JobRecord, step: Step) -> set[str]:
-    """Take a step that a user asked for, from whatever state the job is in.
-
-    Returns the nodes that may have to run something else then.
-    """
-    if not job.state.holds_slots:
-        await jobs.move(connection, job, step.after, _now(), step.reason or "", reason=step.reason)
-        return set()
-    gang = await attempts.gang(connection, job)
-    if job.state is JobState.STOPPING:
-        await redirect_stop(connection, gang, step)
-    else:
-        await take_step(connection, gang, step, _now())
-    return gang.nodes
 
 
 async def _visited(master: Master, asked: list[str]) -> list[str]:
@@ -197,24 +172,26 @@ def _may_run(caller: Principal, most: int) -> str:
 async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
     try:
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, owner, key)
+            return await _add_once(connection, spec, owner, key, master.clock.now())
     except IntegrityError:
         # On PostgreSQL the same key may come in twice at once; the second time finds what the first has made.
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, owner, key)
+            return await _add_once(connection, spec, owner, key, master.clock.now())
 
 
-async def _add_once(connection: AsyncConnection, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
+async def _add_once(
+    connection: AsyncConnection, spec: JobSpec, owner: Principal, key: str | None, now: datetime
+) -> JobRecord:
     if key is None:
         await check_submission(connection, owner.name, owner.limits)
-        return await jobs.add(connection, spec, _now(), owner.name)
+        return await jobs.add(connection, spec, now, owner.name)
     digest = hashlib.sha256(spec.model_dump_json(exclude={"id"}).encode()).hexdigest()
     earlier = await idempotency.job_of(connection, owner.name, key, digest)
     if earlier is not None:
         return await jobs.get(connection, earlier)
     await check_submission(connection, owner.name, owner.limits)
-    job = await jobs.add(connection, spec, _now(), owner.name)
-    await idempotency.remember(connection, owner.name, key, digest, job.id, _now())
+    job = await jobs.add(connection, spec, now, owner.name)
+    await idempotency.remember(connection, owner.name, key, digest, job.id, now)
     return job
 
 
@@ -247,7 +224,3 @@ async def _drafts(
         )
         for job in shown
     ]
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
@@ -11,8 +10,8 @@ from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
-from rolecall.master.core import Master
 from rolecall.master.lines import Line, Lines, cut_note
+from rolecall.master.program import Master
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import WorkerRecord
@@ -141,6 +140,7 @@ class _Follower:
     """What one caller has read of the logs of one attempt."""
 
     def __init__(self, master: Master, position: Position) -> None:
+        self._loop = asyncio.get_running_loop()
         self._streams = master.streams
         self._master = master
         self._position = position
@@ -174,9 +174,9 @@ class _Follower:
         for worker in self._members:
             lines, key = self._lines[worker.rank], log_key(worker)
             while (piece := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
-                self._fed_at[worker.rank] = time.monotonic()
+                self._fed_at[worker.rank] = self._loop.time()
                 yield self._events(worker, lines.feed(piece))
-            waited_s = time.monotonic() - self._fed_at.get(worker.rank, 0.0)
+            waited_s = self._loop.time() - self._fed_at.get(worker.rank, 0.0)
             if lines.has_rest and (over or waited_s >= _PARTIAL_S):
                 yield self._events(worker, lines.flush())
 

@@ -1,37 +1,17 @@
-"""`/internal/nodes`: how nodes register, tell what they run, and learn what they should."""
+"""`/internal/nodes`: how nodes register, report what they run, and learn what they should."""
 
-import asyncio
-import logging
-import time
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any, cast
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall import __version__
-from rolecall.master import lifecycle
-from rolecall.master.answers import Answer
+from rolecall.master import registry
 from rolecall.master.api.auth import Running, needs
-from rolecall.master.core import Master
-from rolecall.master.desired import desired, unaddressed
-from rolecall.master.presence import Presence
-from rolecall.master.reconciler import lose_workers
-from rolecall.master.signals import wait
-from rolecall.master.store import attempts, jobs, nodes, workers
-from rolecall.master.store.records import NodeRecord
-from rolecall.master.streams import StreamKey
 from rolecall.spec.access import Scope
-from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
-from rolecall.spec.report import WorkerReport
 from rolecall.spec.role import Role
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered
 
-_log = logging.getLogger(__name__)
 router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depends(needs(Scope.NODE))])
 
 
@@ -51,23 +31,9 @@ async def _known_role(request: Request) -> None:
 @router.post("", summary="Register a node", dependencies=[Depends(_known_role)])
 async def register(spec: NodeSpec, master: Running) -> Registered:
     """Enter the cluster, or enter it again after a restart: then the workers of the earlier life are lost."""
-    now = datetime.now(UTC)
-    bereaved: set[str] = set()
-    async with master.database.write() as connection:
-        life = await nodes.life(connection, spec.name)
-        if life is not None and life.started != spec.started:
-            known = await nodes.find(connection, spec.name)
-            if known is not None:
-                _refuse_rival(known, spec, master.presence)
-            master.presence.replace(life.started)
-            bereaved = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
-        await nodes.put(connection, spec, now)
-    master.presence.enter(spec.name, spec.started)
-    master.presence.hold(spec.started)
-    master.waking.nodes(spec.name)
-    master.waking.jobs(*bereaved)
+    await registry.register(master, spec)
     return Registered(
-        heartbeat_s=_longest_wait_s(master),
+        heartbeat_s=registry.longest_wait_s(master),
         master_version=__version__,
         node_timeout_s=master.settings.node_timeout_s,
     )
@@ -79,191 +45,18 @@ async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
 
     A heartbeat that brings no news, and gets none, is answered from memory (see `master.answers`).
     """
-    await _take_in(master, name, beat)
-    until = time.monotonic() + min(beat.wait_s, _longest_wait_s(master))
-    while True:
-        ticket = master.answers.ticket(name)
-        answer = await _answer(master, name, beat.started, ticket)
-        remaining_s = until - time.monotonic()
-        if answer.version == beat.seen and remaining_s > 0 and not master.answers.closed:
-            master.presence.hold(beat.started, remaining_s)
-            await wait(ticket, remaining_s)
-            if not master.answers.closed:  # Else all calls are released at once, and nothing has changed.
-                continue
-        master.presence.hold(beat.started)
-        return Response(answer.body, media_type="application/json")
+    await registry.receive(master, name, beat)
+    answer = await registry.next_answer(master, name, beat)
+    return Response(answer.body, media_type="application/json")
 
 
 @router.get("/{name}/surroundings", summary="Look around")
 async def cluster(name: str, master: Running) -> ClusterInfo:
     """What a node measures itself against: the master's clock and version, and who else is there."""
-    await master.view.refresh()
-    known = master.view.nodes
-    if name not in known:
-        raise NotFound(f"node {name} has not registered; register it again")
-    own = _place(known[name].spec)
-    strangers = sum(master.presence.is_alive(node.name) and _place(node.spec) != own for node in known.values())
-    return ClusterInfo(time_s=time.time(), version=__version__, boot_id=_boot_id(), strangers=strangers)
+    return await registry.cluster_info(master, name)
 
 
 @router.delete("/{name}", status_code=204, summary="Leave")
 async def leave(name: str, master: Running) -> None:
     """Take a node out of the cluster; what it still runs is lost."""
-    async with master.database.write() as connection:
-        bereaved = await lose_workers(connection, name, f"node {name} left the cluster", datetime.now(UTC))
-        await nodes.remove(connection, name)
-    master.presence.forget(name)
-    master.waking.nodes(name)
-    master.waking.jobs(*bereaved)
-
-
-async def _take_in(master: Master, name: str, beat: Heartbeat) -> None:
-    """Store what is new in a heartbeat, and wake who is to look at it."""
-    for entry in beat.unread:
-        _tell_once(name, entry)
-    if master.presence.knows(name, beat.started):
-        # Before the database is asked: while that one is away, the node lives nevertheless.
-        master.presence.hear(name, beat.started)
-        if master.answers.has_heard(name, beat):
-            _note(master, name, beat)
-            return
-    ticket = master.answers.ticket(name)
-    async with master.database.read() as connection:
-        node = await _living(connection, name, beat.started)
-        fresh = await _news(connection, node, name, beat)
-    master.presence.hear(name, beat.started)
-    _note(master, name, beat)
-    if fresh:
-        for report in beat.workers:
-            if report.state.ended and report.log_bytes is not None:
-                master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
-        async with master.database.write() as connection:
-            await _living(connection, name, beat.started)
-            await nodes.set_draining(connection, name, beat.draining)
-            changes = await _store_reports(connection, name, beat.workers)
-            met = await attempts.gangs(connection, [await jobs.summary(connection, job) for job in sorted(changes.met)])
-        if node.draining != beat.draining:
-            master.waking.nodes(name)
-        master.waking.jobs(*changes.jobs)
-        for gang in met.found:
-            master.waking.gang(gang.job.id, gang.nodes)
-        if changes.ended:
-            master.answers.notify(name)
-        ticket = ticket if not ticket.is_set() else master.answers.ticket(name)
-    master.answers.hear(name, beat, ticket)
-
-
-def _note(master: Master, name: str, beat: Heartbeat) -> None:
-    if master.presence.note(name, beat.findings):
-        master.waking.loops()
-
-
-@lru_cache(maxsize=1024)
-def _tell_once(name: str, entry: str) -> None:
-    _log.warning("a part of node %s's heartbeat is ignored, because this release can't read it: %s", name, entry)
-
-
-async def _news(connection: AsyncConnection, node: nodes.Life, name: str, beat: Heartbeat) -> bool:
-    if node.draining != beat.draining:
-        return True
-    if not beat.workers:
-        return False
-    known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
-    told = [(known.get(_key(report)), report) for report in beat.workers]
-    if any(worker is not None and lifecycle.observe(worker, report) != worker for worker, report in told):
-        return True
-    ports = {(one.job, one.attempt) for one in beat.workers if one.rendezvous_port is not None and one.rank == 0}
-    return bool(ports and await attempts.lack_port(connection, ports))
-
-
-@dataclass(slots=True)
-class _Changes:
-    jobs: set[str] = field(default_factory=set[str])
-    met: set[str] = field(default_factory=set[str])
-    """Those whose gangs know now where they meet."""
-    ended: bool = False
-    """Whether a worker of the node has ended."""
-
-
-async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> _Changes:
-    known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
-    changes = _Changes()
-    for report in reports:
-        worker = known.get(_key(report))
-        if worker is None:
-            continue  # It ended, or its attempt is over: the node learns that from the answer.
-        if (
-            report.rendezvous_port is not None
-            and report.rank == 0
-            and await attempts.set_port(connection, report.job, report.attempt, report.rendezvous_port)
-        ):
-            changes.met.add(report.job)
-        after = lifecycle.observe(worker, report)
-        if after != worker:
-            await workers.store(connection, worker, after)
-            changes.jobs.add(report.job)
-            changes.ended = changes.ended or after.state.ended
-    return changes
-
-
-async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event) -> Answer:
-    kept = master.answers.kept(name, started)
-    if kept is None:
-        kept = Answer.of(await _desired(master, name, started))
-        master.answers.keep(name, started, kept, ticket)
-    return kept
-
-
-async def _desired(master: Master, name: str, started: str) -> Desired:
-    async with master.database.read() as connection:
-        await _living(connection, name, started)
-        mine = sorted({worker.job for worker in await workers.on_node(connection, name)})
-        found = (
-            (await attempts.gangs(connection, (await jobs.live(connection, mine)).live.values())).found if mine else []
-        )
-        params = await jobs.parameters(connection, mine) if found else {}
-        unknown = unaddressed(found)
-        others = (await nodes.look(connection, unknown)).known if unknown else {}
-    addresses = {node.name: node.spec.address for node in others.values()}
-    blob_url, signing_key = master.settings.blob_url, master.signing_key
-    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key)
-
-
-@cache
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def _longest_wait_s(master: Master) -> float:
-    """A node whose heartbeat is held back is silent: never so long that it could be called lost."""
-    return min(master.settings.heartbeat_s, master.settings.node_timeout_s / 3)
-
-
-async def _living(connection: AsyncConnection, name: str, started: str) -> nodes.Life:
-    node = await nodes.life(connection, name)
-    if node is None:
-        raise NotFound(f"node {name} has not registered; register it again")
-    if node.started != started:
-        raise Conflict(f"node {name} has restarted since: this heartbeat is of an earlier life; register again")
-    return node
-
-
-def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None:
-    """Of two living nodes of one name, the one that came first stays; a restarted one takes its own place again."""
-    old, new = known.spec, spec
-    restarted = (_place(old), old.address) == (_place(new), new.address)
-    lives = presence.holds(old.started) if restarted else presence.may_live(known.name)
-    if lives or presence.is_replaced(new.started):
-        raise Conflict(
-            f"the name {spec.name} is taken by a live node at {old.address} on {old.machine.hostname}; the new one is "
-            f"at {new.address} on {new.machine.hostname}: give one of them another ROLECALL_NODE_NAME"
-        )
-
-
-def _place(spec: NodeSpec) -> tuple[str, str]:
-    """The network namespace of a machine: within it all share the loopback addresses."""
-    return spec.machine.boot_id, spec.network_namespace
-
-
-def _key(report: WorkerReport) -> tuple[str, int, int]:
-    return report.job, report.attempt, report.rank
+    await registry.leave(master, name)

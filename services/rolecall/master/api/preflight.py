@@ -1,47 +1,27 @@
 """`/nodes/{node}/preflight`: what is known of a node before a job finds out."""
 
 import logging
-from datetime import UTC, datetime
+from datetime import datetime
 
 from fastapi import APIRouter, Depends
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.edge.logs import about
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, needs
 from rolecall.master.field_errors import unknown
 from rolecall.master.store import jobs, nodes
 from rolecall.master.store.records import JobRecord
+from rolecall.spec.api import Examination, Preflight
 from rolecall.spec.errors import NotFound
-from rolecall.spec.finding import Finding
-from rolecall.spec.model import Value
-from rolecall.spec.preflight import NodeFinding
+from rolecall.spec.finding import NodeFinding
 
 router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 WORKLOAD = "preflight"
 _LOOK_BACK = 20
 _FINDINGS = TypeAdapter(tuple[NodeFinding, ...])
 _log = logging.getLogger(__name__)
-
-
-class Examination(Value):
-    """What a job of the workload `preflight` found."""
-
-    job: str | None = Field(description="Null for a job that the token may not see.")
-    measured_at: datetime
-    age_s: float = Field(description="Seconds since then; `rolecall doctor` measures anew.")
-    findings: tuple[NodeFinding, ...] = Field(
-        description="Those that are about the node, or about a way to or from it."
-    )
-
-
-class Preflight(Value):
-    """`GET /nodes/{node}/preflight`."""
-
-    node: str
-    alive: bool
-    findings: tuple[Finding, ...] = Field(description="What the node found when it last examined itself.")
-    network: Examination | None = Field(description="The newest examination that the node took part in; null without.")
 
 
 @router.get("/{node}/preflight", summary="Show what is known of a node")
@@ -52,18 +32,18 @@ async def show_preflight(node: str, master: Running, caller: Caller) -> Prefligh
         if node not in known:
             told = unknown("node", "node", node, known)
             raise NotFound(f"{told['message']}; there are: {told['legal']}")
-        network = await _newest_about(node, connection, caller)
+        network = await _newest_about(node, connection, caller, master.clock.now())
     state = known[node]
     return Preflight(node=node, alive=state.alive, findings=state.findings, network=network)
 
 
-async def _newest_about(node: str, connection: AsyncConnection, caller: Principal) -> Examination | None:
+async def _newest_about(node: str, connection: AsyncConnection, caller: Principal, now: datetime) -> Examination | None:
     """The newest job that tells something about `node`; one after the other, as each tells of every pair of nodes."""
     for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
         mine = tuple(finding for finding in _findings(job) if node in finding.nodes)
         if mine and job.ended_at:
-            age_s = (datetime.now(UTC) - job.ended_at).total_seconds()
+            age_s = (now - job.ended_at).total_seconds()
             shown = job.id if caller.reads_all or caller.sees(job.owner) else None
             return Examination(job=shown, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
     return None
@@ -74,5 +54,6 @@ def _findings(job: JobRecord) -> tuple[NodeFinding, ...]:
     try:
         return _FINDINGS.validate_python((job.result or {}).get("findings", ()))
     except ValidationError as error:
-        _log.warning("the findings of job %s are passed over: %s", job.id, error)
+        fields = about("findings_ignored", job=job.id)
+        _log.warning("the findings of job %s are ignored: %s", job.id, error, extra=fields)
         return ()

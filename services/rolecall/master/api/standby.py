@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rolecall.master.api.error_handlers import RETRY_AFTER, problem_response
+from rolecall.master.program import program_of
 
 _EXITS = "the master exits before it could complete this call; try again"
 _DETAIL = "standing by for another master, which leads; this one takes over when that one ends"
@@ -19,7 +20,7 @@ class StandbyGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on if there is a master for it."""
-        if scope["type"] != "http" or scope["path"] == "/healthz" or scope["app"].state.master is not None:
+        if scope["type"] != "http" or scope["path"] == "/healthz" or program_of(scope["app"]).master is not None:
             await self._app(scope, receive, send)
         else:
             # Whoever calls has shown no token yet: only the log says which master leads.

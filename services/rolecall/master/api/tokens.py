@@ -1,13 +1,13 @@
 """`/tokens`: make, list, change, rotate and revoke tokens. A change counts at once, without a restart."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from fastapi import APIRouter, Depends, Response
 
 from rolecall.master.access import digest_of, new_secret
 from rolecall.master.api.auth import Caller, Running, needs
-from rolecall.master.core import Master
+from rolecall.master.program import Master
 from rolecall.master.store import tokens
 from rolecall.master.store.records import SecretRecord, TokenRecord
 from rolecall.spec.access import (
@@ -31,7 +31,8 @@ async def list_tokens(master: Running) -> TokenList:
     async with master.database.read() as connection:
         found = await tokens.everything(connection)
         secrets = await tokens.secrets(connection)
-    return TokenList(tokens=[*master.access.built_in, *(_document(token, secrets) for token in found)])
+    now = master.clock.now()
+    return TokenList(tokens=[*master.access.built_in, *(_document(token, secrets, now) for token in found)])
 
 
 @router.post("", status_code=201, summary="Create a token")
@@ -41,7 +42,7 @@ async def create(request: TokenRequest, response: Response, master: Running, cal
         raise Conflict(f"{request.name} is the name of a built-in token; take another")
     secret = new_secret()
     async with master.database.write() as connection:
-        await tokens.add(connection, request, digest_of(secret), caller.name, _now())
+        await tokens.add(connection, request, digest_of(secret), caller.name, master.clock.now())
     response.headers["Location"] = f"/tokens/{request.name}"
     return TokenSecret(token=await _changed(master, request.name), secret=secret)
 
@@ -62,7 +63,7 @@ async def change(name: str, request: TokenUpdate, master: Running) -> TokenDocum
 async def rotate(name: str, request: Rotation, master: Running) -> TokenSecret:
     """Make a new secret. The present one stays valid for `overlap_s` seconds, at once nobody's without."""
     _refuse_built_in(name)
-    secret, now = new_secret(), _now()
+    secret, now = new_secret(), master.clock.now()
     until = now + timedelta(seconds=request.overlap_s)
     async with master.database.write() as connection:
         await tokens.rotate(connection, name, digest_of(secret), now, until)
@@ -85,11 +86,10 @@ async def _changed(master: Master, name: str) -> TokenDocument:
     master.placer.wake()  # Jobs may fit into other limits.
     async with master.database.read() as connection:
         token = await tokens.get(connection, name)
-        return _document(token, await tokens.secrets(connection))
+        return _document(token, await tokens.secrets(connection), master.clock.now())
 
 
-def _document(token: TokenRecord, secrets: list[SecretRecord]) -> TokenDocument:
-    now = _now()
+def _document(token: TokenRecord, secrets: list[SecretRecord], now: datetime) -> TokenDocument:
     valid = [one for one in secrets if one.token == token.name and (one.expires_at is None or one.expires_at > now)]
     expired = token.expires_at is not None and token.expires_at <= now
     shown: dict[str, Any] = {field: getattr(token, field) for field in TokenRecord.__dataclass_fields__}
@@ -100,7 +100,3 @@ def _document(token: TokenRecord, secrets: list[SecretRecord]) -> TokenDocument:
 def _refuse_built_in(name: str) -> None:
     if name in BUILT_IN:
         raise Conflict(f"{name} is built in: change it in the master's settings and restart the master")
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)

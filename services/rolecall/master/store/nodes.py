@@ -24,15 +24,15 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """Which life of a node is registered, and whether it takes work."""
+class Incarnation:
+    """Which incarnation of a node is registered, and whether it takes work."""
 
     started: str
     draining: bool
 
 
 async def put(connection: AsyncConnection, spec: NodeSpec, now: datetime) -> None:
-    """Store a node, in place of an older life of the same name."""
+    """Store a node, in place of an older incarnation of the same name."""
     await remove(connection, spec.name)
     values = {"name": spec.name, "spec": spec, "started": spec.started, "draining": False, "registered_at": now}
     await connection.execute(insert(nodes).values(**values))
@@ -44,15 +44,15 @@ async def find(connection: AsyncConnection, name: str) -> NodeRecord | None:
     return next(readable(rows, _record, "node"), None)
 
 
-async def life(connection: AsyncConnection, name: str) -> Life | None:
-    """The registered life of a node, also where its row can't be read otherwise."""
-    return (await lives(connection, [name])).get(name)
+async def incarnation(connection: AsyncConnection, name: str) -> Incarnation | None:
+    """The registered incarnation of a node, also where its row can't be read otherwise."""
+    return (await incarnations(connection, [name])).get(name)
 
 
-async def lives(connection: AsyncConnection, names: Iterable[str]) -> dict[str, Life]:
-    """The registered lives of those of `names` that are known."""
+async def incarnations(connection: AsyncConnection, names: Iterable[str]) -> dict[str, Incarnation]:
+    """The registered incarnations of those of `names` that are known."""
     query = select(nodes.c.name, nodes.c.started, nodes.c.draining).where(nodes.c.name.in_(tuple(names)))
-    return {row.name: Life(row.started, row.draining) for row in await connection.execute(query)}
+    return {row.name: Incarnation(row.started, row.draining) for row in await connection.execute(query)}
 
 
 async def look(connection: AsyncConnection, among: Iterable[str] | None = None) -> Nodes:

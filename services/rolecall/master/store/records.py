@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
+from rolecall.edge.logs import about
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import Limits, Scope
 from rolecall.spec.errors import RolecallError
@@ -74,7 +75,7 @@ def readable(rows: Iterable[Row[Any]], parse: Callable[[Row[Any]], _R], what: st
 
 @lru_cache(maxsize=1024)
 def _tell_once(what: str, why: str) -> None:
-    _log.error("%s is left out: %s", what, why)
+    _log.error("%s is left out: %s", what, why, extra=about("row_unreadable"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

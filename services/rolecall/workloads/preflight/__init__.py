@@ -1,10 +1,10 @@
-"""`preflight`: looks at the network between the nodes before a job has to find out; `rolecall doctor` runs it.
+"""`preflight`: checks the network between the nodes before a job depends on it; `rolecall doctor` runs it.
 
-It trains nothing. `board` lets the nodes talk through the master, for the gang's own ports are what is in doubt;
-`facts` says what a node knows of itself and compares it with the others; `pairs` is the order in which ways are
-measured, so that they don't disturb each other; `measuring` measures one, `judging` says what that means; `survey`
-goes through all of them in a bounded time; `examination` is what every node does, in whatever role. This file,
-`params` and `pairs` never import torch.
+It trains nothing. `worker` is what every node runs, in any role. `exchange` passes the nodes' messages through the
+master, because the gang's own ports are what it checks. `facts` collects what a node knows about itself and compares
+the nodes. `pairs` orders the measurements so that they don't disturb each other, `measuring` measures one pair,
+`survey` all of them in a bounded time, and `classify` turns results into findings. This file, `params` and `pairs`
+never import torch.
 """
 
 from rolecall.spec.role import Role
@@ -15,8 +15,9 @@ __all__ = ["WORKLOAD", "Params"]
 
 WORKLOAD = Workload(
     name="preflight",
-    summary="No training: examines the network between all nodes and measures RPC between each two",
+    summary="No training: checks the network between all nodes and measures RPC between each two",
     package=__name__,
+    module="worker",
     params=Params,
     roles={role: RoleCount(default=0, least=0) for role in Role},
     per_node=True,

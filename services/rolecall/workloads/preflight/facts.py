@@ -1,4 +1,4 @@
-"""What a node knows of itself, and what follows when the nodes' facts are laid side by side."""
+"""What a node knows about itself, and the findings when the nodes' facts are compared."""
 
 import platform
 import socket
@@ -9,16 +9,15 @@ from typing import Any
 import torch
 
 from rolecall import __version__
+from rolecall.network.interfaces import interface_of
 from rolecall.runtime.context import WorkerContext
-from rolecall.runtime.reach import interface_of
-from rolecall.spec.finding import Level
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.model import Value
 from rolecall.spec.node import is_loopback
-from rolecall.spec.preflight import NodeFinding
 
 
 class Facts(Value):
-    """One node's word."""
+    """One node's facts."""
 
     node: str
     address: str
@@ -39,7 +38,7 @@ def collect(context: WorkerContext[Any]) -> Facts:
     return Facts(
         node=node,
         address=address,
-        interface=interface_of(address),
+        interface=interface_of(address) or "no interface",
         host=socket.gethostname(),
         resolved=_resolved(socket.gethostname()),
         python=".".join(platform.python_version_tuple()[:2]),
@@ -65,8 +64,8 @@ def _interface(one: Facts, *, spans: bool) -> NodeFinding:
             nodes=(one.node,),
             check="interface",
             level=Level.ERROR,
-            message=f"its address is {one.address}, which only its own machine reaches, and other nodes are elsewhere",
-            remedy="give it MASTER_ADDR as an address on the network that all nodes share",
+            message=f"its address is {one.address}, which only its own machine reaches, and other nodes run elsewhere",
+            remedy="set its MASTER_ADDR to an address on the network that all nodes share",
         )
     where = f"{one.interface} ({one.address})"
     return NodeFinding(nodes=(one.node,), check="interface", level=Level.OK, message=where)
@@ -74,15 +73,15 @@ def _interface(one: Facts, *, spans: bool) -> NodeFinding:
 
 def _name(one: Facts) -> NodeFinding:
     if one.resolved and (is_loopback(one.address) or not is_loopback(one.resolved)):
-        told = f"its host name {one.host} is {one.resolved}"
-        return NodeFinding(nodes=(one.node,), check="name", level=Level.OK, message=told)
+        message = f"its host name {one.host} is {one.resolved}"
+        return NodeFinding(nodes=(one.node,), check="name", level=Level.OK, message=message)
     meaning = f"stands for {one.resolved}, a loopback address" if one.resolved else "can't be resolved"
     return NodeFinding(
         nodes=(one.node,),
         check="name",
         level=Level.WARNING,
         message=f"its host name {one.host} {meaning}",
-        remedy=f"let {one.host} resolve to {one.address}: libraries may go by name, though Rolecall does not",
+        remedy=f"let {one.host} resolve to {one.address}: libraries may use the name, though Rolecall does not",
     )
 
 

@@ -25,7 +25,7 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 def blamed(stalls: Sequence[Pair]) -> dict[str, list[str]]:
     """The nodes whom the stalls are to be laid at, each with those against whom its calls stalled.
 
-    The node with most stalls takes the blame for all of its own, and what is left is looked at anew: so a good node
+    The node with most stalls takes the blame for all of its own, and what is left is examined again: so a good node
     that met two bad ones is cleared as soon as these have met others.
     """
     guilty: dict[str, list[str]] = {}

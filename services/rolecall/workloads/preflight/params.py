@@ -1,4 +1,4 @@
-"""What may be asked of `preflight`."""
+"""The parameters of `preflight`."""
 
 from pydantic import Field
 
@@ -6,12 +6,12 @@ from rolecall.spec.workload import PerNodeParams
 
 
 class Params(PerNodeParams):
-    """Which nodes, for how long, and what is too slow."""
+    """Which nodes, for how long, and what counts as slow."""
 
     measure_s: float = Field(default=15.0, gt=0, le=3600)
-    """Seconds for the measurements in all, unless calls stall or are slow: 40 s later the rest is given up, and told.
-    Pairs that have a node in common are measured one after the other."""
+    """Seconds for all measurements. If calls stall or are slow, they may take 40 s longer, then the rest is skipped and
+    reported. Pairs that have a node in common are measured one after the other."""
     slow_ping_ms: float = Field(default=20.0, gt=0, le=1e9)
-    """A round trip of a small RPC call that takes longer than so many milliseconds is a warning."""
+    """Milliseconds. A longer round trip of a small RPC call is a warning."""
     slow_mb_per_s: float = Field(default=10.0, gt=0, le=1e9)
-    """A bandwidth of RPC below so many megabytes per second, in either direction, is a warning."""
+    """Megabytes per second. A lower RPC bandwidth in either direction is a warning."""

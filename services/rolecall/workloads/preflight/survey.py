@@ -1,11 +1,11 @@
-"""All pairs of nodes, round by round, in a bounded time whatever stalls on the way."""
+"""All pairs of nodes, round by round, in a bounded time even if calls stall."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rolecall.spec.preflight import NodeFinding
-from rolecall.workloads.preflight.judging import cut_short, judge_speed, left_out, stalled
+from rolecall.spec.finding import NodeFinding
+from rolecall.workloads.preflight.classify import classify_speed, cut_short, left_out, stalled
 from rolecall.workloads.preflight.measuring import CALL_S, Speed
 from rolecall.workloads.preflight.pairs import Pair, blamed, rounds
 from rolecall.workloads.preflight.params import Params
@@ -45,7 +45,7 @@ class Survey:
         self._skipped += [pair for pair in pairs if not guilty.isdisjoint(pair)]
         for pair, speed in zip(due, self.meter(due, budget_s), strict=True):
             if isinstance(speed, Speed):
-                yield from judge_speed(pair, speed, self.params)
+                yield from classify_speed(pair, speed, self.params)
             else:
                 self._stalls.append(pair)
                 yield stalled(pair, speed)

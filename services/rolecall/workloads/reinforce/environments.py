@@ -48,7 +48,7 @@ def make(environment: Environment, *, render: bool = False) -> Env:
 
 
 def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any]:
-    """Create a vector of `count` environments with next-step autoreset."""
+    """Create a vector of `count` environments with next-step autoreset; raises `InputError` as `make`."""
     if environment.vectorization == "loop":
         return SyncVectorEnv([lambda: make(environment)] * count)
     limit = {"max_episode_steps": environment.max_episode_steps} if environment.max_episode_steps else {}

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own habit
+import torch.nn.functional as F  # noqa: N812 - torch's convention
 from safetensors.torch import load_file
 from torch import Tensor, nn
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own habit
+import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import nn
 
 from rolecall.kit.builders import build

@@ -24,8 +24,6 @@ print(model.generate("\\n", tokens=100, temperature=0.8))  # a new text
 print(model.perplexity("Some text of your own."))
 ```
 """
-
-
 _CUSTOM_MODEL = "\n`{builder}` builds its recurrent part; the module must be importable.\n"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own habit
+import torch.nn.functional as F  # noqa: N812 - torch's convention
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own habit
+import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 
 from rolecall.kit.data_order import derive_seed

@@ -1,0 +1,251 @@
+"""What the master decides about nodes: who may bear a name, what of a heartbeat is new, what a node should run.
+
+The order matters in all of it: commit, then memory (`presence`, `answers`), then wake those whom the change concerns.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall import __version__
+from rolecall.edge.logs import about
+from rolecall.master import lifecycle
+from rolecall.master.answers import Answer
+from rolecall.master.desired import desired, unaddressed
+from rolecall.master.presence import Presence
+from rolecall.master.program import Master
+from rolecall.master.signals import wait
+from rolecall.master.store import attempts, jobs, nodes, workers
+from rolecall.master.store.records import NodeRecord
+from rolecall.master.streams import StreamKey
+from rolecall.master.transitions import lose_workers
+from rolecall.spec.errors import Conflict, NotFound
+from rolecall.spec.node import NodeSpec
+from rolecall.spec.report import WorkerReport
+from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat
+
+_log = logging.getLogger(__name__)
+
+
+async def register(master: Master, spec: NodeSpec) -> None:
+    """Let a node join. If it has restarted, the workers of its earlier incarnation are lost.
+
+    Raises `Conflict` if another living node bears the name.
+    """
+    now = master.clock.now()
+    bereaved: set[str] = set()
+    async with master.database.write() as connection:
+        before = await nodes.incarnation(connection, spec.name)
+        if before is not None and before.started != spec.started:
+            known = await nodes.find(connection, spec.name)
+            if known is not None:
+                _refuse_rival(known, spec, master.presence)
+            master.presence.mark_replaced(before.started)
+            bereaved = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
+        await nodes.put(connection, spec, now)
+    master.presence.register(spec.name, spec.started)
+    master.presence.expect_call(spec.started)
+    master.waking.nodes(spec.name)
+    master.waking.jobs(*bereaved)
+
+
+async def leave(master: Master, name: str) -> None:
+    """Take a node out of the cluster; the workers that it still runs are lost."""
+    async with master.database.write() as connection:
+        bereaved = await lose_workers(connection, name, f"node {name} left the cluster", master.clock.now())
+        await nodes.remove(connection, name)
+    master.presence.forget(name)
+    master.waking.nodes(name)
+    master.waking.jobs(*bereaved)
+
+
+async def cluster_info(master: Master, name: str) -> ClusterInfo:
+    """What the node `name` compares itself with."""
+    await master.view.refresh()
+    known = master.view.nodes
+    if name not in known:
+        raise NotFound(f"node {name} has not registered; register it again")
+    own = _place(known[name].spec)
+    strangers = sum(master.presence.is_alive(node.name) and _place(node.spec) != own for node in known.values())
+    return ClusterInfo(
+        time_s=master.clock.now().timestamp(), version=__version__, boot_id=_boot_id(), strangers=strangers
+    )
+
+
+async def receive(master: Master, name: str, beat: Heartbeat) -> None:
+    """Store what is new in a heartbeat, and wake who is to look at it."""
+    for entry in beat.unread:
+        _tell_once(name, entry)
+    if master.presence.is_current(name, beat.started):
+        # Before the database is asked: while that one is away, the node is alive nevertheless.
+        master.presence.record_heartbeat(name, beat.started)
+        if master.answers.is_recorded(name, beat):
+            _note(master, name, beat)
+            return
+    ticket = master.answers.ticket(name)
+    async with master.database.read() as connection:
+        node = await _current(connection, name, beat.started)
+        fresh = await _news(connection, node, name, beat)
+    master.presence.record_heartbeat(name, beat.started)
+    _note(master, name, beat)
+    if fresh:
+        await _store(master, name, beat, node)
+        ticket = ticket if not ticket.is_set() else master.answers.ticket(name)
+    master.answers.record(name, beat, ticket)
+
+
+async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
+    """What the node should run: at once if that is not what it has `seen`, else as soon as it changes."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + min(beat.wait_s, longest_wait_s(master))
+    while True:
+        ticket = master.answers.ticket(name)
+        answer = await _answer(master, name, beat.started, ticket)
+        remaining_s = until - loop.time()
+        if answer.version == beat.seen and remaining_s > 0 and not master.answers.closed:
+            master.presence.expect_call(beat.started, remaining_s)
+            await wait(ticket, remaining_s)
+            if not master.answers.closed:  # Else all calls are released at once, and nothing has changed.
+                continue
+        master.presence.expect_call(beat.started)
+        return answer
+
+
+def longest_wait_s(master: Master) -> float:
+    """A node whose heartbeat is held back is silent: never so long that it could be called lost."""
+    return min(master.settings.heartbeat_s, master.settings.node_timeout_s / 3)
+
+
+def _note(master: Master, name: str, beat: Heartbeat) -> None:
+    if master.presence.record_findings(name, beat.findings):
+        master.waking.loops()
+
+
+@lru_cache(maxsize=1024)
+def _tell_once(name: str, entry: str) -> None:
+    message = "a part of node %s's heartbeat is ignored, because this release can't read it: %s"
+    _log.warning(message, name, entry, extra=about("heartbeat_part_ignored", node=name))
+
+
+async def _news(connection: AsyncConnection, node: nodes.Incarnation, name: str, beat: Heartbeat) -> bool:
+    if node.draining != beat.draining:
+        return True
+    if not beat.workers:
+        return False
+    known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
+    told = [(known.get(_key(report)), report) for report in beat.workers]
+    if any(worker is not None and lifecycle.observe(worker, report) != worker for worker, report in told):
+        return True
+    ports = {(one.job, one.attempt) for one in beat.workers if one.rendezvous_port is not None and one.rank == 0}
+    return bool(ports and await attempts.lack_port(connection, ports))
+
+
+async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incarnation) -> None:
+    """Store what the heartbeat says of the node and its workers, and wake those whom it concerns."""
+    for report in beat.workers:
+        if report.state.ended and report.log_bytes is not None:
+            master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
+    async with master.database.write() as connection:
+        await _current(connection, name, beat.started)
+        await nodes.set_draining(connection, name, beat.draining)
+        changes = await _store_reports(connection, name, beat.workers)
+        met = await attempts.gangs(connection, [await jobs.summary(connection, job) for job in sorted(changes.met)])
+    if before.draining != beat.draining:
+        master.waking.nodes(name)
+    master.waking.jobs(*changes.jobs)
+    for gang in met.found:
+        master.waking.gang(gang.job.id, gang.nodes)
+    if changes.ended:
+        master.answers.notify(name)
+
+
+@dataclass(slots=True)
+class _Changes:
+    jobs: set[str] = field(default_factory=set[str])
+    met: set[str] = field(default_factory=set[str])
+    """Those whose gangs know now where they meet."""
+    ended: bool = False
+    """Whether a worker of the node has ended."""
+
+
+async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> _Changes:
+    known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
+    changes = _Changes()
+    for report in reports:
+        worker = known.get(_key(report))
+        if worker is None:
+            continue  # It ended, or its attempt is over: the node learns that from the answer.
+        if (
+            report.rendezvous_port is not None
+            and report.rank == 0
+            and await attempts.set_port(connection, report.job, report.attempt, report.rendezvous_port)
+        ):
+            changes.met.add(report.job)
+        after = lifecycle.observe(worker, report)
+        if after != worker:
+            await workers.store(connection, worker, after)
+            changes.jobs.add(report.job)
+            changes.ended = changes.ended or after.state.ended
+    return changes
+
+
+async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event) -> Answer:
+    kept = master.answers.find(name, started)
+    if kept is None:
+        kept = Answer.of(await _desired(master, name, started))
+        master.answers.keep(name, started, kept, ticket)
+    return kept
+
+
+async def _desired(master: Master, name: str, started: str) -> Desired:
+    async with master.database.read() as connection:
+        await _current(connection, name, started)
+        mine = sorted({worker.job for worker in await workers.on_node(connection, name)})
+        found = (
+            (await attempts.gangs(connection, (await jobs.live(connection, mine)).live.values())).found if mine else []
+        )
+        params = await jobs.parameters(connection, mine) if found else {}
+        unknown = unaddressed(found)
+        others = (await nodes.look(connection, unknown)).known if unknown else {}
+    addresses = {node.name: node.spec.address for node in others.values()}
+    blob_url, signing_key = master.settings.blob_url, master.signing_key
+    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key)
+
+
+@cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+async def _current(connection: AsyncConnection, name: str, started: str) -> nodes.Incarnation:
+    node = await nodes.incarnation(connection, name)
+    if node is None:
+        raise NotFound(f"node {name} has not registered; register it again")
+    if node.started != started:
+        raise Conflict(f"node {name} has restarted since: this heartbeat is of an earlier life; register again")
+    return node
+
+
+def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None:
+    """Of two living nodes of one name, the one that came first stays; a restarted one takes its own place again."""
+    old, new = known.spec, spec
+    restarted = (_place(old), old.address) == (_place(new), new.address)
+    is_alive = presence.is_expected(old.started) if restarted else presence.may_be_alive(known.name)
+    if is_alive or presence.is_replaced(new.started):
+        raise Conflict(
+            f"the name {spec.name} is taken by a live node at {old.address} on {old.machine.hostname}; the new one is "
+            f"at {new.address} on {new.machine.hostname}: give one of them another ROLECALL_NODE_NAME"
+        )
+
+
+def _place(spec: NodeSpec) -> tuple[str, str]:
+    """The network namespace of a machine: within it all share the loopback addresses."""
+    return spec.machine.boot_id, spec.network_namespace
+
+
+def _key(report: WorkerReport) -> tuple[str, int, int]:
+    return report.job, report.attempt, report.rank

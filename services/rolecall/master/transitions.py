@@ -1,0 +1,107 @@
+"""The transactions that move a job together with its attempt and its workers.
+
+`lifecycle` decides, the reconciler and the routes commit. Each move is guarded by the state it leaves: `StaleAttempt`
+says that another one came first.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master import lifecycle
+from rolecall.master.lifecycle import Accusation, Step
+from rolecall.master.store import attempts, checkpoints, events, jobs, workers
+from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
+from rolecall.spec.report import Failure
+from rolecall.spec.state import JobState, WorkerState
+
+VERIFY_S = 60.0
+"""How long a job waits at most for the master to verify a checkpoint that a worker reported as damaged."""
+
+
+async def apply_step(connection: AsyncConnection, job: JobSummary, step: Step, now: datetime) -> set[str]:
+    """Commit a step that a user asked for, from whatever state the job is in.
+
+    Returns the nodes whose desired workers it may change.
+    """
+    if not job.state.holds_slots:
+        await jobs.move(connection, job, step.after, now, step.reason or "", reason=step.reason)
+        return set()
+    gang = await attempts.gang(connection, job)
+    if job.state is JobState.STOPPING:
+        await _redirect_stop(connection, gang, step)
+    else:
+        await take_step(connection, gang, step, now)
+    return gang.nodes
+
+
+async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
+    """Commit one step of a job that holds slots, and the same for its attempt."""
+    accused = None if step.after.holds_slots else lifecycle.accused(gang)
+    if accused is not None and not await _doubt(connection, gang, accused, now):
+        accused = None
+    if step.after is JobState.QUEUED:
+        await _queue_again(connection, gang, step, now, accused)
+    else:
+        started = {"started_at": gang.job.started_at or now} if step.after is JobState.RUNNING else {}
+        message = step.reason or str(step.stop or step.after)
+        await jobs.move(connection, gang.job, step.after, now, message, reason=step.reason, **started)
+    ends = {} if step.after.holds_slots else {"ended_at": now}
+    stop = {"stop": step.stop} if step.stop else {}
+    cause = {"cause": step.reason} if step.reason else {}
+    await attempts.follow(connection, gang, step.attempt_state or step.after, **ends, **stop, **cause)
+
+
+async def lose_workers(connection: AsyncConnection, node: str, why: str, now: datetime) -> set[str]:
+    """End the workers of a node that is gone; returns their jobs."""
+    gone = await workers.on_node(connection, node)
+    await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
+    return {worker.job for worker in gone}
+
+
+async def end_workers(
+    connection: AsyncConnection, dropped: Iterable[WorkerRecord], unstarted: Iterable[WorkerRecord]
+) -> None:
+    """End the workers that their gang can do without, and those of a stopping gang that never started."""
+    await workers.end_all(connection, dropped, WorkerState.LOST)
+    await workers.end_all(connection, unstarted, WorkerState.STOPPED)
+
+
+async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, now: datetime) -> tuple[bool, list[str]]:
+    """End a job of which something can't be read. Returns whether it had not ended, and the nodes of its workers."""
+    ended = await jobs.fail_unreadable(connection, job, reason, now)
+    await attempts.fail_unreadable(connection, job, reason, now)
+    return ended, await workers.end_unreadable(connection, job)
+
+
+async def _redirect_stop(connection: AsyncConnection, gang: Gang, step: Step) -> None:
+    """Let a gang that is being stopped end in another state than was decided before."""
+    await jobs.set_reason(connection, gang.job, step.reason)
+    await attempts.follow(connection, gang, JobState.STOPPING, stop=step.stop, cause=step.reason)
+
+
+async def _doubt(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
+    """Let the master look at a checkpoint that workers could not read; return whether there is still such a one."""
+    if not await checkpoints.doubt(connection, gang.job.id, accused.manifest, now):
+        return False
+    await jobs.avoid(connection, gang.job, accused.nodes)
+    message = f"the master verifies {accused}"
+    await events.add(connection, gang.job.id, now, "checkpoint", message, attempt=gang.attempt.number)
+    return True
+
+
+async def _queue_again(
+    connection: AsyncConnection, gang: Gang, step: Step, now: datetime, accused: Accusation | None
+) -> None:
+    if not step.costs_restart:
+        await jobs.requeue(connection, gang.job, now, step.reason, 0.0)
+        return
+    newest = await checkpoints.newest(connection, gang.job.id)
+    advanced = newest is not None and newest.attempt == gang.attempt.number
+    crashes = 1 if advanced else gang.job.crashes + 1
+    counts = {"crashes": crashes, "restarts": gang.job.restarts + 1}
+    wait_s, waits_for = lifecycle.backoff_s(crashes), None
+    if accused is not None:
+        wait_s, waits_for = VERIFY_S, f"the master verifies {accused}, for {VERIFY_S:.0f} s at most"
+    await jobs.requeue(connection, gang.job, now, step.reason, wait_s, waits_for=waits_for, **counts)

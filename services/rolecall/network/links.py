@@ -1,0 +1,240 @@
+"""Probes of the links between a gang's nodes, before RPC, Gloo and NCCL would hang on an unreachable one.
+
+One worker of each node listens on an ephemeral port of its node's address, as those libraries will, publishes the port
+to the others, and calls all of them at once. Both directions are probed. A firewall between two nodes therefore causes
+an error with both their names, not a hang.
+"""
+
+import asyncio
+import errno
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rolecall.network.interfaces import interface_of
+from rolecall.spec.errors import PeerLost, UnreachablePeer
+from rolecall.spec.model import Value
+from rolecall.spec.plan import WorkerLaunch
+
+PROBE_S = 5.0
+"""How long a node may take to answer a call: less than TCP needs to give up, more than it loses by a lost packet."""
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_BACKLOG = 1024
+_NOT_LISTENING = "can't listen at its own address"
+_NOT_A_NODE = "another program answers there"
+
+
+class Exchange(Protocol):
+    """How the nodes of a gang exchange messages before they can connect to each other."""
+
+    def post(self, topic: str, text: str) -> None:
+        """Publish this node's message on a topic to all nodes."""
+        ...
+
+    def gather(self, topic: str) -> dict[str, str]:
+        """Each node's message by the node's name; raises a `RendezvousTimeout` that names the missing ones."""
+        ...
+
+
+class Listener(Value):
+    """Where a node waits for the probes of the others."""
+
+    address: str
+    interface: str
+    ports: str
+    """From where its kernel takes the ports of RPC, Gloo and NCCL, e.g. `32768 to 60999`."""
+    port: int | None = None
+    error: str | None = None
+    """Why it does not listen."""
+
+
+class Link(Value):
+    """The result of one probe, from a node to another."""
+
+    origin: str
+    target: str
+    seconds: float | None = None
+    """From the call to the answer."""
+    error: str | None = None
+    """One line: who could not reach whom, where, and why."""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prober:
+    """One node's part in the probes; `secret` is what only this attempt's workers know."""
+
+    node: str
+    address: str
+    secret: str
+
+    @classmethod
+    def of(cls, launch: WorkerLaunch) -> "Prober":
+        """The prober of the node that the worker runs on."""
+        node = launch.worker.node
+        return cls(node, launch.gang.addresses[node], launch.secret)
+
+    def call(self, target: str, nonce: str) -> str:
+        """The caller's proof to `target` that it knows the secret, without revealing it."""
+        return self._mac("call", target, nonce)
+
+    def answer(self, target: str, nonce: str) -> str:
+        """The proof in the answer of `target`."""
+        return self._mac("answer", target, nonce)
+
+    def _mac(self, *words: str) -> str:
+        return hmac.new(self.secret.encode(), "\0".join(("reach", *words)).encode(), hashlib.sha256).hexdigest()
+
+
+def probe_links(me: Prober, exchange: Exchange, *, unreachable_only: bool = False) -> list[Link]:
+    """Probe all links between the nodes of the gang, together with the others; returns the same at each of them.
+
+    `unreachable_only` leaves out the reachable ones: between many nodes, they are a lot to send.
+    """
+    return asyncio.run(_probe_links(me, exchange, unreachable_only=unreachable_only))
+
+
+def gather_links(exchange: Exchange) -> list[Link]:
+    """What `probe_links` returns, for a worker whose node another worker probes from."""
+    return [link for text in exchange.gather("links").values() for link in _Links.model_validate_json(text).links]
+
+
+def require_reachable(links: list[Link]) -> None:
+    """Raise `UnreachablePeer` for the first unreachable link, with the number of the others."""
+    failed = sorted((link for link in links if link.error), key=lambda link: (link.origin, link.target))
+    if failed:
+        more = len(failed) - 1
+        others = f" ({more} more link{'s are' if more > 1 else ' is'} unreachable)" if more else ""
+        raise UnreachablePeer(f"{failed[0].error}; {failed[0].remedy}{others}")
+
+
+def probe(me: Prober, target: str, address: str, port: int, timeout_s: float) -> None:
+    """Raise `UnreachablePeer` unless something listens there, or `PeerLost` where something did and no longer does."""
+    try:
+        socket.create_connection((address, port), timeout=timeout_s).close()
+    except OSError as error:
+        mine = _listener(me.address)
+        theirs = mine.model_copy(update={"address": address, "port": port})
+        link = _unreachable(me, target, mine, theirs, _cause(error, timeout_s))
+        if isinstance(error, ConnectionRefusedError):
+            raise PeerLost(
+                f"{link.error}, so the process that listened there is gone; otherwise {link.remedy}"
+            ) from error
+        raise UnreachablePeer(f"{link.error}; {link.remedy}") from error
+
+
+async def _probe_links(me: Prober, exchange: Exchange, *, unreachable_only: bool) -> list[Link]:
+    server, mine = await _listen(me)
+    try:
+        # In a thread, because meanwhile the others' calls must be answered.
+        await asyncio.to_thread(exchange.post, "listeners", mine.model_dump_json())
+        listeners = await asyncio.to_thread(exchange.gather, "listeners")
+        known = {node: Listener.model_validate_json(text) for node, text in listeners.items()}
+        probed = await asyncio.gather(*(_probe(me, node, known) for node in known if node != me.node))
+        worth_sending = tuple(link for link in probed if link.error or not unreachable_only)
+        await asyncio.to_thread(exchange.post, "links", _Links(links=worth_sending).model_dump_json())
+        return await asyncio.to_thread(gather_links, exchange)
+    finally:
+        if server is not None:
+            server.close()
+
+
+class _Links(Value):
+    links: tuple[Link, ...]
+
+
+async def _listen(me: Prober) -> tuple[asyncio.Server | None, Listener]:
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
+        return _answer(me, reader, writer)
+
+    listener = _listener(me.address)
+    try:
+        server = await asyncio.start_server(answer, me.address, 0, backlog=_BACKLOG)
+    except OSError as error:
+        return None, listener.model_copy(update={"error": _reason(error)})
+    return server, listener.model_copy(update={"port": server.sockets[0].getsockname()[1]})
+
+
+async def _answer(me: Prober, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Prove to whoever knows the secret that we know it, too."""
+    try:
+        async with asyncio.timeout(PROBE_S):
+            nonce, _, said = (await reader.readline()).decode().rstrip("\n").partition(" ")
+            if hmac.compare_digest(said.encode(), me.call(me.node, nonce).encode()):
+                writer.write(_line(me.answer(me.node, nonce)))
+                await writer.drain()
+    except (OSError, ValueError):
+        pass  # The caller has gone, or does not know the secret; who called notices by itself.
+    finally:
+        writer.close()
+
+
+async def _probe(me: Prober, node: str, listeners: Mapping[str, Listener]) -> Link:
+    mine, theirs = listeners[me.node], listeners[node]
+    if theirs.port is None:
+        return _unreachable(me, node, mine, theirs, f"{node} {_NOT_LISTENING} ({theirs.error})")
+    begin, nonce = time.monotonic(), secrets.token_hex(16)
+    try:
+        async with asyncio.timeout(PROBE_S):
+            answer = await _call(_line(nonce, me.call(node, nonce)), theirs.address, theirs.port)
+    except OSError as error:
+        return _unreachable(me, node, mine, theirs, _cause(error, PROBE_S))
+    except ValueError:
+        answer = b"more than a line"  # The reader's limit: no node says so much.
+    if not hmac.compare_digest(answer, _line(me.answer(node, nonce))):
+        return _unreachable(
+            me, node, mine, theirs, _NOT_A_NODE if answer else "it closes the connection without an answer"
+        )
+    return Link(origin=me.node, target=node, seconds=time.monotonic() - begin)
+
+
+async def _call(line: bytes, address: str, port: int) -> bytes:
+    reader, writer = await asyncio.open_connection(address, port)
+    try:
+        writer.write(line)
+        return await reader.readline()
+    finally:
+        writer.close()
+
+
+def _line(*words: str) -> bytes:
+    return f"{' '.join(words)}\n".encode()
+
+
+def _unreachable(me: Prober, node: str, mine: Listener, theirs: Listener, why: str) -> Link:
+    where = f"{theirs.address}:{theirs.port}" if theirs.port else theirs.address
+    error = f"node {me.node} ({mine.address}, {mine.interface}) can't reach node {node} at {where}: {why}"
+    return Link(origin=me.node, target=node, error=error, remedy=_remedy(why, node, theirs))
+
+
+def _remedy(why: str, node: str, theirs: Listener) -> str:
+    if _NOT_LISTENING in why or why == _NOT_A_NODE:
+        return (
+            f"give every node its own address that all others can reach: nodes use the interface of their route to "
+            f"MASTER_ADDR, on {node} {theirs.interface}"
+        )
+    ports = f"the gang ports (net.ipv4.ip_local_port_range: {theirs.ports})"
+    return f"open {ports} between the nodes in both directions"
+
+
+def _cause(error: OSError, timeout_s: float) -> str:
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return f"timed out after {timeout_s:.0f} s"
+    return _reason(error)
+
+
+def _reason(error: OSError) -> str:
+    """The kernel's text; asyncio's repeats the address."""
+    return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
+def _listener(address: str) -> Listener:
+    first, last = _PORT_RANGE.read_text().split()
+    return Listener(address=address, interface=interface_of(address) or "no interface", ports=f"{first} to {last}")

@@ -1,0 +1,249 @@
+"""The node's link to its master: registers, sends heartbeats, follows a new address."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from rolecall.edge.logs import about
+from rolecall.network.interfaces import has_address
+from rolecall.network.routes import Route, find_route
+from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
+from rolecall.node.contact import Contact
+from rolecall.node.health import NodeHealth
+from rolecall.node.self_check import CHECK_EVERY_S, SelfCheck
+from rolecall.node.worker_pool import WorkerPool
+from rolecall.retry import delays_s
+from rolecall.settings import NodeSettings
+from rolecall.spec.errors import NotFound, SettingsError
+from rolecall.spec.finding import Finding, Level
+from rolecall.spec.node import NodeSpec
+from rolecall.spec.wire import Heartbeat, Registered
+
+_LOG = logging.getLogger(__name__)
+_NAME_TAKEN_S = 5.0
+"""How long to retry while the name is taken: the master notices the end of an earlier node of this name soon."""
+_CHECK_S = 3.0
+"""How long a node that registers again may be silent for its self-check; the master's timeout is longer."""
+
+
+class MasterLink:
+    """`spec` is what the node registers as, `findings` is the result of its last self-check.
+
+    `news` is set when there is something that the next heartbeat should report immediately.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        spec: NodeSpec,
+        client: MasterClient,
+        contact: Contact,
+        pool: WorkerPool,
+        *,
+        self_check: SelfCheck,
+        health: NodeHealth,
+        news: asyncio.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self.findings: tuple[Finding, ...] = ()
+        self.draining = False
+        self.heartbeat_failures = 0
+        self._settings = settings
+        self._client = client
+        self._contact = contact
+        self._pool = pool
+        self._self_check = self_check
+        self._health = health
+        self._news = news
+        self._clock = clock
+        self._seen = -1
+        self._heartbeat_s: float | None = None
+        """None unless the master knows this node."""
+        self._lost_contact = False
+
+    async def run(self) -> None:
+        """Keep the master informed until cancelled; workers continue while it is away.
+
+        Raises `SettingsError` when the master refuses this node from the start.
+        """
+        delays, said = delays_s(), ""
+        while True:
+            try:
+                await self._exchange()
+                if said:
+                    _LOG.info("the master is back", extra=self._about("master_back"))
+                delays, said, self._lost_contact = delays_s(), "", False
+                self._health.wait_for("")
+            except MasterUnreachable as error:
+                if isinstance(error, MasterRefuses) and not self._contact.was_made:
+                    raise SettingsError(str(error)) from None
+                self._lose_contact(error)
+                if (reason := f"the master is unavailable: {error}") != said:
+                    _LOG.warning("%s; retrying", reason, extra=self._about("master_unavailable"))
+                    self._health.wait_for(reason)
+                said = reason
+                await asyncio.sleep(next(delays))
+
+    async def keep_checking(self) -> None:
+        """Check this node every `CHECK_EVERY_S` seconds while it is registered, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            if self._heartbeat_s is not None:
+                try:
+                    await self._check()
+                except Exception:  # noqa: BLE001 - a loop's tick: the next check is as good
+                    _LOG.exception("the node's self-check failed", extra=self._about("self_check_failed"))
+
+    async def leave(self) -> None:
+        """Take the node out of the cluster, if it is in it."""
+        try:
+            if self._heartbeat_s is not None:
+                await self._client.leave(self.spec.name)
+        except MasterUnreachable as error:
+            _LOG.warning("left without informing the master: %s", error, extra=self._about("leave_failed"))
+
+    def _lose_contact(self, error: MasterUnreachable) -> None:
+        """Note the failure, and end the workers of a node that its master must have given up by now."""
+        self.heartbeat_failures += 1
+        self._lost_contact = True
+        self._contact.failed(error, self._clock())
+        cut_off = error.cut_off or not has_address(self.spec.address)
+        if (reason := self._contact.fence_reason(cut_off=cut_off, now=self._clock())) is not None:
+            self._pool.kill_all(reason)
+
+    async def _exchange(self) -> None:
+        """One heartbeat, after a registration if the master does not know this node."""
+        try:
+            if self._lost_contact:
+                await self._find_route_again()
+            if self._heartbeat_s is None:
+                await self._register()
+                await self._check_in_time()
+            await self._beat(self._heartbeat_s or 0.0)
+        except ReportRefused as error:
+            # Only the texts that workers wrote can make a report too large, or contain what the master refuses.
+            if not (count := self._pool.drop_texts(str(error))):
+                raise MasterUnreachable(f"the master refuses this node's report: {error}") from error
+            _LOG.error(
+                "the master refuses this node's report (%s); %d failures are reported without their texts",
+                error,
+                count,
+                extra=self._about("report_refused"),
+            )
+        except NotFound as error:
+            _LOG.warning(
+                "the master does not know this node (%s); registering again", error, extra=self._about("node_unknown")
+            )
+            self._heartbeat_s = None
+
+    async def _find_route_again(self) -> None:
+        """A node that was cut off may be back on another interface, and gets workers with its next heartbeat."""
+        # Without a route the heartbeat fails too, and says why.
+        with contextlib.suppress(OSError):
+            self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
+
+    async def _register(self) -> None:
+        registered = await self._enter()
+        self._heartbeat_s, self._seen = registered.heartbeat_s, -1
+        self._contact.node_timeout_s = registered.node_timeout_s
+        _LOG.info(
+            "registered as %s with %s (%s)",
+            self.spec.name,
+            self._client.url,
+            registered.master_version,
+            extra=self._about("node_registered"),
+        )
+
+    async def _enter(self) -> Registered:
+        """Register, with time for the master to notice the end of an earlier node of this name."""
+        give_up, said = self._clock() + _NAME_TAKEN_S, ""
+        for delay in delays_s():
+            try:
+                return await self._client.register(self.spec)
+            except NameTaken as error:
+                if self._clock() > give_up:
+                    raise SettingsError(str(error)) from None
+                if not said:
+                    _LOG.info("%s; retrying for %g s", error, _NAME_TAKEN_S, extra=self._about("name_taken"))
+                    self._health.wait_for(str(error))
+                said = str(error)
+                await asyncio.sleep(delay)
+        raise AssertionError("delays never end")
+
+    async def _check_in_time(self) -> None:
+        """Check the node before its first heartbeat.
+
+        The first time, this may take any time: the node should get no workers before. Later there may be workers that
+        the master must know about: then the heartbeat reports the previous findings, and the new ones follow.
+        """
+        try:
+            async with asyncio.timeout(_CHECK_S if self.findings else None):
+                await self._check()
+        except TimeoutError:
+            _LOG.warning(
+                "the node's self-check takes more than %g s; reporting the previous findings",
+                _CHECK_S,
+                extra=self._about("self_check_slow"),
+            )
+
+    async def _check(self) -> None:
+        """Check the node. The next heartbeat reports the findings, immediately if a level changed."""
+        before = {(finding.check, finding.level) for finding in self.findings}
+        self.findings, found = await self._self_check.run(self.spec)
+        for finding in self.findings:
+            if finding.level is not Level.OK and (finding.check, finding.level) not in before:
+                extra = self._about("self_check_finding")
+                _LOG.warning("%s: %s; %s", finding.check, finding.message, finding.remedy, extra=extra)
+        if {(finding.check, finding.level) for finding in self.findings} != before:
+            self._news.set()
+        if found is not None:
+            self._follow(found.route)
+
+    def _follow(self, found: Route) -> None:
+        """Register again if the network gave this node another address or interface: new peers must know it."""
+        if found == self._pool.route:
+            return
+        before, now = (f"{route.address} ({route.interface})" for route in (self._pool.route, found))
+        _LOG.warning(
+            "this node moved from %s to %s; registering again", before, now, extra=self._about("address_changed")
+        )
+        self._pool.route = found
+        self.spec = self.spec.model_copy(update=found._asdict())
+        self._heartbeat_s = None
+
+    async def _beat(self, wait_s: float) -> None:
+        """Report, and learn what to run. A call that waits is cancelled for a new one as soon as there is news.
+
+        There is one call at a time, so that no older answer can overtake a newer one.
+        """
+        urgent = self._news.is_set()
+        self._news.clear()
+        beat = Heartbeat(
+            started=self.spec.started,
+            seen=self._seen,
+            wait_s=0.0 if urgent else wait_s,
+            workers=tuple(worker.report for worker in self._pool.workers.values()),
+            draining=self.draining,
+            findings=(*self.findings, *self._contact.findings(self._clock())),
+        )
+        call = asyncio.ensure_future(self._client.heartbeat(self.spec.name, beat))
+        news = asyncio.ensure_future(self._news.wait())
+        try:
+            await asyncio.wait({call} if urgent else {call, news}, return_when=asyncio.FIRST_COMPLETED)
+            if call.done():
+                desired = call.result()
+                self._seen = desired.version
+                self._pool.want(desired)
+                self._contact.answered(self._clock())
+        except BaseException:
+            self._news.set()  # What this call should have reported is still unreported.
+            raise
+        finally:
+            call.cancel()
+            news.cancel()
+
+    def _about(self, event: str) -> dict[str, object]:
+        return about(event, node=self.spec.name)

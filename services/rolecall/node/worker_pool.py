@@ -1,0 +1,183 @@
+"""The workers of this node: compares the desired with the running ones, acts on the difference, attends each."""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from rolecall.edge.logs import about
+from rolecall.network.routes import Route
+from rolecall.node.attending import see_through
+from rolecall.node.client import MasterClient
+from rolecall.node.contact import Contact
+from rolecall.node.fork_client import ForkClient
+from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
+from rolecall.node.shipping import Shipper
+from rolecall.node.worker_process import WorkerProcess
+from rolecall.settings import NodeSettings
+from rolecall.spec.fork import ForkRequest
+from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.state import WorkerState
+from rolecall.spec.wire import Desired, DesiredWorker
+
+_LOG = logging.getLogger(__name__)
+_TICK_S = 0.05
+
+
+class WorkerPool:
+    """`workers` are those that the master still wants to know about; `counts` and `exits` are what they did.
+
+    `work` is a short name of the folder that contains the workers' folders, `route` is what new workers communicate
+    over, `changed` is called when there is news for the master. Each worker is attended by one of `tasks`.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        client: MasterClient,
+        contact: Contact,
+        forks: ForkClient,
+        route: Route,
+        *,
+        work: Path,
+        tasks: asyncio.TaskGroup,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.workers: dict[Key, WorkerProcess] = {}
+        self.counts: Counter[str] = Counter()
+        self.exits: Counter[str] = Counter()
+        self.forks = forks
+        self.route = route
+        self._settings = settings
+        self._client = client
+        self._shipper = Shipper(client, contact, clock)
+        self._work = work
+        self._tasks = tasks
+        self._changed = changed
+        self._clock = clock
+        self._desired: tuple[DesiredWorker, ...] = ()
+        self._spared: frozenset[Key] = frozenset()
+        self._idle = asyncio.Event()
+        self._attendants: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no worker, and no output of an earlier one to send."""
+        return not self.workers and not self._attendants
+
+    async def wait_idle(self) -> None:
+        """Return when the pool is idle, as the loop of `reconcile` sees it."""
+        self._idle.clear()
+        await self._idle.wait()
+
+    def want(self, desired: Desired) -> None:
+        """Take what the master wants. A worker whose entry only a newer release can read continues as it is."""
+        self._desired = desired.workers
+        spared = {Key(one.job, one.attempt, one.rank): one.why for one in desired.unread}
+        for key in spared.keys() - self._spared:
+            _LOG.warning(
+                "the master's entry for worker %s is ignored, because this release can't read it: %s",
+                key,
+                spared[key],
+                extra=about("desired_worker_unreadable", **key._asdict()),
+            )
+        self._spared = frozenset(spared)
+
+    def kill_all(self, reason: str = "") -> None:
+        """Kill every worker that still runs; without a `reason`, its end is not a failure."""
+        for worker in self.workers.values():
+            if not (worker.actual.ended or worker.actual.killed):
+                worker.kill(reason)
+
+    def drop_texts(self, why: str) -> int:
+        """Shorten the failures that workers wrote and the master refuses; return their number."""
+        return sum(worker.drop_texts(why) for worker in self.workers.values())
+
+    def cancel(self) -> None:
+        """Stop attending the workers that are left."""
+        for attendant in self._attendants:
+            attendant.cancel()
+
+    async def reconcile(self) -> None:
+        """Make the running workers those that the master wants, until cancelled."""
+        while True:
+            actual = {key: worker.actual for key, worker in self.workers.items()}
+            for action in actions(self._desired, actual, self._settings.stop_grace_s, self._spared):
+                try:
+                    self._do(action)
+                except Exception:  # noqa: BLE001 - a loop's tick: the next comparison tries again
+                    _LOG.exception("%s failed", action, extra=about("reconcile_action_failed"))
+            if self.is_idle:
+                self._idle.set()
+            await asyncio.sleep(_TICK_S)
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Start(launch=launch):
+                attendant = self._tasks.create_task(self._attend(self._adopt(launch)))
+                self._attendants.add(attendant)
+                attendant.add_done_callback(self._attendants.discard)
+            case Decline(launch=launch):
+                self._adopt(launch).finish(WorkerState.STOPPED)
+            case TellPort(key=key, port=port):
+                self._tell_port(self.workers[key], port)
+            case Ask(key=key, mode=mode):
+                self.workers[key].ask(mode)
+            case Kill(key=key):
+                self.workers[key].kill()
+            case Forget(key=key):
+                self.workers.pop(key).forget()
+
+    def _tell_port(self, worker: WorkerProcess, port: int) -> None:
+        try:
+            worker.tell_port(port)
+        except OSError as error:
+            worker.kill(f"its gang's port could not be written to {error.filename}: {error.strerror}")
+
+    def _adopt(self, launch: WorkerLaunch) -> WorkerProcess:
+        settings = self._settings
+        worker = WorkerProcess(
+            launch, settings.home, settings.worker_timeout_s, settings.log_bytes, self._changed, clock=self._clock
+        )
+        self.workers[worker.key] = worker
+        return worker
+
+    async def _attend(self, worker: WorkerProcess) -> None:
+        """One worker from start to end. Whatever fails, the node and its other workers continue."""
+        self.counts["starts"] += 1
+        self.counts["restarts"] += worker.launch.attempt > 1
+        try:
+            await see_through(worker, lambda: self._request(worker), self.forks, self._shipper, self.exits)
+        except Exception as error:  # noqa: BLE001 - the last resort: a task that raises would end the daemon
+            _LOG.exception(
+                "worker %s could not be attended",
+                worker.key,
+                extra=about("worker_attending_failed", **worker.key._asdict()),
+            )
+            if not worker.actual.ended:
+                worker.finish(*worker.lost(f"the node could not attend the worker: {type(error).__name__}: {error}"))
+        finally:
+            worker.shipped()
+
+    def _request(self, worker: WorkerProcess) -> ForkRequest:
+        launch = worker.launch
+        cache = self._settings.data / "cache"
+        cache.mkdir(exist_ok=True)
+        return ForkRequest(
+            key=str(worker.key),
+            launch=launch,
+            workdir=worker.workdir.path,
+            cache=cache,
+            master_url=self._client.url,
+            trust=self._client.trust,
+            token=launch.token,
+            env=self.route.environment
+            | {
+                "ROLE": launch.worker.role,
+                "CUDA_VISIBLE_DEVICES": launch.worker.gpu or "",
+                "TMPDIR": str(self._work.joinpath(*map(str, worker.key), worker.workdir.scratch.name)),
+            },
+        )

@@ -1,0 +1,197 @@
+"""The documents of the HTTP API, for the master's routes and for the client.
+
+Jobs, nodes, tokens and findings have files of their own; here are the lists of them, and what belongs to none of them.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from rolecall.spec.bounds import AwareMoment
+from rolecall.spec.finding import Finding, NodeFinding
+from rolecall.spec.job import JobDocument
+from rolecall.spec.model import Request, Value
+from rolecall.spec.node import NodeDocument
+from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.redaction import Redacted
+from rolecall.spec.role import Role
+from rolecall.spec.state import JobState
+
+
+class JobPage(Value):
+    """A page of `GET /jobs`, newest first."""
+
+    jobs: list[JobDocument]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null on the last one.")
+
+
+class PruneRequest(Request):
+    """Which ended jobs are deleted."""
+
+    ended_before: AwareMoment
+    state: JobState | None = None
+    """Only jobs that ended in this state; all ended ones by default."""
+    dry_run: bool = False
+    """Whether to list them only."""
+
+
+class PrunedJob(Value):
+    """A job that is deleted, or would be."""
+
+    id: str
+    name: str
+    state: JobState
+    ended_at: datetime
+    size: int
+    """Bytes of its logs, progress, recorded checkpoints and artifacts."""
+
+
+class PruneSummary(Value):
+    """What `POST /jobs/prune` deletes."""
+
+    jobs: list[PrunedJob]
+    size: int
+    """Bytes of all of them."""
+
+
+class Event(Value):
+    """Something that happened to a job."""
+
+    id: int
+    at: datetime
+    attempt: int | None
+    kind: str
+    message: Redacted
+
+
+class EventList(Value):
+    """`GET /jobs/{id}/events`."""
+
+    events: list[Event]
+
+
+class Series(Value):
+    """The steps that one worker reported."""
+
+    attempt: int
+    rank: int
+    role: Role
+    role_rank: int
+    points: list[dict[str, Any]]
+
+
+class SeriesList(Value):
+    """`GET /jobs/{id}/metrics`."""
+
+    series: list[Series]
+
+
+class Checkpoint(Value):
+    """A recorded checkpoint."""
+
+    manifest: CheckpointManifest
+    created_at: datetime
+
+
+class CheckpointList(Value):
+    """`GET /jobs/{id}/checkpoints`, newest first."""
+
+    checkpoints: list[Checkpoint]
+
+
+class Artifact(Value):
+    """A file that the job leaves behind."""
+
+    name: str
+    attempt: int
+    size: int
+    sha256: str
+    created_at: datetime
+
+
+class ArtifactList(Value):
+    """`GET /jobs/{id}/artifacts`."""
+
+    artifacts: list[Artifact]
+
+
+class RoleDocument(Value):
+    """How many workers of a role a workload takes."""
+
+    default: int
+    least: int
+    most: int
+    expendable: bool
+
+
+class WorkloadDocument(Value):
+    """A workload: what `POST /jobs` may ask of it."""
+
+    name: str
+    summary: str
+    roles: dict[Role, RoleDocument]
+    params: dict[str, Any]
+    """The JSON schema of its parameters."""
+
+
+class WorkloadList(Value):
+    """`GET /workloads`."""
+
+    workloads: list[WorkloadDocument]
+    broken: dict[str, str]
+    """Plug-ins that could not be loaded, and why."""
+
+
+class NodeList(Value):
+    """`GET /nodes`."""
+
+    nodes: list[NodeDocument]
+
+
+class FindingList(Value):
+    """`GET /findings`."""
+
+    findings: list[Finding]
+
+
+class Volume(Value):
+    """The volume of the master's data folder, in bytes."""
+
+    free: int
+    total: int
+    reserve: int
+    """Free space below which logs and uploads are refused."""
+
+
+class Health(Value):
+    """Whether the program answers."""
+
+    status: str
+
+
+class Readiness(Health):
+    """Whether the master can work."""
+
+    volume: Volume
+    """How much room its data folder has."""
+
+
+class Examination(Value):
+    """What a job of the workload `preflight` found."""
+
+    job: str | None = Field(description="Null for a job that the token may not see.")
+    measured_at: datetime
+    age_s: float = Field(description="Seconds since then; `rolecall doctor` measures anew.")
+    findings: tuple[NodeFinding, ...] = Field(
+        description="Those that are about the node, or about a way to or from it."
+    )
+
+
+class Preflight(Value):
+    """`GET /nodes/{node}/preflight`."""
+
+    node: str
+    alive: bool
+    findings: tuple[Finding, ...] = Field(description="What the node found when it last examined itself.")
+    network: Examination | None = Field(description="The newest examination that the node took part in; null without.")

@@ -1,0 +1,114 @@
+"""What every node runs: probe all links, then join the gang and be measured; rank 0 reports the findings."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch.distributed import rpc
+
+from rolecall.edge.logs import about
+from rolecall.network.links import Prober, probe_links
+from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.runtime.rendezvous import met
+from rolecall.spec.errors import Stopped
+from rolecall.spec.finding import Level, NodeFinding
+from rolecall.spec.plan import WorkerPlan
+from rolecall.workloads.preflight import WORKLOAD, Params
+from rolecall.workloads.preflight.classify import classify_links, not_started, unmeasured
+from rolecall.workloads.preflight.exchange import BlobExchange, only_unreachable
+from rolecall.workloads.preflight.facts import Facts, collect, compare
+from rolecall.workloads.preflight.measuring import CALL_S, Speed, measure
+from rolecall.workloads.preflight.pairs import Pair
+from rolecall.workloads.preflight.survey import Survey
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Stalled(Exception):
+    """A link stalls, so that leaving in order, over that link, would stall too."""
+
+
+def run(context: WorkerContext[Params]) -> None:
+    """Check the network from this node."""
+    exchange = BlobExchange(context, shortened={"links": only_unreachable})
+    exchange.post("facts", collect(context).model_dump_json())
+    links = probe_links(Prober.of(context.launch), exchange)
+    findings = [*compare(_facts(exchange)), *classify_links(links)] if context.rank == 0 else []
+    if any(link.error for link in links):
+        context.report.joined()
+        findings.append(unmeasured(_nodes(context)))
+    else:
+        findings += _speeds(context)
+    if context.rank == 0:
+        _report(context, findings)
+
+
+def _facts(exchange: BlobExchange) -> list[Facts]:
+    return [Facts.model_validate_json(text) for text in exchange.gather("facts").values()]
+
+
+def _speeds(context: WorkerContext[Params]) -> list[NodeFinding]:
+    """Join the gang and measure; ranks other than 0 only answer."""
+    findings: list[NodeFinding] = []
+    started = False
+    try:
+        with met(context.launch, WORKLOAD, context.workdir, context.report):
+            started = True
+            if context.rank == 0:
+                findings += _measure_all(context)
+                if any(finding.level is Level.ERROR for finding in findings):
+                    raise _Stalled
+    except _Stalled:
+        _LOG.warning("left without waiting for the others: RPC stalls", extra=about("rpc_stalled"))
+    except RuntimeError as error:  # From torch, when the first round of calls takes too long.
+        if started:
+            raise
+        _LOG.warning("RPC does not start: %s", error, extra=about("rpc_not_started"))
+        context.report.joined()
+        findings.append(not_started(_nodes(context), str(error).splitlines()[0]))
+    return findings
+
+
+def _measure_all(context: WorkerContext[Params]) -> Iterator[NodeFinding]:
+    def meter(pairs: Sequence[Pair], budget_s: float) -> list[Speed | str]:
+        if context.stop_requested():
+            raise Stopped("the measurements were stopped")
+        calls = [_begin(names[one], names[other], budget_s) for one, other in pairs]
+        return [_awaited(call) for call in calls]
+
+    names = {worker.node: _name(worker) for worker in context.launch.gang.workers}
+    yield from Survey(list(names), context.params, meter, context.report.event).findings()
+
+
+def _begin(one: str, other: str, budget_s: float) -> "torch.futures.Future[Speed | str]":
+    # The call that stalls inside must be over first, or nobody would say which one it was.
+    patience_s = budget_s + 2 * CALL_S
+    return rpc.rpc_async(one, measure, (other, budget_s), timeout=patience_s)
+
+
+def _awaited(call: "torch.futures.Future[Speed | str]") -> Speed | str:
+    try:
+        return call.wait()
+    except RuntimeError as error:  # Not the measured call, but ours to the worker that measures.
+        return str(error).splitlines()[0]
+
+
+def _report(context: WorkerContext[Params], findings: Sequence[NodeFinding]) -> None:
+    levels = Counter(finding.level for finding in findings)
+    count = context.world_size
+    metrics = {
+        "nodes": count,
+        "pairs": count * (count - 1) // 2,
+        "errors": levels[Level.ERROR],
+        "warnings": levels[Level.WARNING],
+    }
+    context.report.write("result", metrics=metrics, findings=tuple(findings))
+
+
+def _nodes(context: WorkerContext[Params]) -> list[str]:
+    return [worker.node for worker in context.launch.gang.workers]
+
+
+def _name(worker: WorkerPlan) -> str:
+    return worker_name(worker.role, worker.role_rank)

@@ -1,0 +1,110 @@
+"""The loop of trainers: steps on the mean loss, checkpoints of trainer and servers."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from rolecall.kit.loop import EvalSplit
+from rolecall.kit.optimizers import OptimizerChoice
+from rolecall.kit.parameter_server import (
+    ServerOptimizers,
+    ShardedEmbedding,
+    ShardedTrainingLoop,
+    Uniform,
+    make_local,
+    make_shards,
+    sharded_embedding,
+)
+from rolecall.kit.params import TrainingParams
+
+from .conftest import WorkerContextOfTest, manifest_of
+
+# Torch warns of the Gloo groups that it creates itself.
+pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
+CHOICE = OptimizerChoice(SGD, {"lr": 0.5, "momentum": 0.9})
+BATCH = torch.tensor([0, 2, 2, 3])
+
+
+class Model(ShardedTrainingLoop[Tensor, TrainingParams]):
+    """A table on the server and a linear layer here; drops some outputs, to show that random states are restored."""
+
+    def __init__(self, context: WorkerContextOfTest) -> None:
+        table = sharded_embedding(
+            "table", 4, dim=3, initializer=Uniform(0, 1.0), optimizer=CHOICE, servers=[0], sparse=False
+        )
+        shards = make_shards([table], 1)
+        self.linear = make_local(context, lambda: nn.Linear(3, 1), torch.float32)
+        super().__init__(
+            context, shards, ServerOptimizers(shards, 0, CHOICE.build(self.linear.parameters())), self.linear
+        )
+        self.table = ShardedEmbedding(shards.of("table"))
+        self.seen = 0
+
+    def losses(self, batch: Tensor) -> Tensor:
+        self.seen += 1
+        return nn.functional.dropout(
+            self.linear(self.table(batch)).square().flatten(), training=torch.is_grad_enabled()
+        )
+
+    def trainer_state(self) -> dict[str, Tensor]:
+        return {"seen": torch.tensor(self.seen)}
+
+    def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
+        self.seen = int(tensors["seen"])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return 2
+
+    def batches(self, epoch: int, done: int) -> Iterator[Tensor]:
+        yield from [BATCH] * (self.steps_per_epoch - done)
+
+    def samples(self, batch: Tensor) -> int:
+        return len(batch)
+
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
+        return {f"{split}_loss": self.mean_loss([BATCH, BATCH[:0], BATCH[:1]])}
+
+    def export(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("gang")
+def test_an_epoch_ends_with_metrics_over_all_samples(context: WorkerContextOfTest) -> None:
+    loop = Model(context)
+    before = loop.evaluate("test")
+    result = loop.run()
+    assert before is not None
+    assert result is not None
+    assert result["steps"] == 2
+    rows = torch.cat(list(loop.shards.blocks("table", "weight")))
+    losses = loop.linear(rows[torch.cat([BATCH, BATCH[:1]])]).square()
+    assert result["test_loss"] == pytest.approx(float(losses.detach().mean()), rel=1e-6)
+
+
+@pytest.mark.usefixtures("gang")
+def test_a_batch_without_samples_for_this_trainer_has_loss_zero(context: WorkerContextOfTest) -> None:
+    loop = Model(context)
+    loop.samples = lambda batch: 4  # The other trainers have them.
+    assert float(loop.train_step(BATCH[:0])) == 0.0
+
+
+@pytest.mark.usefixtures("gang")
+def test_a_checkpoint_restores_trainer_and_servers(context: WorkerContextOfTest) -> None:
+    loop = Model(context)
+    loop.train_step(BATCH)
+    saved = manifest_of(context, 1, loop.save_parts(1))
+    assert {part.name for part in saved.parts} == {"trainer-0", "table-0"}
+
+    def next_step() -> list[Tensor]:
+        loop.train_step(BATCH)
+        return [*loop.shards.blocks("table", "weight"), *(one.clone() for one in loop.linear.state_dict().values())]
+
+    expected = next_step()
+    loop.train_step(BATCH)
+    loop.load(saved)
+    assert loop.seen == 1
+    assert all(torch.equal(one, other) for one, other in zip(next_step(), expected, strict=True))

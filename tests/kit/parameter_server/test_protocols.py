@@ -1,0 +1,103 @@
+"""Update protocols compared with one local optimizer."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed.autograd as dist_autograd
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from rolecall.kit.optimizers import OptimizerChoice
+from rolecall.kit.parameter_server import (
+    ServerOptimizers,
+    ShardedEmbedding,
+    Shards,
+    TutorialProtocol,
+    Uniform,
+    UpdateProtocol,
+    make_shards,
+    sharded_embedding,
+)
+
+# Torch warns of the Gloo groups that it creates itself.
+pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
+CHOICE = OptimizerChoice(SGD, {"lr": 0.5})
+IDS, STEPS = torch.tensor([0, 2, 2, 3]), 3
+
+
+class Reference:
+    """The same model in one process: a table and a linear layer."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.table = nn.Parameter(torch.cat(list(shards.blocks("table", "weight"))))
+        self.local = linear()
+
+    def step(self, max_norm: float | None) -> None:
+        parameters = [self.table, *self.local.parameters()]
+        optimizer = SGD(parameters, lr=0.5)
+        optimizer.zero_grad()
+        self.local(self.table[IDS]).square().sum().backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, max_norm)
+        optimizer.step()
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def shards_of() -> Shards:
+    table = sharded_embedding(
+        "table", 4, dim=3, initializer=Uniform(0, 1.0), optimizer=CHOICE, servers=[0], sparse=False
+    )
+    return make_shards([table], 1)
+
+
+def step(shards: Shards, local: nn.Module, protocol: UpdateProtocol, number: int) -> None:
+    with dist_autograd.context() as context_id:
+        loss: Tensor = local(ShardedEmbedding(shards.of("table"))(IDS)).square().sum()
+        dist_autograd.backward(context_id, [loss])
+        protocol.apply(context_id, number, 1.0)
+
+
+@pytest.mark.usefixtures("gang", "context")
+@pytest.mark.parametrize("max_norm", [None, 0.1])
+def test_server_optimizers_equal_one_optimizer(max_norm: float | None) -> None:
+    shards, local = shards_of(), linear()
+    reference = Reference(shards)
+    protocol = ServerOptimizers(shards, 0, CHOICE.build(local.parameters()), max_norm=max_norm)
+    for number in range(STEPS):
+        step(shards, local, protocol, number)
+        reference.step(max_norm)
+    torch.testing.assert_close(torch.cat(list(shards.blocks("table", "weight"))), reference.table.detach())
+    torch.testing.assert_close(local.state_dict(), reference.local.state_dict())
+
+
+@pytest.mark.usefixtures("gang", "context")
+def test_the_local_optimizers_state_is_restored() -> None:
+    shards = shards_of()
+    local, other = linear(), linear()
+    momentum = OptimizerChoice(SGD, {"lr": 0.5, "momentum": 0.9})
+    trained, restored = (ServerOptimizers(shards, 0, momentum.build(one.parameters())) for one in (local, other))
+    step(shards, local, trained, 0)
+    state = trained.state()
+    assert state.keys() == {"optimizer/0/momentum_buffer", "optimizer/1/momentum_buffer"}
+    restored.restore(state)
+    torch.testing.assert_close(restored.state(), state)
+    assert ServerOptimizers(shards, 0).state() == {}
+
+
+@pytest.mark.usefixtures("gang", "context")
+def test_the_tutorials_protocol_equals_one_optimizer() -> None:
+    shards, local = shards_of(), linear()
+    reference = Reference(shards)
+    with warnings.catch_warnings(record=True):  # Some versions of torch warn of TorchScript, whatever the filters.
+        protocol = TutorialProtocol(shards, CHOICE, local, CHOICE, in_step=True)
+    for number in range(STEPS):
+        step(shards, local, protocol, number)
+        reference.step(None)
+    torch.testing.assert_close(torch.cat(list(shards.blocks("table", "weight"))), reference.table.detach())
+    torch.testing.assert_close(local.state_dict(), reference.local.state_dict())
+    assert protocol.state() == {}

@@ -1,0 +1,91 @@
+"""A shard averages the gradients of all trainers and steps its optimizer; trainers are threads here."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed.autograd as dist_autograd
+from torch import Tensor
+from torch.optim import SGD
+
+from rolecall.kit.optimizers import OptimizerChoice
+from rolecall.kit.parameter_server import ShardedEmbedding, Shards, Uniform, make_shards, sharded_embedding
+
+from .conftest import WorkerContextOfTest, manifest_of
+
+# Torch warns of the Gloo groups that it creates itself.
+pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
+LR, ROWS, DIM = 0.5, 5, 3
+IDS = [torch.tensor([0, 1, 1]), torch.tensor([1, 4])]
+
+
+def shards_of(trainers: int, *, synchronous: bool = True) -> Shards:
+    optimizer, initializer = OptimizerChoice(SGD, {"lr": LR}), Uniform(0, 1.0)
+    table = sharded_embedding("table", ROWS, dim=DIM, initializer=initializer, optimizer=optimizer, servers=[0])
+    return make_shards([table], trainers, synchronous=synchronous)
+
+
+def rows(shards: Shards) -> Tensor:
+    return torch.cat(list(shards.blocks("table", "weight")))
+
+
+def gradient(ids: Tensor) -> Tensor:
+    """The gradient of the sum of the looked-up vectors: how often each row is used."""
+    return torch.bincount(ids, minlength=ROWS).float().unsqueeze(1).expand(ROWS, DIM)
+
+
+def train(shards: Shards, ids: Tensor, apply: Callable[[int], object]) -> None:
+    with dist_autograd.context() as context_id:
+        vectors = ShardedEmbedding(shards.of("table"))(ids)
+        dist_autograd.backward(context_id, [vectors.sum()])
+        apply(context_id)
+
+
+@pytest.mark.usefixtures("gang", "context")
+def test_a_synchronous_step_is_that_of_the_mean_gradient() -> None:
+    shards = shards_of(2)
+    before = rows(shards)
+
+    def one(trainer: int) -> None:
+        train(shards, IDS[trainer], lambda at: torch.futures.wait_all(shards.apply(at, 0, trainer, 0.1)))
+
+    with ThreadPoolExecutor(2) as trainers:
+        list(trainers.map(one, range(2)))
+    mean = (gradient(IDS[0]) + gradient(IDS[1])) / 2
+    torch.testing.assert_close(rows(shards), before - LR * 0.1 * mean)
+
+
+@pytest.mark.usefixtures("gang", "context")
+def test_an_asynchronous_shard_waits_for_nobody() -> None:
+    shards = shards_of(2, synchronous=False)
+    before = rows(shards)
+    train(shards, IDS[0], lambda context_id: torch.futures.wait_all(shards.apply(context_id, 0, 0, 1.0)))
+    torch.testing.assert_close(rows(shards), before - LR * gradient(IDS[0]) / 2)
+
+
+@pytest.mark.usefixtures("gang", "context")
+def test_gathered_gradients_are_scaled_and_applied_once() -> None:
+    shards = shards_of(1)
+    before = rows(shards)
+
+    def clip(context_id: int) -> None:
+        (squared,) = torch.futures.wait_all(shards.gather(context_id, 7, 0))
+        assert squared == pytest.approx(float(gradient(IDS[0]).square().sum()))
+        for _ in range(2):  # Each trainer of a gang sends the same request.
+            torch.futures.wait_all(shards.update(7, 0.25, 1.0))
+
+    train(shards, IDS[0], clip)
+    torch.testing.assert_close(rows(shards), before - LR * 0.25 * gradient(IDS[0]))
+
+
+@pytest.mark.usefixtures("gang")
+def test_a_checkpoint_restores_the_rows(context: WorkerContextOfTest) -> None:
+    shards = shards_of(1)
+    saved = rows(shards)
+    parts = torch.futures.wait_all(shards.save(3))
+    assert [part.name for part in parts] == ["table-0"]
+    train(shards, IDS[0], lambda context_id: torch.futures.wait_all(shards.apply(context_id, 0, 0, 1.0)))
+    assert not torch.equal(rows(shards), saved)
+    shards.load(manifest_of(context, 3, parts))
+    assert torch.equal(rows(shards), saved)

@@ -1,0 +1,70 @@
+"""Input files are found in order, described by what changes with them, and opened decompressed."""
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from rolecall.kit.files import find
+from rolecall.spec.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that jobs may read."""
+    monkeypatch.setenv("ROLECALL_DATA_ROOTS", str(tmp_path))
+    return tmp_path
+
+
+def test_files_keep_the_order_of_paths_and_globs_that_of_names(root: Path) -> None:
+    for name in ("b.csv", "a.csv", "c.txt"):
+        (root / name).write_text(name)
+    found = find([str(root / "c.txt"), str(root / "*.csv")])
+    assert [Path(file.url).name for file in found] == ["c.txt", "a.csv", "b.csv"]
+
+
+@pytest.mark.parametrize("name", ["rows.CSV", "rows.csv.gz"])
+def test_a_file_is_decompressed_and_its_suffix_is_that_of_its_content(root: Path, name: str) -> None:
+    content = b"y\n1\n"
+    (root / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (file,) = find([str(root / name)])
+    assert file.suffix == "csv"
+    with file.open() as opened:
+        assert opened.read() == content
+
+
+def test_the_identity_changes_with_the_content(root: Path) -> None:
+    path = root / "text"
+    path.write_text("one")
+    (before,) = find([str(path)])
+    assert find([str(path)]) == [before]
+    path.write_text("two")
+    os.utime(path, (1, 1))
+    assert find([str(path)]) != [before]
+
+
+def test_a_relative_path_starts_at_the_working_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "text").write_text("one")
+    monkeypatch.chdir(root)
+    (file,) = find(["text"])
+    with file.open() as opened:
+        assert opened.read() == b"one"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("missing", "does not exist"), ("*.csv", "matches no file"), ("folder", "is a folder; name its files")],
+)
+def test_a_path_without_a_file_is_an_error(root: Path, path: str, message: str) -> None:
+    (root / "folder").mkdir()
+    with pytest.raises(InputError, match=message):
+        find([str(root / path)])
+
+
+def test_a_file_that_disappears_is_an_error(root: Path) -> None:
+    (root / "text").write_text("one")
+    (file,) = find([str(root / "text")])
+    (root / "text").unlink()
+    with pytest.raises(InputError, match=r"text can't be read: No such file"):
+        file.open()

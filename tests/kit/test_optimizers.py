@@ -1,0 +1,74 @@
+"""The parameters' optimizers are torch's, and gradients are clipped as torch clips them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+
+from rolecall.kit import optimizers, params
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind", "expected"),
+    [
+        (params.Sgd(name="sgd", lr=0.5, momentum=0.9), SGD, {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.0}),
+        (params.Adam(name="adam", eps=1e-6), Adam, {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-6}),
+        (params.AdamW(name="adamw", lr=0.1), AdamW, {"lr": 0.1, "weight_decay": 0.01}),
+    ],
+)
+def test_dense_optimizers(
+    chosen: params.Sgd | params.Adam | params.AdamW, kind: type[Optimizer], expected: dict[str, object]
+) -> None:
+    built = optimizers.dense_optimizer(chosen).build([nn.Parameter(torch.ones(2))])
+    assert type(built) is kind
+    assert {name: built.param_groups[0][name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kind"),
+    [
+        (params.SparseSgd(name="sgd", lr=0.5), SGD),
+        (params.SparseAdagrad(name="adagrad", lr=0.5, initial_accumulator=1.0), Adagrad),
+        (params.SparseAdam(name="sparse-adam", lr=0.5), SparseAdam),
+    ],
+)
+def test_sparse_optimizers_change_the_used_rows_only(
+    chosen: params.SparseSgd | params.SparseAdagrad | params.SparseAdam, kind: type[Optimizer]
+) -> None:
+    table = nn.Embedding(3, 2, sparse=True)
+    before = table.weight.detach().clone()
+    built = optimizers.sparse_optimizer(chosen).build(table.parameters())
+    assert type(built) is kind
+    table(torch.tensor([1])).sum().backward()
+    built.step()
+    assert (table.weight.detach() != before).any(1).tolist() == [False, True, False]
+
+
+def test_rates_are_scaled_from_their_first_values() -> None:
+    optimizer = SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": 0.5}, {"params": [], "lr": 0.1}])
+    for factor in (0.5, 0.1, 1.0):
+        optimizers.scale_rates(optimizer, factor)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5 * factor, 0.1 * factor]
+
+
+def test_norm_and_scale_clip_as_torch_does() -> None:
+    torch.manual_seed(0)
+    ours, theirs, unused = (nn.Parameter(torch.zeros(3, 2)) for _ in range(3))
+    gradient = torch.randn(3, 2)
+    optimizers.set_gradients([ours, unused], {ours: gradient.clone()})
+    theirs.grad = gradient.clone()
+    assert unused.grad is None
+    norm = nn.utils.clip_grad_norm_([theirs], 0.5)
+    assert optimizers.squared_norm([ours, unused]) == pytest.approx(float(norm) ** 2, rel=1e-6)
+    optimizers.scale_gradients([ours, unused], 0.5 / (float(norm) + 1e-6))
+    assert ours.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_scale_of_one_changes_no_bit_and_no_gradients_have_norm_zero() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    assert optimizers.squared_norm([weight]) == 0.0
+    weight.grad = torch.tensor([float("inf"), 1e-45])
+    before = weight.grad.clone()
+    optimizers.scale_gradients([weight], 1.0)
+    assert torch.equal(weight.grad, before)

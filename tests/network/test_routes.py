@@ -1,0 +1,21 @@
+"""The way to the master, asked of this machine's kernel."""
+
+import asyncio
+import logging
+
+import pytest
+
+from rolecall.network.routes import Route, await_route
+
+
+def test_the_route_to_loopback() -> None:
+    route = asyncio.run(await_route("127.0.0.1", 8080, print))
+    assert route == Route("lo", "127.0.0.1")
+    assert route.environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "a" * 64])
+async def test_a_name_that_does_not_resolve_is_said_once(caplog: pytest.LogCaptureFixture, host: str) -> None:
+    with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError):
+        await asyncio.wait_for(await_route(host, 8080, print), 0.6)
+    assert [(f"MASTER_ADDR={host}" in record.message) for record in caplog.records] == [True]

@@ -1,0 +1,43 @@
+"""A worker's main, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.node.harness import ROOT
+
+from rolecall.spec.fork import ForkRequest
+from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
+from rolecall.spec.role import Role
+
+PROGRAM = """
+import sys
+from rolecall.spec.fork import ForkRequest
+from rolecall.worker.main import play
+sys.exit(play(ForkRequest.model_validate_json(sys.argv[1])))
+"""
+
+
+def request(workdir: Path) -> ForkRequest:
+    """A worker whose first call to the master fails."""
+    plan = WorkerPlan(rank=0, role=Role.OBSERVER, role_rank=0, node="n", threads=1)
+    launch = WorkerLaunch(
+        job="a1", attempt=2, workload="preflight", params={}, worker=plan, master_addr="127.0.0.1",
+        gang=GangPlan(workers=(plan,), addresses={"n": "127.0.0.1"}),
+    )  # fmt: skip
+    return ForkRequest(
+        key="a1/2/0", launch=launch, workdir=workdir, cache=workdir, master_url="http://127.0.0.1:1", token="t", env={}
+    )
+
+
+def test_every_record_of_a_worker_carries_its_job_attempt_and_rank(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "services"), "ROLECALL_SANDBOX": "off"}
+    command = [sys.executable, "-c", PROGRAM, request(tmp_path).model_dump_json()]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stderr is not None
+            line = next(line for line in worker.stderr if "the master is unavailable" in line)
+            assert line.endswith(" [event=master_unavailable job=a1 attempt=2 rank=0]\n")
+        finally:
+            worker.kill()
