@@ -1,4 +1,4 @@
-"""What a wrong set-up gets: a reason in one line, an exit code, another try where that can help; never a hang."""
+"""An invalid configuration causes a one-line error and an exit code, or retries if these can help, but never a hang."""
 
 import os
 import socket
@@ -23,20 +23,20 @@ from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting volumes needs root")
-# A control program alone: what its container's node would do is not asked here.
+# The control program without the node of its container.
 CONTROL = (sys.executable, "-m", "rolecall", "master")
 
 
 @contextmanager
 def control(folder: Path, port: int | None = None) -> Iterator[Container]:
-    """A control program that answers."""
+    """A control program that accepts requests."""
     with container(folder / "master", port=port, command=CONTROL) as master:
         until(lambda: master.ask("/healthz"))
         yield master
 
 
 def nodes_command(master: Container) -> str:
-    """What `rolecall nodes` prints."""
+    """The output of `rolecall nodes`."""
     given = os.environ | {"ROLECALL_URL": f"http://127.0.0.1:{master.port}", "ROLECALL_TOKEN": TOKEN}
     command = [sys.executable, "-m", "rolecall.cli", "nodes"]
     return subprocess.run(command, env=given, capture_output=True, text=True, check=True).stdout
@@ -64,7 +64,7 @@ def test_a_taken_port_of_the_master(tmp_path: Path) -> None:
     assert line.startswith(f"rolecall: ROLECALL_PORT={port} on ROLECALL_HOST=127.0.0.1: Address already in use")
 
 
-def test_a_database_that_is_away_is_waited_for(tmp_path: Path) -> None:
+def test_the_master_waits_for_an_unavailable_database(tmp_path: Path) -> None:
     url = f"postgresql://me:a-secret@127.0.0.1:{free_port()}/rolecall"
     with container(tmp_path / "master", command=CONTROL, ROLECALL_DATABASE_URL=url) as master:
         until(lambda: "the database (ROLECALL_DATABASE_URL) does not answer: " in master.text)
@@ -73,17 +73,17 @@ def test_a_database_that_is_away_is_waited_for(tmp_path: Path) -> None:
         assert "a-secret" not in master.text
 
 
-def test_a_database_url_that_is_none_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_database_url_is_a_one_line_error(tmp_path: Path) -> None:
     line = refused(os.EX_CONFIG, "master", env=environment(tmp_path, ROLECALL_DATABASE_URL="my database"))
     assert line == "rolecall: ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name"
 
 
-def test_a_bad_name_is_one_line(tmp_path: Path) -> None:
+def test_an_invalid_name_is_a_one_line_error(tmp_path: Path) -> None:
     given = environment(tmp_path, ROLE="trainer", MASTER_ADDR="127.0.0.1", ROLECALL_NODE_NAME="Not Legal")
     assert "ROLECALL_NODE_NAME" in refused(os.EX_CONFIG, env=given)
 
 
-def test_a_node_in_anothers_data_folder(tmp_path: Path) -> None:
+def test_a_node_in_the_data_folder_of_another_node(tmp_path: Path) -> None:
     with node(tmp_path / "n", free_port()) as first:
         until(lambda: (tmp_path / "n/nodes/n/node.lock").exists() and first.ask("/healthz"))
         given = environment(tmp_path / "n", ROLE="trainer", MASTER_ADDR="127.0.0.1", ROLECALL_NODE_NAME="n")
@@ -98,7 +98,7 @@ def test_a_wrong_token_of_a_node(tmp_path: Path) -> None:
         assert said in lost.text.splitlines()[-1]
 
 
-def test_a_master_that_can_not_be_resolved_is_waited_for_and_told(tmp_path: Path) -> None:
+def test_a_node_waits_for_a_master_whose_name_does_not_resolve(tmp_path: Path) -> None:
     with node(tmp_path / "n", 8080, MASTER_ADDR="master.invalid") as waiting:
         health = until(lambda: (now := waiting.ask("/healthz")) and "invalid" in now.get("waiting_for", "") and now)
         assert health["status"] == "waiting"
@@ -108,7 +108,7 @@ def test_a_master_that_can_not_be_resolved_is_waited_for_and_told(tmp_path: Path
         assert waiting.ends(5) == 0
 
 
-def test_a_master_that_comes_late_is_joined(tmp_path: Path) -> None:
+def test_a_node_registers_with_a_master_that_starts_later(tmp_path: Path) -> None:
     port = free_port()
     with node(tmp_path / "n", port) as waiting:
         until(lambda: "connection failed (" in waiting.text)
@@ -118,7 +118,7 @@ def test_a_master_that_comes_late_is_joined(tmp_path: Path) -> None:
             until(lambda: waiting.ask("/healthz")["status"] == "ok", 5)
 
 
-def test_a_master_that_takes_calls_and_stays_silent_is_told(tmp_path: Path) -> None:
+def test_a_master_that_accepts_connections_but_does_not_answer_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, node(tmp_path / "n", silent.getsockname()[1]) as waiting:
         for what in ("its fork server, which imports torch", "the first answer of its master"):
             until(lambda what=what: (waiting.ask("/healthz") or {}).get("waiting_for") == what)
@@ -127,7 +127,7 @@ def test_a_master_that_takes_calls_and_stays_silent_is_told(tmp_path: Path) -> N
         assert waiting.process.poll() is None
 
 
-def test_two_nodes_of_one_name(tmp_path: Path) -> None:
+def test_two_nodes_with_the_same_name(tmp_path: Path) -> None:
     with control(tmp_path) as master, ExitStack() as stack:
         stack.enter_context(node(tmp_path / "n", master.port))
         life = until(lambda: (found := master.node("n")) and found["heartbeat_age_s"] > 0.5 and found)["life"]
@@ -149,7 +149,7 @@ def test_a_small_shared_memory_is_a_warning(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-def test_a_nodes_full_disk_keeps_workers_away_until_there_is_space(tmp_path: Path) -> None:
+def test_a_node_with_a_full_disk_gets_no_workers_until_there_is_space(tmp_path: Path) -> None:
     with ExitStack() as stack:
         data = stack.enter_context(mounted(tmp_path / "n", "64m"))
         master = stack.enter_context(control(tmp_path))

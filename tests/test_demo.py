@@ -1,4 +1,4 @@
-"""The demo, as a newcomer runs it, and what it promises."""
+"""The demo, in the environment of a new user, and the results that it promises."""
 
 import json
 import re
@@ -18,7 +18,7 @@ EXAMPLE = json.loads((ROOT / "examples/embedding-ddp.json").read_text())
 
 @pytest.mark.slow
 def test_the_demo_beats_the_published_score_and_leaves_nothing_running(tmp_path: Path) -> None:
-    """PERSIA reports a test AUC of 0.8929 on these rows (on CPU)."""
+    """PERSIA reports a test AUC of 0.8929 on the same rows, on a CPU."""
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": "/nonexistent"}
     family: set[psutil.Process] = set()
     with (
@@ -44,7 +44,7 @@ def test_the_demo_beats_the_published_score_and_leaves_nothing_running(tmp_path:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_asynchronous_protocols_reach_the_synchronous_score(cluster: Cluster) -> None:
-    """On the whole of UCI Adult, within 0.005 of AUC."""
+    """On all of UCI Adult, the difference in AUC is at most 0.005."""
     sync = _test_auc(cluster, "sync")
     assert sync >= 0.915
     assert _test_auc(cluster, "async") == pytest.approx(sync, abs=0.005)

@@ -1,4 +1,4 @@
-"""What the documents say is executed or compared with the code."""
+"""Examples in the documentation are executed, and its statements are compared with the code."""
 
 import ast
 import json
@@ -91,7 +91,7 @@ def test_the_documents_links_lead_to_headings() -> None:
 
 
 def _anchor(title: str) -> str:
-    """As GitHub makes it of a heading."""
+    """The anchor that GitHub generates for a heading."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 

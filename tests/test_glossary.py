@@ -1,4 +1,4 @@
-"""Words that are out in what users and operators read, each with the term to use instead.
+"""Terms that texts for users and operators must not contain, each with its replacement.
 
 The test checks the documents without their code, the comments of the files that operators edit, the texts of the
 dashboards, the string literals in `services`, and the docstrings that become help texts and descriptions.

@@ -1,4 +1,4 @@
-"""What a container starts: `python -m rolecall`."""
+"""The entry point of containers, `python -m rolecall`."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def programs(started: Container) -> dict[str, psutil.Process]:
 
 
 def family(started: Container) -> list[psutil.Process]:
-    """All processes below it."""
+    """All descendant processes of the container."""
     return psutil.Process(started.process.pid).children(recursive=True)
 
 
@@ -33,11 +33,11 @@ def _name_of(process: psutil.Process) -> str:
     try:
         return (process.cmdline() or [""])[-1]
     except psutil.NoSuchProcess:
-        return ""  # it has just ended
+        return ""  # The process has just ended.
 
 
 def await_node(started: Container, life: str = "") -> dict[str, Any]:
-    """The container's own node, once it is alive, and its life another than `life`."""
+    """Wait until the container's own node is alive, with a `life` other than the given one."""
     look = lambda: (node := started.node(NAME)) and node["life"] != life and node  # noqa: E731
     return until(look)
 
@@ -50,12 +50,12 @@ def started(tmp_path: Path) -> Iterator[Container]:
         yield one
 
 
-def test_the_masters_container_is_a_control_program_and_a_node(started: Container) -> None:
+def test_the_masters_container_runs_a_control_program_and_a_node(started: Container) -> None:
     assert await_node(started)["spec"]["role"] == "master"
     assert programs(started).keys() == {"master", "node"}
 
 
-def test_the_control_program_dies_and_comes_back_without_the_node(started: Container) -> None:
+def test_the_control_program_is_restarted_without_the_node(started: Container) -> None:
     life = await_node(started)["life"]
     before = programs(started)
     before["master"].kill()
@@ -64,7 +64,7 @@ def test_the_control_program_dies_and_comes_back_without_the_node(started: Conta
     assert programs(started)["node"] == before["node"]
 
 
-def test_the_node_dies_and_comes_back_without_the_control_program(started: Container) -> None:
+def test_the_node_is_restarted_without_the_control_program(started: Container) -> None:
     life = await_node(started)["life"]
     before = programs(started)
     before["node"].kill()
@@ -107,7 +107,7 @@ def test_bad_usage_is_exit_code_64(tmp_path: Path) -> None:
     assert line == "usage: python -m rolecall [master|node]"
 
 
-def test_what_the_control_program_finds_out_later_ends_the_container(tmp_path: Path) -> None:
+def test_a_late_configuration_error_of_the_control_program_ends_the_container(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = environment(tmp_path, ROLECALL_PORT=str(port := taken.getsockname()[1]))
         done = subprocess.run(COMMAND, env=given, capture_output=True, text=True, timeout=60, check=False)
@@ -115,7 +115,7 @@ def test_what_the_control_program_finds_out_later_ends_the_container(tmp_path: P
     assert f"rolecall: ROLECALL_PORT={port} on ROLECALL_HOST=127.0.0.1: Address already in use" in done.stderr
 
 
-def test_what_its_node_finds_out_later_leaves_the_control_program_at_work(tmp_path: Path) -> None:
+def test_a_late_configuration_error_of_its_node_does_not_end_the_control_program(tmp_path: Path) -> None:
     with ExitStack() as stack:
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         metrics = str(taken.getsockname()[1])
@@ -128,8 +128,8 @@ def test_what_its_node_finds_out_later_leaves_the_control_program_at_work(tmp_pa
         await_node(started)
 
 
-def test_a_container_comes_up_again_after_its_machine_lost_its_power(tmp_path: Path) -> None:
-    """The boot id is another one then, and the node that is stored never left."""
+def test_a_container_starts_again_after_a_power_failure(tmp_path: Path) -> None:
+    """The boot id has changed, and the stored node has never been drained."""
     with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME) as before:
         life = await_node(before)["life"]
         before.process.kill()
@@ -141,7 +141,7 @@ def test_a_container_comes_up_again_after_its_machine_lost_its_power(tmp_path: P
         assert "ended with" not in again.text
 
 
-def test_a_container_whose_addresses_are_ipv6(tmp_path: Path) -> None:
+def test_a_container_with_ipv6_addresses(tmp_path: Path) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:

@@ -1,4 +1,4 @@
-"""What `rolecall.testing.run_gang` says to a test that misuses it, or whose workers fail."""
+"""Errors of `rolecall.testing.run_gang`: incorrect use and failed workers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Everything is told to stop at once, as `docker compose stop` does."""
+"""All containers get SIGTERM at the same time, as with `docker compose stop`."""
 
 import os
 import signal
@@ -39,15 +39,15 @@ def submit(master: Container, rows: Path, **params: Any) -> str:
     return answer.raise_for_status().json()["id"]
 
 
-def test_a_gang_leaves_with_a_checkpoint_and_goes_on_after_the_next_start(tmp_path: Path, rows: Path) -> None:
+def test_a_gang_stops_with_a_checkpoint_and_resumes_after_the_next_start(tmp_path: Path, rows: Path) -> None:
     with cluster(tmp_path) as containers:
         job = submit(containers[0], rows, max_steps=800)
         until(lambda: past_step(50)(containers[0].ask(f"/jobs/{job}")))
-        told = time.monotonic()
+        stopped_at = time.monotonic()
         for one in containers:
             one.terminate()
         assert [one.ends(20) for one in containers] == [0, 0, 0]
-        assert time.monotonic() - told < 10
+        assert time.monotonic() - stopped_at < 10
     with cluster(tmp_path) as (master, *_):
         document = until(lambda: (now := master.ask(f"/jobs/{job}"))["state"] == "succeeded" and now, 120)
         assert [attempt["state"] for attempt in document["attempts"]] == ["paused", "succeeded"]
@@ -67,20 +67,22 @@ def test_a_master_that_ends_alone_does_not_wait_for_running_jobs(tmp_path: Path,
         job = submit(master, rows)
         until(lambda: past_step(10)(master.ask(f"/jobs/{job}")))
         ended = program(master)
-        told = time.monotonic()
+        stopped_at = time.monotonic()
         ended.terminate()
         ended.wait(20)
-        assert time.monotonic() - told < NOTICE_S + 4
+        assert time.monotonic() - stopped_at < NOTICE_S + 4
         before = until(lambda: master.ask(f"/jobs/{job}"))
         after = until(lambda: past_step(before["progress"]["step"])(now := master.ask(f"/jobs/{job}")) and now)
         assert len(after["attempts"]) == 1
 
 
-def test_told_twice_it_ends_at_once(tmp_path: Path, rows: Path) -> None:
+def test_a_second_signal_ends_the_master_immediately(tmp_path: Path, rows: Path) -> None:
     with cluster(tmp_path) as (master, _, trainer):
         job = submit(master, rows)
         gang = until(lambda: past_step(10)(now := master.ask(f"/jobs/{job}")) and workers(now))
-        os.kill(gang["trainer-0"]["pid"], signal.SIGSTOP)  # so that it can't leave before the node kills it as hung
+        os.kill(
+            gang["trainer-0"]["pid"], signal.SIGSTOP
+        )  # So that it can't end before the node kills it as unresponsive.
         trainer.terminate()
         until(lambda: master.node("trainer-0", draining=True))
         ended = program(master)

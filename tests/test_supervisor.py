@@ -1,4 +1,4 @@
-"""Programs side by side: how they are started again, and how they end."""
+"""Start, restart and shutdown of the programs that a supervisor runs."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def leave(*_):
         file.write(name + "\\n")
     {then}
 signal.signal(signal.SIGTERM, leave)
-open(told, "w").write("up")  # a FIFO: whoever reads it waits for this
+open(told, "w").write("up")  # a FIFO: its reader waits for this
 while True:
     signal.pause()
 """
@@ -44,7 +44,7 @@ with Supervisor([Program("stubborn", sys.argv[1:], {})]) as supervisor:
 
 
 def command(name: str, folder: Path, then: str = "sys.exit()") -> tuple[str, ...]:
-    """A program that says when it is up and when it is asked to end."""
+    """A program that reports its start, and each SIGTERM that it gets."""
     os.mkfifo(folder / name)
     source = TELLS_WHEN_ASKED.format(then=then)
     return (sys.executable, "-c", source, name, str(folder / name), str(folder / "asked"))
@@ -55,7 +55,7 @@ def await_up(*names: str, folder: Path) -> None:
 
 
 def child_of_this_test() -> psutil.Process:
-    """The program that was started last: other children are servers that the whole test session shares."""
+    """The most recently started program. Other children are servers shared by the test session."""
     return max(psutil.Process().children(), key=psutil.Process.create_time)
 
 
@@ -74,7 +74,7 @@ def test_the_delay_before_a_restart_doubles_and_is_bounded() -> None:
     assert delays[-1] == restart_delay_s(5000) == 30.0
 
 
-def test_an_end_in_words() -> None:
+def test_exit_codes_and_signals_are_described() -> None:
     assert describe_exit(3) == "exit code 3"
     assert describe_exit(-signal.SIGKILL) == "SIGKILL"
 
@@ -90,7 +90,7 @@ def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> No
     assert log.read_text() == "run\nrun\n"
 
 
-def test_one_may_die_without_the_other(tmp_path: Path) -> None:
+def test_programs_end_independently(tmp_path: Path) -> None:
     steady = Program("steady", command("steady", tmp_path), os.environ)
     with Supervisor([steady, Program("short", ("sh", "-c", "kill -9 $$"), os.environ)]) as supervisor:
         await_up("steady", folder=tmp_path)
@@ -99,7 +99,7 @@ def test_one_may_die_without_the_other(tmp_path: Path) -> None:
     assert (tmp_path / "asked").read_text() == "steady\n"
 
 
-def test_what_leans_on_the_first_is_stopped_before_it(tmp_path: Path) -> None:
+def test_the_first_program_is_stopped_last(tmp_path: Path) -> None:
     names = ("first", "second", "third")
     with Supervisor([Program(name, command(name, tmp_path), os.environ) for name in names]):
         await_up(*names, folder=tmp_path)
@@ -108,7 +108,7 @@ def test_what_leans_on_the_first_is_stopped_before_it(tmp_path: Path) -> None:
     assert asked[-1] == "first"
 
 
-def test_who_does_not_leave_within_the_grace_is_killed(tmp_path: Path) -> None:
+def test_a_program_that_does_not_end_within_the_grace_time_is_killed(tmp_path: Path) -> None:
     program = Program("stubborn", command("stubborn", tmp_path, then="pass"), os.environ)
     with Supervisor([program], grace_s=2.0):
         await_up("stubborn", folder=tmp_path)
@@ -126,7 +126,7 @@ def test_a_program_that_can_not_start_stops_those_before_it(tmp_path: Path) -> N
     assert set(psutil.Process().children()) <= children
 
 
-def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
+def test_a_second_signal_kills_immediately(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "second")
     stubborn = command("stubborn", tmp_path, then=f"open({str(tmp_path / 'second')!r}, 'w').write('asked')")
     with subprocess.Popen([sys.executable, "-c", STUBBORN, *stubborn]) as process:
@@ -140,7 +140,7 @@ def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     assert not child.is_running()
 
 
-def test_a_second_signal_ends_those_too_that_were_not_asked_yet(tmp_path: Path) -> None:
+def test_a_second_signal_also_ends_programs_that_got_no_signal_yet(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "second")
     then = f"open({str(tmp_path / 'second')!r}, 'w').write('asked')"
     first, later = command("first", tmp_path, then="pass"), command("later", tmp_path, then=then)
@@ -167,7 +167,7 @@ def test_programs_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
-def test_a_program_that_the_kernel_would_not_end_with_us_does_not_run(
+def test_a_program_that_would_outlive_its_supervisor_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_PR_SET_PDEATHSIG", 1 << 20)  # no such option, so that the call fails

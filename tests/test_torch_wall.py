@@ -17,8 +17,8 @@ from rolecall.workloads import catalogue
         *(point.module for point in catalogue.installed().values()),
     ],
 )
-def test_torch_stays_out(module: str) -> None:
-    """Nor what brings it along or is as heavy."""
+def test_torch_is_not_imported(module: str) -> None:
+    """Neither torch nor packages that import it or are similarly large."""
     program = (
         f"import sys, {module}; print(*({{'torch', 'torchvision', 'gymnasium', 'tokenizers'}} & set(sys.modules)))"
     )

@@ -1,15 +1,15 @@
 """Rolecall runs PyTorch training jobs whose processes play different roles.
 
-The map, from top to bottom; imports point down and only down (import-linter holds it):
+The layers, from top to bottom. Imports point down only, which import-linter checks:
 
-    __main__, cli     what a person or a container starts
-    master | node | worker   the three programs; they never import one another
-    testing           a job's processes without a cluster, for tests of workloads
-    workloads         one folder per workload; its `__init__` is torch-free
-    kit               what workloads are made of: the public surface for their authors
-    runtime           what a worker gives to workload code
-    settings          the only reader of the container's environment
-    spec              the nouns all programs share: no I/O, no clock, no torch
+    __main__, cli            the entry points for containers and users
+    supervisor | testing     restarts the programs of a container; runs a job without a cluster, for tests
+    master | node | worker   the three programs, independent of each other
+    workloads                one folder per workload, with a torch-free `__init__`
+    kit                      building blocks of workloads, the public API for their authors
+    runtime                  the API of a worker for workload code
+    edge | settings          the network interface of the programs; the only reader of the container's environment
+    spec | landlock | seccomp | process   shared data types, without I/O, clock and torch; system calls
 """
 
 __version__ = "0.1.0"

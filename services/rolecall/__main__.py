@@ -1,8 +1,8 @@
-"""What a container starts: `python -m rolecall`.
+"""The entry point of a container: `python -m rolecall`.
 
-`ROLE` says what this container is. The master's runs two programs, the control program and a node for driver ranks,
-each a process of its own that may die without the other; every other container is a node. `python -m rolecall PROGRAM`
-runs one program by itself, which is how the supervisors start them.
+`ROLE` selects the programs. The master's container runs two processes, which are restarted separately: the control
+program and a node for driver ranks. Every other container runs a node. `python -m rolecall PROGRAM` runs a single
+program; supervisors use it to start theirs.
 """
 
 import os
@@ -19,17 +19,17 @@ from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
 from rolecall.supervisor import Program, Supervisor
 
-# Imported by name, because a node has no use for the control program's code, nor that for a node's.
+# Imported on demand, so that a node doesn't load the control program and vice versa.
 _PROGRAMS: dict[str, tuple[str, Callable[[], Any]]] = {
     "master": ("rolecall.master.server", read_master),
     "node": ("rolecall.node.server", read_node),
 }
-_FINAL = (os.EX_USAGE, os.EX_CONFIG)
+_PERMANENT_EXIT_CODES = (os.EX_USAGE, os.EX_CONFIG)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the container or the one program that is named; exit code 64 is bad usage, 78 a bad environment."""
-    forbid_inspection()  # Before a secret is read; what the kernel holds of the environment is hidden from now on, too.
+    """Run the container, or the program in `arguments`. Exit code 64 is for invalid usage, 78 for invalid settings."""
+    forbid_inspection()  # Before secrets are read. It also hides the environment in `/proc`.
     keep_files_private()
     try:
         match arguments:
@@ -56,22 +56,22 @@ def _run_container() -> int:
 
 
 def programs(environment: Mapping[str, str]) -> list[Program]:
-    """What the master's container runs, each with the secrets that it needs."""
-    given = {"master": environment, "node": for_nodes(environment)}
-    return [Program(name, (sys.executable, "-m", "rolecall", name), given[name]) for name in _PROGRAMS]
+    """The programs of the master's container, each with only the secrets that it needs."""
+    environments = {"master": environment, "node": for_nodes(environment)}
+    return [Program(name, (sys.executable, "-m", "rolecall", name), environments[name]) for name in _PROGRAMS]
 
 
 def _supervise(programs: Sequence[Program]) -> int:
-    """Run them until a signal comes, or the control program ends for good.
+    """Run the programs until a signal arrives, or until the control program exits with a code that rules out a restart.
 
-    Its node's end is no reason for that: jobs on other nodes need the control program, and a node that is refused may
-    be taken a little later.
+    If the node exits, the control program continues: jobs on other nodes need it, and the master can accept the node
+    later.
     """
     control = programs[0]
     with Supervisor(programs) as supervisor:
         while not supervisor.should_exit:
             for ended in supervisor.wait():
-                if ended.program is control and ended.code in _FINAL:
+                if ended.program is control and ended.code in _PERMANENT_EXIT_CODES:
                     return ended.code
     return os.EX_OK
 

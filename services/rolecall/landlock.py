@@ -1,6 +1,6 @@
 """Landlock, the Linux kernel's sandbox for unprivileged processes: see landlock(7).
 
-A restricted process, and every process that it starts, opens only what its rules allow. It can't be undone.
+A restricted process, and every process that it starts, can open only what its rules allow. This can't be undone.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from enum import IntFlag
 from pathlib import Path
 
-# Of all architectures: these calls came after the numbers were unified.
+# The same on all architectures: these calls are newer than the unification of the numbers.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -53,13 +53,13 @@ WRITE = (
     | Access.MAKE_REG
     | Access.TRUNCATE
 )
-"""Files and folders, and nothing else: programs outside the sandbox may follow a link or wait for a pipe. Without
-`REFER` nothing can be moved here from a folder where links can be made."""
+"""Files and folders only, because programs outside the sandbox could follow a link or block on a pipe. Without `REFER`,
+nothing can be moved here from a folder in which links can be created."""
 SCRATCH = WRITE | Access.MAKE_SOCK | Access.MAKE_FIFO | Access.MAKE_SYM | Access.REFER
-"""All that a program may want among its temporary files, which no other program opens."""
-_OF_FILES = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
-# The rights that a version of the interface added, by the version that has them first.
-_ADDED = {2: Access.REFER, 3: Access.TRUNCATE, 5: Access.IOCTL_DEV}
+"""All types of temporary files, which no other program opens."""
+_FILE_RIGHTS = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
+# The access rights that later versions of the interface added, by version.
+_ADDED_RIGHTS = {2: Access.REFER, 3: Access.TRUNCATE, 5: Access.IOCTL_DEV}
 _SCOPES_SINCE = 6
 
 
@@ -80,21 +80,22 @@ class _PathBeneathAttr(ctypes.Structure):
 def version() -> int:
     """The version of the kernel's interface, 1 or higher.
 
-    Raises `OSError` where there is none: `ENOSYS` (a kernel before 5.13, or built without it), `EOPNOTSUPP` (not in the
-    list of `lsm=` at boot) or `EPERM` (a seccomp filter refuses the system call).
+    Raises `OSError` if there is none: `ENOSYS` (a kernel before 5.13, or built without it), `EOPNOTSUPP` (not in the
+    boot parameter `lsm=`) or `EPERM` (a seccomp filter rejects the system call).
     """
     return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_CREATE_RULESET_VERSION))
 
 
 def restrict(rules: Iterable[tuple[Path, Access]]) -> None:
-    """Restrict the calling thread, and what it starts from now on, to `rules`: what is allowed at and below each path.
+    """Restrict the calling thread, and all threads and processes that it starts later, to `rules`.
 
-    Paths that don't exist are passed over. From version 6 on, the thread can't send signals to processes outside
-    either. Call it while the process has one thread. Raises `OSError` as `version` does.
+    A rule is a path with the access rights for it and everything below it. Nonexistent paths are skipped. From version
+    6 on, the thread can't send signals to processes outside the sandbox either. Call this function while the process
+    has a single thread. Raises `OSError` as `version` does.
     """
-    known = version()
-    handled = _handled(known)
-    attributes = _RulesetAttr(handled, 0, _SCOPE_SIGNAL if known >= _SCOPES_SINCE else 0)
+    abi = version()
+    handled = _supported_rights(abi)
+    attributes = _RulesetAttr(handled, 0, _SCOPE_SIGNAL if abi >= _SCOPES_SINCE else 0)
     ruleset = _call(
         _CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(ctypes.sizeof(attributes)), ctypes.c_uint32(0)
     )
@@ -107,22 +108,22 @@ def restrict(rules: Iterable[tuple[Path, Access]]) -> None:
         os.close(ruleset)
 
 
-def _handled(known: int) -> Access:
-    missing = [access for since, access in _ADDED.items() if known < since]
+def _supported_rights(abi: int) -> Access:
+    missing = [access for since, access in _ADDED_RIGHTS.items() if abi < since]
     return Access(sum(Access) - sum(missing))
 
 
 def _allow(ruleset: int, path: Path, access: Access) -> None:
     try:
-        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
-            return  # What isn't there, or isn't ours to reach, needs no rule.
+            return  # No rule is needed for what doesn't exist or is inaccessible anyway.
         raise
     try:
-        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
-            access &= _OF_FILES
-        rule = _PathBeneathAttr(access, beneath)
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            access &= _FILE_RIGHTS
+        rule = _PathBeneathAttr(access, descriptor)
         _call(
             _ADD_RULE,
             ctypes.c_int(ruleset),
@@ -131,7 +132,7 @@ def _allow(ruleset: int, path: Path, access: Access) -> None:
             ctypes.c_uint32(0),
         )
     finally:
-        os.close(beneath)
+        os.close(descriptor)
 
 
 def _call(number: int, *arguments: object) -> int:

@@ -1,4 +1,4 @@
-"""What a process asks of the kernel for itself, and how it ended in words."""
+"""Kernel settings that protect a process and its files or reduce its privileges, and descriptions of exit codes."""
 
 import ctypes
 import os
@@ -19,40 +19,40 @@ class _Data(ctypes.Structure):
 
 
 def forbid_inspection() -> None:
-    """Hide this process's memory and environment from others of the same user.
+    """Hide this process's memory and environment from other processes of the same user.
 
-    The kernel then refuses them `/proc/PID/environ` and `/proc/PID/mem`, and to attach as a debugger; it writes no core
-    dump either. It holds until the next `execve`, and a fork inherits it. A process with `CAP_SYS_PTRACE` or
-    `CAP_PERFMON`, such as root's, isn't stopped by it.
+    They can't read `/proc/PID/environ` and `/proc/PID/mem` or attach a debugger, and the kernel writes no core dumps.
+    The setting lasts until the next `execve` and is inherited by a fork. It doesn't affect processes with
+    `CAP_SYS_PTRACE` or `CAP_PERFMON`, such as those of root.
     """
     _require(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when the thread that made it ends."""
+    """Make the kernel send this process a signal when the thread that created it ends."""
     _require(_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def describe_exit(status: int) -> str:
-    """A return code of `subprocess` in words, for example `SIGKILL` or `exit code 1`."""
+    """A description of a return code of `subprocess`, such as `SIGKILL` or `exit code 1`."""
     return signal.Signals(-status).name if status < 0 else f"exit code {status}"
 
 
 def keep_files_private() -> None:
-    """Deny other users the files that this process and its children make from now on."""
+    """Deny other users access to files that this process and its children create from now on."""
     os.umask(0o077)
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
-    """Give up all capabilities of the calling thread but those (numbers of capabilities(7)), where it has any.
+    """Drop all capabilities of the calling thread except for `kept` (numbers from capabilities(7)).
 
-    With `PR_SET_NO_NEW_PRIVS` no `execve` brings them back, not even root's.
+    With `PR_SET_NO_NEW_PRIVS`, no `execve` restores them, not even for root.
     """
     header, data = _Header(_CAPABILITY_VERSION_3, 0), (_Data * 2)()
     _require(_LIBC.capget(ctypes.byref(header), data), "capget")
     mask = sum(1 << number for number in kept)
-    for place, half in enumerate(data):
-        half.permitted &= mask >> (32 * place)
+    for index, half in enumerate(data):
+        half.permitted &= mask >> (32 * index)
         half.effective &= half.permitted
         half.inheritable = 0
     _require(_LIBC.capset(ctypes.byref(header), data), "capset")

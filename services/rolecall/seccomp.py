@@ -1,8 +1,8 @@
-"""A seccomp filter for what Landlock does not cover: see seccomp(2). It holds for good, for children too.
+"""A seccomp filter for what Landlock doesn't cover: see seccomp(2). It is permanent and inherited by children.
 
-The kernel's filter sees numbers only: neither paths nor whose thread a number names. So it refuses what no training
-needs at all, and where a call names a process it refuses only what can't be the caller's own thread. CUDA, NCCL and
-OpenMP set the affinity and the scheduling of their threads by number, which stays allowed.
+A filter sees only numbers, so it can't inspect paths or determine whose thread an id refers to. It therefore rejects
+calls that training never needs. It rejects calls with a process id only if the id can't be a thread of the caller,
+because CUDA, NCCL and OpenMP set the affinity and the scheduling of their threads by id.
 """
 
 import ctypes
@@ -16,19 +16,19 @@ from typing import NamedTuple
 _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _SPEC_ALLOW = 1 << 2
-"""Without it, older kernels slow down the whole process."""
+"""Otherwise older kernels also enable mitigations that slow down the whole process."""
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
-"""Numbers from here on are calls of another interface of the same processor."""
+"""The smallest number of a call of the x32 ABI."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
-Line = tuple[int, int, int, int]
+Instruction = tuple[int, int, int, int]
 
 
 class _Calls(NamedTuple):
-    """Numbers of system calls, by architecture."""
+    """The numbers of system calls on one architecture."""
 
     audit: int
     seccomp: int
@@ -40,7 +40,7 @@ class _Calls(NamedTuple):
 
 
 _IO_URING_SETUP = 425
-"""It would lead around the filter. Of all architectures."""
+"""The same on all architectures. io_uring would bypass the filter."""
 _XATTR_AT = (463, 466)
 _CALLS = {
     "x86_64": _Calls(0xC000003E, 317, 302, 141, 251, (92, 93, 94, 260, 188, 189, 190, 197, 198, 199, *_XATTR_AT)),
@@ -49,37 +49,38 @@ _CALLS = {
 
 
 def check() -> None:
-    """Raise `OSError` where `restrict` can't work: `ENOSYS` (not for this processor, or a kernel without filters) or
-    another number where the container refuses it.
+    """Raise `OSError` if `restrict` can't work: `ENOSYS` if the processor is unsupported or the kernel has no filters,
+    another error if the container forbids it.
     """
     action = ctypes.c_uint32(_ERROR)
-    _seccomp(_known(), _GET_ACTION_AVAIL, 0, ctypes.byref(action))
+    _seccomp(_system_calls(), _GET_ACTION_AVAIL, 0, ctypes.byref(action))
 
 
 def restrict() -> None:
-    """Refuse with `EPERM`, to the calling thread and what it starts: new limits (prlimit) for processes other than this
-    one, priorities of whole groups and users, and changes of owners and extended attributes; with `ENOSYS`: io_uring
-    and 32-bit system calls.
+    """Restrict the calling thread, and all threads and processes that it starts later.
 
-    What this process starts sets limits of its own by `setrlimit`, which names no process. Call it while the process
-    has one thread. Raises `OSError` as `check` does.
+    Calls then fail with `EPERM` if they change limits of other processes (prlimit), priorities of process groups or
+    users, owners, or extended attributes. Calls of io_uring and 32-bit system calls fail with `ENOSYS`.
+
+    Child processes can set their own limits with `setrlimit`, which takes no process id. Call this function while the
+    process has a single thread. Raises `OSError` as `check` does.
     """
-    calls = _known()
-    lines = list(_program(calls, os.getpid()))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(lines), ctypes.addressof(code)))
+    calls = _system_calls()
+    instructions = list(_program(calls, os.getpid()))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in instructions))
+    program = ctypes.create_string_buffer(struct.pack("@HP", len(instructions), ctypes.addressof(code)))
     _require(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
     _seccomp(calls, _SET_MODE_FILTER, _SPEC_ALLOW, program)
 
 
-def _known() -> _Calls:
+def _system_calls() -> _Calls:
     if (calls := _CALLS.get(platform.machine())) is None:
-        raise OSError(errno.ENOSYS, f"the filter is for {' and '.join(_CALLS)} alone")
+        raise OSError(errno.ENOSYS, f"the filter supports only {' and '.join(_CALLS)}")
     return calls
 
 
-def _program(calls: _Calls, own: int) -> Iterator[Line]:
-    """The filter for the process `own`. A jump of a test counts the lines that it passes over."""
+def _program(calls: _Calls, own: int) -> Iterator[Instruction]:
+    """The filter for the process with the id `own`. Jump offsets count the instructions to skip."""
     yield _load(_ARCHITECTURE)
     yield _IF_EQUAL, 1, 0, calls.audit
     yield _fail(errno.ENOSYS)
@@ -91,36 +92,36 @@ def _program(calls: _Calls, own: int) -> Iterator[Line]:
     for number in calls.others:
         yield _IF_EQUAL, 0, 1, number
         yield _fail(errno.EPERM)
-    yield from _of_call(calls.setpriority, _unless_argument(0, (0,)))  # PRIO_PROCESS
-    yield from _of_call(calls.ioprio_set, _unless_argument(0, (1,)))  # IOPRIO_WHO_PROCESS
-    yield from _of_call(calls.prlimit, _unless_argument(0, (0, own), _if_pointer(2)))
+    yield from _if_call(calls.setpriority, _unless_argument(0, (0,)))  # PRIO_PROCESS
+    yield from _if_call(calls.ioprio_set, _unless_argument(0, (1,)))  # IOPRIO_WHO_PROCESS
+    yield from _if_call(calls.prlimit, _unless_argument(0, (0, own), _reject_pointer(2)))
     yield _RETURN, 0, 0, _ALLOW
 
 
-def _of_call(number: int, rule: Sequence[Line]) -> Iterator[Line]:
-    """Apply a rule, which decides, to one system call."""
+def _if_call(number: int, rule: Sequence[Instruction]) -> Iterator[Instruction]:
+    """Apply a rule to one system call. The rule must end in a return."""
     yield _IF_EQUAL, 0, len(rule), number
     yield from rule
 
 
-def _unless_argument(place: int, allowed: Sequence[int], otherwise: Sequence[Line] = ()) -> list[Line]:
-    """Allow the call if its 32-bit argument is one of `allowed`; else do `otherwise`, which is to refuse it."""
-    refuse = list(otherwise) or [_fail(errno.EPERM)]
-    tests = [(_IF_EQUAL, len(allowed) - 1 - at + len(refuse), 0, value) for at, value in enumerate(allowed)]
-    return [_load(_ARGUMENTS + 8 * place), *tests, *refuse, (_RETURN, 0, 0, _ALLOW)]
+def _unless_argument(index: int, allowed: Sequence[int], otherwise: Sequence[Instruction] = ()) -> list[Instruction]:
+    """Allow the call if its 32-bit argument is one of `allowed`, otherwise apply `otherwise`, by default reject it."""
+    reject = list(otherwise) or [_fail(errno.EPERM)]
+    tests = [(_IF_EQUAL, len(allowed) - 1 - at + len(reject), 0, value) for at, value in enumerate(allowed)]
+    return [_load(_ARGUMENTS + 8 * index), *tests, *reject, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _if_pointer(place: int) -> list[Line]:
-    """Refuse the call if its 64-bit argument is not NULL; else go on."""
-    low = _ARGUMENTS + 8 * place
+def _reject_pointer(index: int) -> list[Instruction]:
+    """Reject the call if its 64-bit argument is not NULL, otherwise continue."""
+    low = _ARGUMENTS + 8 * index
     return [_load(low), (_IF_EQUAL, 0, 2, 0), _load(low + 4), (_IF_EQUAL, 1, 0, 0), _fail(errno.EPERM)]
 
 
-def _load(offset: int) -> Line:
+def _load(offset: int) -> Instruction:
     return _LOAD, 0, 0, offset
 
 
-def _fail(number: int) -> Line:
+def _fail(number: int) -> Instruction:
     return _RETURN, 0, 0, _ERROR | number
 
 

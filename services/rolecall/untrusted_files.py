@@ -1,4 +1,4 @@
-"""Files and folders that code of a job may have made, as a program uses them that is not confined."""
+"""Safe access for unrestricted programs to files and folders that a job's code can have created."""
 
 import os
 import shutil
@@ -8,18 +8,18 @@ from contextlib import suppress
 from pathlib import Path
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
-"""Non-blocking, because the open of a pipe would wait for its other end."""
+"""Non-blocking, because opening a pipe would otherwise wait for its other end."""
 
 
 class NotRegular(OSError):
-    """There is a pipe, a folder, a device or a socket where a regular file should be."""
+    """A regular file was expected, but the path is a pipe, folder, device or socket."""
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, dir_fd: int | None = None) -> int:
-    """A descriptor of the regular file `path`, without waiting; with `dir_fd`, relative to that folder.
+    """Open the regular file `path`, relative to `dir_fd` if given, without blocking. Returns a descriptor.
 
-    Raises `NotRegular` for anything else, and `OSError` (`ELOOP`) if `path` itself is a symbolic link. Links in folders
-    on the way are followed: give one name and a `dir_fd` where others may replace those, too.
+    Raises `NotRegular` for other types of files, and `OSError` (`ELOOP`) if `path` itself is a symbolic link. Links in
+    parent folders are followed: if others can replace these as well, pass a single name and a `dir_fd`.
     """
     descriptor = os.open(path, flags | _FLAGS, 0o600, dir_fd=dir_fd)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -29,9 +29,9 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, *, dir_fd: int | No
 
 
 def delete_tree(path: Path) -> None:
-    """Delete a folder as far as the file system lets us, however deep it is. Links are deleted, not followed."""
+    """Delete a folder of any depth, as far as the file system permits. Links are deleted, not followed."""
     with suppress(RecursionError):
         shutil.rmtree(path, ignore_errors=True)
     if path.exists():
-        # Python holds one descriptor and one frame for each level, and there may be thousands.
+        # Python needs a descriptor and a frame for each level, and there can be thousands of levels.
         subprocess.run(["rm", "-rf", "--", path], check=False, stderr=subprocess.DEVNULL)  # noqa: S603, S607

@@ -1,4 +1,4 @@
-"""The command's client against programs that answer otherwise than this version's master."""
+"""The CLI's client with servers whose responses differ from those of this version's master."""
 
 import json
 import threading
@@ -16,7 +16,7 @@ from rolecall.cli.exits import CommandError, Exit
 
 @contextmanager
 def answering(answer: Any) -> Iterator[Client]:
-    """A client of a program that answers every GET with this as JSON."""
+    """A client of a server that answers every GET with `answer` as JSON."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -36,13 +36,13 @@ def answering(answer: Any) -> Iterator[Client]:
         server.shutdown()
 
 
-def test_what_a_newer_master_tells_besides_is_left_out() -> None:
+def test_unknown_fields_of_a_newer_master_are_ignored() -> None:
     with answering({"status": "ok", "since": "yesterday"}) as client:
         assert client.healthz().status == "ok"
 
 
 @pytest.mark.parametrize("answer", [{"ok": True}, {"nodes": [{"name": "x"}]}, [], {"nodes": None}])
-def test_what_can_not_be_read_is_one_line(answer: Any) -> None:
+def test_an_unreadable_response_is_a_one_line_error(answer: Any) -> None:
     with (
         answering(answer) as client,
         pytest.raises(CommandError, match=r"can't read: .* and of this version") as caught,

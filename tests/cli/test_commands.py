@@ -1,4 +1,4 @@
-"""The commands against a real cluster: what they print, and the exit codes that scripts rely on."""
+"""Output and exit codes of the commands against a real cluster."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def run(cluster: Cluster, *arguments: str, given: str = "", **environment: str) 
 
 
 @pytest.mark.parametrize("command", ["jobs", "nodes", "workloads"])
-def test_lists_speak_json(cluster: Cluster, command: str) -> None:
+def test_lists_print_json(cluster: Cluster, command: str) -> None:
     done = run(cluster, command, "--json")
     assert done.returncode == 0, done.stderr
     assert command in json.loads(done.stdout)
@@ -38,7 +38,7 @@ def test_nodes_shows_every_node(cluster: Cluster) -> None:
     assert {line.split()[0] for line in done.stdout.splitlines()[1:]} == set(cluster.pids) - {"master"}
 
 
-def test_a_workload_is_explained(cluster: Cluster) -> None:
+def test_a_workload_is_described(cluster: Cluster) -> None:
     done = run(cluster, "workloads", "embedding-ddp")
     assert "parameter-server" in done.stdout
 
@@ -60,7 +60,7 @@ def test_a_name_is_shown_as_it_was_given(cluster: Cluster) -> None:
     assert "[/] [red]" in run(cluster, "show", submitted.stdout.strip()).stdout
 
 
-def test_a_misspelt_workload_is_refused_with_the_nearest(cluster: Cluster) -> None:
+def test_an_unknown_workload_is_refused_with_the_nearest_name(cluster: Cluster) -> None:
     done = run(cluster, "submit", "-", given='{"workload": "embeding-ddp"}')
     assert done.returncode == 5
     assert "did you mean 'embedding-ddp'" in done.stderr
@@ -74,7 +74,7 @@ def test_a_silent_master_is_unreachable(cluster: Cluster) -> None:
     assert run(cluster, "jobs", ROLECALL_URL="http://127.0.0.1:9").returncode == 6
 
 
-def test_without_a_cluster_and_without_a_url_none_is_known(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_error_without_a_cluster_and_a_url(cluster: Cluster, tmp_path: Path) -> None:
     nothing = {"ROLECALL_URL": "", "ROLECALL_TOKEN": "", "XDG_CONFIG_HOME": str(tmp_path)}
     done = run(cluster, "jobs", **nothing)
     assert done.returncode == 6
@@ -101,7 +101,7 @@ def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> Non
     assert "No such file" in done.stderr
 
 
-def test_local_says_where_it_is_as_json(tmp_path: Path) -> None:
+def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
     command = [*ROLECALL, "local", "--port", "0", "--trainers", "0", "--parameter-servers", "0", "--json"]
     environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "ROLECALL_TOKEN": "a-token-of-this-test"}
     with subprocess.Popen([*command, "--data", str(tmp_path)], env=environment, stdout=-1, stderr=-1) as process:

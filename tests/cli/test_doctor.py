@@ -1,4 +1,4 @@
-"""`rolecall doctor` against real masters: what goes wrong on its way is a finding with a remedy, never a traceback."""
+"""`rolecall doctor` with real masters and fake ones. Every error is a finding with a remedy, never a traceback."""
 
 import json
 import os
@@ -30,7 +30,7 @@ URL = {"ROLECALL_TOKEN": TOKEN}
 
 
 def doctor(environment: dict[str, str], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """Its exit code and its findings."""
+    """The exit code and the findings of the command."""
     done = subprocess.run(
         [*ROLECALL, "doctor", "--json", *arguments],
         env=os.environ | environment,
@@ -44,7 +44,7 @@ def doctor(environment: dict[str, str], *arguments: str) -> tuple[int, list[dict
 
 
 def errors(findings: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    """Whom and what the errors are about; each has a remedy."""
+    """Subject and check of each error, all of which must have remedies."""
     bad = [finding for finding in findings if finding["level"] == "error"]
     assert all(finding["remedy"] for finding in bad)
     return {(finding["nodes"][0], finding["check"]) for finding in bad}
@@ -61,7 +61,7 @@ def test_a_master_that_does_not_answer() -> None:
     assert errors(findings) == {("this shell", "master")}
 
 
-def test_a_master_whose_name_is_misspelt() -> None:
+def test_a_master_whose_name_does_not_resolve() -> None:
     code, findings = doctor({"ROLECALL_TOKEN": TOKEN, "ROLECALL_URL": "http://no-such-host.invalid:8080"})
     assert code == 1
     assert ("this shell", "name") in errors(findings)
@@ -110,23 +110,23 @@ def test_a_cluster_without_nodes(tmp_path: Path) -> None:
 
 
 @dataclass
-class Scripted:
-    """A program that gives a master's answers: the last one of each path again and again."""
+class FakeMaster:
+    """A server with scripted responses. It repeats the last response of each path."""
 
     answers: dict[str, list[tuple[int, Any]]]
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     @contextmanager
     def serving(self) -> Iterator[str]:
-        """It runs until the block ends, at this URL."""
-        script = self
+        """Run the server until the block ends. Yields its URL."""
+        fake = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 call = f"{self.command} {self.path.partition('?')[0]}"
-                script.asked.append(call)
-                answers = script.answers[call]
+                fake.calls.append(call)
+                answers = fake.answers[call]
                 status, body = answers.pop(0) if len(answers) > 1 else answers[0]
                 self.send_response(status)
                 self.end_headers()
@@ -146,7 +146,7 @@ class Scripted:
                 thread.join()
 
 
-WELL = {
+HEALTHY = {
     "GET /healthz": [(200, {"status": "ok"})],
     "GET /readyz": [(200, {"status": "ready", "volume": {"free": 1 << 40, "total": 1 << 40, "reserve": 1 << 30}})],
     "GET /openapi.json": [(200, {"info": {"version": __version__}})],
@@ -155,13 +155,13 @@ WELL = {
 }
 
 
-def in_trouble(status: int, why: str) -> list[tuple[int, Any]]:
-    """As the master tells of an error of its own."""
-    return [(status, {"status": status, "title": "trouble", "detail": why})]
+def error_response(status: int, detail: str) -> list[tuple[int, Any]]:
+    """The scripted response of a master with an internal error."""
+    return [(status, {"status": status, "title": "error", "detail": detail})]
 
 
 def job_as(state: str, **values: Any) -> dict[str, Any]:
-    """The examination's document."""
+    """The document of the network test's job."""
     nothing = dict.fromkeys(("reason", "waiting_for", "deadline_s", "result", "started_at", "ended_at"))
     fixed = {"id": "j1", "name": "j", "workload": "preflight", "params": {}, "roles": {}, "priority": 0}
     fixed |= {"max_restarts": 0, "progress": {}, "attempts": [], "created_at": "2026-01-01T00:00:00Z"}
@@ -173,22 +173,22 @@ def event(number: int, message: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("free", "level"), [(9, "error"), (19, "warning"), (21, "ok")])
-def test_a_master_that_runs_out_of_space_is_told(free: int, level: str) -> None:
+def test_a_master_that_runs_out_of_space_is_reported(free: int, level: str) -> None:
     volume = {"free": free, "total": 100, "reserve": 10}
-    answers = WELL | {
+    answers = HEALTHY | {
         "GET /readyz": [(200, {"status": "ready", "volume": volume})],
-        "POST /jobs": in_trouble(422, "there is no workload 'preflight'"),
+        "POST /jobs": error_response(422, "there is no workload 'preflight'"),
     }
-    with Scripted(answers).serving() as url:
+    with FakeMaster(answers).serving() as url:
         _, findings = doctor(URL | {"ROLECALL_URL": url})
     (found,) = [one for one in findings if one["check"] == "disk"]
     assert (found["nodes"], found["level"]) == (["the master"], level)
 
 
 @pytest.mark.parametrize("path", ["/readyz", "/nodes"])
-def test_a_master_in_trouble_is_not_taken_for_one_that_does_not_run(path: str) -> None:
-    answers = WELL | {f"GET {path}": in_trouble(503, "the database does not answer: no such host")}
-    with Scripted(answers).serving() as url:
+def test_a_master_with_storage_errors_is_not_reported_as_down(path: str) -> None:
+    answers = HEALTHY | {f"GET {path}": error_response(503, "the database does not answer: no such host")}
+    with FakeMaster(answers).serving() as url:
         code, findings = doctor(URL | {"ROLECALL_URL": url})
     assert code == 1
     assert errors(findings) == {("the master", "master")}
@@ -198,17 +198,17 @@ def test_a_master_in_trouble_is_not_taken_for_one_that_does_not_run(path: str) -
     assert "start it" not in findings[-1]["remedy"]
 
 
-def test_a_proxy_without_a_master_behind_it_is_one_that_does_not_run() -> None:
-    with Scripted({"GET /healthz": [(502, {})]}).serving() as url:
+def test_a_proxy_without_a_master_is_reported_as_a_master_that_is_down() -> None:
+    with FakeMaster({"GET /healthz": [(502, {})]}).serving() as url:
         _, findings = doctor(URL | {"ROLECALL_URL": url})
     assert errors(findings) == {("this shell", "master")}
     assert "start the master" in findings[-1]["remedy"]
 
 
-def test_what_happened_last_is_printed_before_the_end_is() -> None:
-    """The job ends between two looks, and says something more just before."""
+def test_the_last_event_is_printed_before_the_outcome() -> None:
+    """The job logs another event and ends between two polls."""
     result = {"findings": []}
-    answers = WELL | {
+    answers = HEALTHY | {
         "POST /jobs": [(201, job_as("queued"))],
         "GET /jobs/j1": [(200, job_as("running")), (200, job_as("succeeded", result=result))],
         "GET /jobs/j1/events": [
@@ -216,7 +216,7 @@ def test_what_happened_last_is_printed_before_the_end_is() -> None:
             (200, {"events": [event(2, "the last of all")]}),
         ],
     }
-    with (script := Scripted(answers)).serving() as url:
+    with (fake := FakeMaster(answers)).serving() as url:
         done = subprocess.run(
             [*ROLECALL, "doctor"],
             env=os.environ | URL | {"ROLECALL_URL": url},
@@ -228,42 +228,42 @@ def test_what_happened_last_is_printed_before_the_end_is() -> None:
     assert done.returncode == 0, done.stdout
     assert "the first of all" in done.stderr
     assert "the last of all" in done.stderr
-    assert [call.split("/")[-1] for call in script.asked if call.startswith("GET /jobs/")] == ["j1", "events"] * 2
+    assert [call.split("/")[-1] for call in fake.calls if call.startswith("GET /jobs/")] == ["j1", "events"] * 2
 
 
-def test_an_examination_that_someone_else_cancelled_is_not_one_that_took_too_long() -> None:
-    answers = WELL | {
+def test_a_network_test_that_another_user_cancelled_is_not_a_timeout() -> None:
+    answers = HEALTHY | {
         "POST /jobs": [(201, job_as("queued"))],
         "GET /jobs/j1": [(200, job_as("cancelled", reason="cancelled by a user"))],
         "GET /jobs/j1/events": [(200, {"events": []})],
     }
-    with Scripted(answers).serving() as url:
+    with FakeMaster(answers).serving() as url:
         code, findings = doctor(URL | {"ROLECALL_URL": url})
     assert code == 1
     assert errors(findings) == {("trainer-0", "preflight")}
     assert findings[-1]["message"] == "another user cancelled the network test, job j1"
 
 
-def test_an_examination_that_takes_too_long_is_cancelled_and_told_with_what_it_waits_for(
+def test_a_network_test_that_takes_too_long_is_cancelled_and_reported_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "WAIT_S", 0.1)
-    answers = WELL | {
+    answers = HEALTHY | {
         "POST /jobs": [(201, job_as("queued"))],
         "GET /jobs/j1": [(200, job_as("queued", waiting_for="waiting for a node"))],
         "GET /jobs/j1/events": [(200, {"events": []})],
         "POST /jobs/j1/cancel": [(200, job_as("cancelled"))],
     }
-    with (script := Scripted(answers)).serving() as url:
+    with (fake := FakeMaster(answers)).serving() as url:
         done = CliRunner().invoke(app, ["doctor", "--json", "--url", url], env={"ROLECALL_TOKEN": TOKEN})
     findings = json.loads(done.stdout)
     assert done.exit_code == 1
     assert findings[-1]["message"] == "the network test did not end within 0 s: waiting for a node"
-    assert "POST /jobs/j1/cancel" in script.asked
+    assert "POST /jobs/j1/cancel" in fake.calls
 
 
 @pytest.mark.slow
-def test_a_healthy_cluster_is_found_healthy(cluster: Cluster) -> None:
+def test_a_healthy_cluster_has_no_errors(cluster: Cluster) -> None:
     code, findings = doctor(cluster.environment)
     assert (code, errors(findings)) == (0, set())
     nodes = set(cluster.pids) - {"master"}
@@ -272,13 +272,13 @@ def test_a_healthy_cluster_is_found_healthy(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_well_is_told_in_short_or_in_full(cluster: Cluster) -> None:
+def test_ok_findings_are_grouped_unless_all_are_requested(cluster: Cluster) -> None:
     short, full = (
         subprocess.check_output([*ROLECALL, "doctor", *options], env=cluster.environment, text=True).splitlines()
         for options in ([], ["--all"])
     )
     nodes = len(cluster.pids) - 1
-    # Of what a node finds in itself the clock: it is well wherever tests run, a disk may be full.
+    # Of a node's own findings, only `clock` is ok on every test machine: for example, a disk can be full.
     assert [line.split()[:4] for line in short if " clock " in line] == [[f"{nodes}", "nodes", "clock", "ok"]]
     assert [line.split()[1] for line in short if " ping " in line] == ["pairs"]
     assert sum(" clock " in line for line in full) == nodes
@@ -287,7 +287,7 @@ def test_what_is_well_is_told_in_short_or_in_full(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_nodes_may_be_chosen_and_misspelt(cluster: Cluster) -> None:
+def test_nodes_can_be_selected_and_unknown_names_are_errors(cluster: Cluster) -> None:
     code, findings = doctor(cluster.environment, "trainer-0", "trainr-1")
     assert code == 1
     assert errors(findings) == {("trainr-1", "nodes")}
@@ -296,7 +296,7 @@ def test_nodes_may_be_chosen_and_misspelt(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_takes_the_job_along(cluster: Cluster) -> None:
+def test_ctrl_c_cancels_the_job(cluster: Cluster) -> None:
     command = [*ROLECALL, "doctor"]
     with subprocess.Popen(command, env=cluster.environment, stdout=-1, stderr=-1, text=True) as process:
         assert process.stderr
@@ -335,5 +335,5 @@ def _answers(url: str) -> bool:
 def _await(condition: Callable[[], bool], timeout: float = 20) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.05)

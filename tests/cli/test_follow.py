@@ -1,4 +1,4 @@
-"""The commands of a job's life, from `submit --follow` to `artifacts`, and what a job does after its watcher."""
+"""The commands of a job's life cycle, from `submit --follow` to `artifacts`."""
 
 import io
 import json
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 @contextmanager
 def running(cluster: Cluster, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A command, ended with the block if it still runs."""
+    """A running command, which is killed at the end of the block."""
     pipe = subprocess.PIPE
     command = [*ROLECALL, *arguments]
     with subprocess.Popen(command, env=cluster.environment, stdout=pipe, stderr=pipe, text=True) as process:
@@ -32,7 +32,7 @@ def running(cluster: Cluster, *arguments: str) -> Iterator[subprocess.Popen[str]
 
 @contextmanager
 def submitted(cluster: Cluster, body: dict[str, Any], folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`submit --follow` that has begun to watch, and its job."""
+    """A running `submit --follow` that follows its job, and the job's id."""
     (folder / "job.json").write_text(json.dumps(body))
     with running(cluster, "submit", str(folder / "job.json"), "--follow") as process:
         job = line_with(process.stderr, "job ").split()[1]
@@ -41,7 +41,7 @@ def submitted(cluster: Cluster, body: dict[str, Any], folder: Path) -> Iterator[
 
 
 def line_with(stream: IO[str] | None, text: str) -> str:
-    """The next line that has `text`; the test's own time limit bounds the wait."""
+    """The next line that contains `text`. Only the timeout of the test limits the wait."""
     assert stream
     read: list[str] = []
     for line in stream:
@@ -52,7 +52,7 @@ def line_with(stream: IO[str] | None, text: str) -> str:
 
 
 def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
-    """What the command has still written when it has ended as it should."""
+    """The remaining output of the command, whose exit code must be `code`."""
     stdout, stderr = process.communicate(timeout=90)
     assert process.returncode == code, f"{stdout}\n{stderr}"
     return stdout, stderr
@@ -94,7 +94,7 @@ def test_a_followed_job_that_is_cancelled(cluster: Cluster, rows: Path, tmp_path
     assert stdout.startswith("embedding-ddp cancelled")
 
 
-def test_ctrl_c_ends_the_watching_and_not_the_job(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+def test_ctrl_c_stops_following_but_not_the_job(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     with submitted(cluster, long_job(rows), tmp_path) as (process, job):
         step = cluster.until(job, past_step(10))["progress"]["step"]
         process.send_signal(signal.SIGINT)
@@ -108,7 +108,7 @@ def test_ctrl_c_ends_the_watching_and_not_the_job(cluster: Cluster, rows: Path, 
         ended(process, 3)
 
 
-def test_the_watching_outlives_a_killed_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+def test_following_survives_a_killed_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     with submitted(cluster, long_job(rows, max_steps=3000), tmp_path) as (process, job):
         cluster.until(job, past_step(10))
         os.kill(cluster.pid("master"), signal.SIGKILL)
@@ -138,16 +138,16 @@ def test_logs_are_followed_to_the_end(cluster: Cluster, rows: Path, tmp_path: Pa
     assert cluster.job(job)["state"] == "cancelled"
     whole = run(cluster, "logs", job).splitlines()
     assert {first.rstrip("\n"), *rest.splitlines()} <= set(whole)
-    farewells = [line for line in whole if "stopped: " in line]
-    assert farewells
-    assert sorted(line for line in rest.splitlines() if "stopped: " in line) == sorted(farewells)
+    stop_lines = [line for line in whole if "stopped: " in line]
+    assert stop_lines
+    assert sorted(line for line in rest.splitlines() if "stopped: " in line) == sorted(stop_lines)
     only = run(cluster, "logs", job, "--role", "trainer", "--json")
     assert sorted(json.loads(only)) == sorted(line for line in whole if line.startswith("[trainer-"))
     each = run(cluster, "logs", job, "-f", "--json").splitlines()
     assert sorted(map(json.loads, each)) == sorted(whole)
 
 
-def test_followed_logs_go_on_after_a_restart_of_the_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+def test_followed_logs_continue_after_a_restart_of_the_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     job = submit_with_a_bad_row(cluster, rows, tmp_path)
     with running(cluster, "logs", job, "-f") as process:
         first = line_with(process.stdout, "row 6002: 2 columns instead of 5")
@@ -193,7 +193,7 @@ def test_artifacts_are_listed_and_downloaded(cluster: Cluster, done: str, tmp_pa
     assert sorted(one.name for one in tmp_path.iterdir()) == ["mine.zip"]
 
 
-def test_jobs_and_show_speak_json_and_plain(cluster: Cluster, done: str) -> None:
+def test_jobs_and_show_print_json_and_text(cluster: Cluster, done: str) -> None:
     assert json.loads(run(cluster, "show", done, "--json")) == cluster.job(done)
     listed = json.loads(run(cluster, "jobs", "--json", "--state", "succeeded"))["jobs"]
     assert done in [job["id"] for job in listed]

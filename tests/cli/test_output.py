@@ -1,4 +1,4 @@
-"""What others wrote is shown on a terminal, and never obeyed by it."""
+"""Control characters in untrusted text never reach the terminal."""
 
 from io import StringIO
 

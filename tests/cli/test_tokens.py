@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    """Runs a command against a master without nodes; returns its exit code, what it printed, and its complaint."""
+    """A function that runs a command against a master without nodes. It returns exit code, stdout and error."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     own = {"ROLECALL_TOKEN": TOKEN, "ROLECALL_NODE_TOKEN": "the-nodes-token-of-the-tests"}

@@ -1,4 +1,4 @@
-"""Records say what they are about, for people and for programs."""
+"""Fields, redaction and escaping of log records in both formats."""
 
 import json
 import logging

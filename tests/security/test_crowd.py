@@ -1,4 +1,4 @@
-"""Crowds of connections: of one token, of one job, of strangers. Nobody else is kept out by them."""
+"""Many connections of one token, one job or anonymous clients don't block other clients."""
 
 import asyncio
 import socket
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from tests.master.harness import NODE_TOKEN, TOKEN, Client, make_token, one_trainer
-from tests.security.test_edge import QUICK, Tls, census, head, limited, secure
+from tests.security.test_edge import QUICK, Tls, connection_table, head, limited, secure
 
-from rolecall.edge.census import Group, Share
+from rolecall.edge.connection_table import Group, GroupLimit
 from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_token
 
@@ -23,7 +23,7 @@ PATIENT = replace(QUICK, head_s=10, body_window_s=10, user_body_s=10)
 
 @contextmanager
 def held(address: Address, *sent: bytes) -> Iterator[list[socket.socket]]:
-    """Connections that have sent this each, and nothing more."""
+    """Open connections, one for each item of `sent`, which is all that they send."""
     with ExitStack() as stack:
         opened = [stack.enter_context(socket.create_connection(address)) for _ in sent]
         for one, data in zip(opened, sent, strict=True):
@@ -32,14 +32,14 @@ def held(address: Address, *sent: bytes) -> Iterator[list[socket.socket]]:
 
 
 async def until_held(client: Client, group: Group, count: int) -> None:
-    """Wait until connections of this group are so many."""
+    """Wait until the group has `count` connections."""
     async with asyncio.timeout(5):
-        while census(client).size(group) != count:
+        while connection_table(client).size(group) != count:
             await asyncio.sleep(0.01)
 
 
 async def ask(address: Address, sent: bytes, tls: Tls | None = None) -> bytes:
-    """What comes back until the server closes; nothing if it closes without an answer."""
+    """The answer until the server closes the connection; empty if there is none."""
     with suppress(ConnectionError):
         reader, writer = await asyncio.open_connection(*address, ssl=tls[1] if tls else None)
         writer.write(sent)
@@ -51,14 +51,14 @@ async def ask(address: Address, sent: bytes, tls: Tls | None = None) -> bytes:
 
 
 def half(token: str, path: str = "/jobs", method: str = "POST") -> bytes:
-    """A request whose body does not come."""
+    """The head of a request whose body is never sent."""
     return head(method, path, token, Content_Length="1000000", Content_Type="application/json")
 
 
 async def test_one_token_takes_its_share_of_the_connections_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with limited(tmp_path, monkeypatch, replace(PATIENT, users=Share(3, 4))) as (client, address):
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, users=GroupLimit(3, 4))) as (client, address):
         node = await one_trainer(client)
         ci, other = [await make_token(client, name, Scope.SUBMIT) for name in ("ci", "other")]
         with held(address, *[half(ci)] * 3, half(other)) as opened:
@@ -76,7 +76,7 @@ async def test_one_token_takes_its_share_of_the_connections_and_no_more(
 
 
 async def test_one_jobs_workers_take_their_share_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with limited(tmp_path, monkeypatch, replace(PATIENT, workers=Share(2, 3))) as (client, address):
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, workers=GroupLimit(2, 3))) as (client, address):
         node = await one_trainer(client)
 
         def upload(job: str) -> bytes:
@@ -87,32 +87,34 @@ async def test_one_jobs_workers_take_their_share_and_no_more(tmp_path: Path, mon
             await until_held(client, Group.WORKERS, 3)
             download = attempt_token(client.master.signing_key, "a", 2)
             assert b" 503 " in await ask(address, head("GET", "/internal/jobs/a/blobs/1/x", download))
-            for job in ("a", "b"):  # Workers try again after a 503, and after nothing below it.
+            for job in ("a", "b"):  # Workers retry after a 503, but not after a lower status.
                 assert b" 503 " in await ask(address, upload(job))
             assert (await client.user("GET", "/jobs")).is_success
             await node.beat()
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-@pytest.mark.parametrize("limits", [{"strangers": Share(5, 50)}, {"connections": 6}], ids=["of one address", "in all"])
-async def test_silent_strangers_keep_nobody_out(
+@pytest.mark.parametrize(
+    "limits", [{"anonymous": GroupLimit(5, 50)}, {"connections": 6}], ids=["of one address", "in all"]
+)
+async def test_silent_anonymous_connections_block_nobody(
     limits: dict[str, Any], scheme: str, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = secure if scheme == "https" else None
 
     async with limited(tmp_path, monkeypatch, replace(PATIENT, **limits), tls) as (client, address):
         assert (await client.user("GET", "/jobs")).is_success
-        # Taken at once, some are closed before their handshake has begun.
+        # Some of these are closed before their handshake starts, because all are accepted immediately.
         with held(address, *[b""] * 20) as opened:
             for token in (TOKEN, NODE_TOKEN):
                 assert b"HTTP/1.1 " in await ask(address, head("GET", "/jobs", token, Connection="close"), tls)
-            # The connection that has shown a token is none of theirs.
+            # This connection is authenticated, so it is not evicted.
             assert (await client.user("GET", "/jobs")).is_success
-            assert census(client).total <= 6
+            assert connection_table(client).total <= 6
             opened[0].settimeout(5)
             with suppress(ConnectionError):
                 assert opened[0].recv(100) == b"", "the oldest makes room"
-        await until_held(client, Group.STRANGERS, 0)
+        await until_held(client, Group.ANONYMOUS, 0)
 
 
 async def test_connections_with_a_token_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +126,13 @@ async def test_connections_with_a_token_are_bounded_in_all(tmp_path: Path, monke
             assert b" 503 " in await ask(address, b"")
 
 
-async def test_in_a_crowd_a_stranger_has_less_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with limited(tmp_path, monkeypatch, replace(PATIENT, strangers=Share(4, 9), crowded_head_s=0.2)) as (
+async def test_a_crowded_anonymous_connection_has_less_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with limited(tmp_path, monkeypatch, replace(PATIENT, anonymous=GroupLimit(4, 9), crowded_head_s=0.2)) as (
         client,
         address,
     ):
         with held(address, b""):
-            await until_held(client, Group.STRANGERS, 1)
+            await until_held(client, Group.ANONYMOUS, 1)
             assert b"not complete within 0.2 s" in await ask(address, b"GET /")
 
 

@@ -1,4 +1,4 @@
-"""Connections and bodies of clients that show no token, that are slow, or that are too many."""
+"""Limits for clients that have no token, are slow, or open too many connections."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ from tests.master.harness import (
 from tests.master.test_server import program
 from tests.security.certificates import make_ca, sign
 
-from rolecall.edge.census import Limits
+from rolecall.edge.connection_table import Limits
 from rolecall.master import server
 from rolecall.master.api import gate
 from rolecall.spec.access import Scope
@@ -49,16 +49,16 @@ class Program(NamedTuple):
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """A master in a process of its own, so that its memory can be measured."""
+    """A master in a separate process, so that its memory can be measured."""
     data = tmp_path_factory.mktemp("master")
     with program(data) as (process, url):
         httpx.get(f"{url}/healthz").raise_for_status()
         yield Program(psutil.Process(process.pid), url, signing_key(data))
 
 
-def census(client: object) -> Any:
-    """The connections that the master counts."""
-    return client.server.config.http_protocol_class.census  # type: ignore[attr-defined]
+def connection_table(client: object) -> Any:
+    """The master's table of open connections."""
+    return client.server.config.http_protocol_class.table  # type: ignore[attr-defined]
 
 
 def dial(url: str) -> socket.socket:
@@ -77,15 +77,15 @@ def head(method: str, path: str, token: str | None = None, **headers: str) -> by
 def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     """The whole answer on a connection that the server closes."""
     received = b""
-    while piece := connection.recv(65536):
-        received += piece
+    while chunk := connection.recv(65536):
+        received += chunk
     top, _, body = received.partition(b"\r\n\r\n")
     first, *rest = top.decode().split("\r\n")
     return int(first.split()[1]), {line.split(": ")[0].lower(): line.split(": ")[1] for line in rest}, body
 
 
 OTHER_ATTEMPT = 2
-"""Stands for the token of that attempt of `toy-1`."""
+"""Represents the token of that attempt of `toy-1`."""
 UPLOAD = "/internal/jobs/toy-1/attempts/1/blobs/part"
 BEAT = "/internal/nodes/x/heartbeat"
 
@@ -131,7 +131,7 @@ def test_a_body_without_a_token_costs_no_memory(master: Program) -> None:
     for path in (BEAT, "/jobs", UPLOAD):
         with closing(dial(url)) as connection:
             connection.sendall(head("POST", path, Content_Length=str(BODY), Content_Type="application/json"))
-            with suppress(ConnectionError, TimeoutError):  # The server closes its end, as it should.
+            with suppress(ConnectionError, TimeoutError):  # The server closes the connection, as expected.
                 connection.sendall(body)
             most = max(most, process.memory_info().rss)
     assert most - before < 20 * MIB
@@ -148,7 +148,7 @@ async def test_the_tokens_of_nodes_attempts_and_browsers_pass(tmp_path: Path) ->
     async with serving(make_settings(tmp_path)) as client:
         node = await one_trainer(client)
         await node.beat()
-        # They come through to the routes, which know of no such job.
+        # These requests reach the routes, for which no such job exists.
         assert (await client.worker("PUT", "toy-1", 1, "/attempts/1/blobs/a")).status_code == 404
         assert (await client.worker("GET", "toy-1", 3, "/blobs/1/a")).status_code == 404
         assert (await client.http.get("/docs", auth=("me", TOKEN))).is_success
@@ -214,8 +214,8 @@ async def test_half_a_handshake_is_not_held(
             assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
         assert (await client.user("GET", "/jobs")).is_success
-        # Its place is free again.
-        assert census(client).total == 1
+        # Its slot is free again.
+        assert connection_table(client).total == 1
 
 
 async def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ async def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch
         while not closed.done():
             writer.write(b"a")
             await asyncio.wait({closed}, timeout=0.02)
-        # A byte that comes after the end resets the connection, maybe before the answer is read.
+        # A byte that arrives after the close resets the connection, possibly before the answer is read.
         assert closed.exception() is not None or b" 408 " in closed.result()
         writer.close()
 
@@ -304,7 +304,7 @@ async def test_followers_are_limited_for_each_token(tmp_path: Path, monkeypatch:
                 assert (await one.__aenter__()).status_code == 200
             refused = await http.get(path, params={"follow": "1"}, headers=bearer(secret))
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "10")
-            # Another secret of the same token has no quota of its own, and another token has.
+            # Another secret of the same token shares its limit, but another token has its own.
             rotated = await client.user("POST", "/tokens/ci/rotate", json={"overlap_s": 60})
             fresh = bearer(rotated.json()["secret"])
             assert (await http.get(path, params={"follow": "1"}, headers=fresh)).status_code == 429

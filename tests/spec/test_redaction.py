@@ -1,4 +1,4 @@
-"""No credential of a URL is shown, and nothing else is changed."""
+"""All credentials in URLs are redacted, and no other text is changed."""
 
 import logging
 import time
@@ -53,7 +53,7 @@ def test_credentials_are_hidden(given_text: str, shown: str) -> None:
         "what is this? a=b",
     ],
 )
-def test_what_is_no_credential_stays(text: str) -> None:
+def test_other_text_is_unchanged(text: str) -> None:
     assert redact_text(text) == text
 
 
@@ -111,13 +111,13 @@ def test_logs_show_no_credentials_in_lines_and_tracebacks(capsys: pytest.Capture
             logging.getLogger("test").exception("reading %s", f"https://host/?sig={SECRET}")
     finally:
         root.handlers[:], root.level = before, level
-    said = capsys.readouterr().err
-    assert "reading https://host/?sig=***" in said
-    assert "no s3://***@bucket/a" in said
-    assert SECRET not in said
+    output = capsys.readouterr().err
+    assert "reading https://host/?sig=***" in output
+    assert "no s3://***@bucket/a" in output
+    assert SECRET not in output
 
 
-def test_no_text_in_a_log_looks_like_a_record_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_text_in_a_log_looks_like_a_separate_record(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr()
     logging.getLogger("rolecall").warning("refused %s", "a\x1b[2J\n2026-01-01 00:00:00,000 INFO rolecall all is well")
     assert capsys.readouterr().err.splitlines()[1:] == ["    2026-01-01 00:00:00,000 INFO rolecall all is well"]

@@ -41,15 +41,15 @@ def test_the_cause_is_the_earliest_of_its_kind(several: list[Failure]) -> None:
         '"samples_per_s": Infinity', '"seconds_left": NaN', '"at": "9999-12-31T23:59:59-23:59"',
     ],
 )  # fmt: skip
-def test_a_progress_line_holds_nothing_that_nobody_can_store(field: str) -> None:
+def test_a_progress_line_with_values_that_can_not_be_stored_is_invalid(field: str) -> None:
     line = '{"kind": "step", "at": "2026-01-01T00:00:00Z", "message": "x", %s}'
     assert ProgressLine.model_validate_json(line % '"step": 9223372036854775807').step == 2**63 - 1
     with pytest.raises(ValidationError):
         ProgressLine.model_validate_json(line % field)
 
 
-def test_texts_are_such_as_every_database_takes() -> None:
-    """A zero character ends a text in PostgreSQL, and half a surrogate has no UTF-8."""
+def test_every_database_can_store_the_texts() -> None:
+    """PostgreSQL can't store null characters, and UTF-8 can't encode lone surrogates."""
     line = ProgressLine(kind="event", at=NOON, message="a\0b\udc80" + "x" * 10_000, metrics={"n\0": 1.0})
     failure = Failure(message="a\0\udc80", traceback="b\0", at=NOON)
     assert line.message is not None

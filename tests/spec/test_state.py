@@ -4,7 +4,7 @@ from rolecall.spec.errors import IllegalTransition
 from rolecall.spec.state import TRANSITIONS, JobState, StopMode, WorkerState, check_transition
 
 
-def test_every_state_has_its_row() -> None:
+def test_every_state_has_transitions() -> None:
     assert TRANSITIONS.keys() == set(JobState)
 
 
@@ -33,8 +33,8 @@ def _reachable(state: JobState) -> set[JobState]:
     return found
 
 
-def test_only_an_abort_does_not_ask() -> None:
-    assert [mode for mode in StopMode if not mode.asks] == [StopMode.ABORT]
+def test_only_an_abort_is_not_graceful() -> None:
+    assert [mode for mode in StopMode if not mode.is_graceful] == [StopMode.ABORT]
 
 
 def test_worker_states_that_have_ended_come_last() -> None:

@@ -3,19 +3,19 @@ import pytest
 from rolecall.spec.token import attempt_of, attempt_token, gang_secret
 
 
-def test_a_token_opens_one_attempt_only() -> None:
+def test_each_attempt_has_its_own_token() -> None:
     tokens = {attempt_token(secret, job, attempt) for secret in ("a", "b") for job in ("x", "y") for attempt in (1, 2)}
     assert len(tokens) == 8
     assert attempt_token("a", "x", 1) == attempt_token("a", "x", 1)
 
 
-def test_a_gang_s_secret_is_its_own_and_no_token() -> None:
+def test_each_gang_has_its_own_secret_which_is_not_a_token() -> None:
     secrets = {gang_secret(key, job, attempt) for key in ("a", "b") for job in ("x", "y") for attempt in (1, 2)}
     assert len(secrets) == 8
     assert attempt_token("a", "x", 1) not in secrets
 
 
-def test_a_token_says_and_proves_whose_it_is() -> None:
+def test_a_token_identifies_its_attempt() -> None:
     assert attempt_of("a", "x", attempt_token("a", "x", 12)) == 12
 
 
@@ -33,5 +33,5 @@ def test_a_token_says_and_proves_whose_it_is() -> None:
         "",
     ],
 )
-def test_no_other_token_is_taken_for_it(forged: str) -> None:
+def test_forged_tokens_are_rejected(forged: str) -> None:
     assert attempt_of("a", "x", forged) is None

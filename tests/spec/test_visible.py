@@ -14,7 +14,7 @@ from rolecall.spec.visible import one_line, visible, visible_log
         ("abc\u202ecba", r"abc\u202ecba", r"abc\u202ecba"),
     ],
 )
-def test_control_characters_are_shown(given: str, shown: str, in_log: str) -> None:
+def test_control_characters_are_escaped(given: str, shown: str, in_log: str) -> None:
     assert visible(given) == shown
     assert visible_log(given) == in_log
     assert "\n" not in one_line(given)

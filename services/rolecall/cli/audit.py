@@ -25,5 +25,5 @@ def audit(limit: Limit = 50, after: After = None, json: Json = False, url: Url =
 
 def _row(entry: AuditEntry) -> tuple[str, ...]:
     at = f"{entry.at.astimezone():%Y-%m-%d %H:%M:%S}"
-    who, what = escape(entry.token or "-"), (escape(entry.action), escape(entry.target))
-    return str(entry.id), at, who, escape(entry.address), *what, str(entry.outcome), str(entry.count)
+    token, action, target = (escape(text) for text in (entry.token or "-", entry.action, entry.target))
+    return str(entry.id), at, token, escape(entry.address), action, target, str(entry.outcome), str(entry.count)

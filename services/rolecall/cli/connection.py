@@ -18,10 +18,10 @@ class Connection:
     url: str
     token: str
     trust: Trust | None = None
-    """How to verify the master's certificate, if the environment configures it."""
+    """The CA and name for the verification of the master's certificate, if the environment configures them."""
 
 
-def stored_at() -> Path:
+def stored_path() -> Path:
     """The file that `rolecall local` writes and the other commands read."""
     base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     return Path(base) / "rolecall" / "local.json"
@@ -29,7 +29,7 @@ def stored_at() -> Path:
 
 def store(connection: Connection) -> Path:
     """Write `connection` to a file that only its owner can read; returns the path."""
-    path = stored_at()
+    path = stored_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_secret(path, json.dumps({"url": connection.url, "token": connection.token}))
     return path
@@ -37,31 +37,31 @@ def store(connection: Connection) -> Path:
 
 def write_secret(path: Path, text: str) -> None:
     """Replace `path` with a file with mode 0600."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(fresh, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, 0o600)) as file:
         file.write(text)
-    fresh.replace(path)
+    temporary.replace(path)
 
 
 def forget(connection: Connection) -> None:
     """Remove the stored cluster if it is still this one."""
     if stored() == connection:
-        stored_at().unlink(missing_ok=True)
+        stored_path().unlink(missing_ok=True)
 
 
 def stored() -> Connection | None:
     """The cluster that `rolecall local` stored, or None."""
     try:
-        found = json.loads(stored_at().read_text())
-        return Connection(found["url"], found["token"])
+        content = json.loads(stored_path().read_text())
+        return Connection(content["url"], content["token"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
-        raise CommandError(Exit.USAGE, f"{stored_at()} can't be read ({error}); remove it, or pass --url") from None
+        raise CommandError(Exit.USAGE, f"{stored_path()} can't be read ({error}); remove it, or pass --url") from None
 
 
 def find(url: str | None, token: str | None) -> Connection:
-    """Complete the given options from the environment and the stored cluster."""
+    """Complete the options with values from the environment and the stored cluster."""
     token, trust = token or _token_from_file(), _trust()
     local = None if url and token else stored()
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
@@ -81,13 +81,13 @@ def find(url: str | None, token: str | None) -> Connection:
 
 
 def _trust() -> Trust | None:
-    """The TLS settings, with the same variables as a node's."""
+    """The TLS settings, from the same variables as those of a node."""
     ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
     return Trust(ca=ca, name=name or None) if ca else None
 
 
 def _token_from_file() -> str | None:
-    """The token from the programs' variable, so that the command needs no options in the master's container."""
+    """The token of the master's own settings, so that commands in its container need no options."""
     path = os.environ.get("ROLECALL_TOKEN_FILE")
     try:
         return Path(path).read_text().strip() if path else None

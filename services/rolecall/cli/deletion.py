@@ -53,21 +53,21 @@ def prune(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Delete jobs that ended long ago. First shows the jobs and their size."""
-    ended_before, ended_as = datetime.now(UTC) - parse_age(older_than), JobState(state) if state else None
+    ended_before, ended_state = datetime.now(UTC) - parse_age(older_than), JobState(state) if state else None
     with connect(url, token) as client:
-        found = client.prune(ended_before, ended_as, dry_run=True)
+        found = client.prune(ended_before, ended_state, dry_run=True)
         if json:
             print_json(client.raw)
         else:
             _show(found)
         if dry_run or not found.jobs:
             return
-        if not yes and not typer.confirm(f"Delete {_counted(found)}?", err=True):
+        if not yes and not typer.confirm(f"Delete {_summary(found)}?", err=True):
             raise typer.Exit(Exit.USAGE)
-        # The same time limit: delete only jobs that were shown.
-        done = client.prune(ended_before, ended_as, dry_run=False)
+        # With the same `ended_before`, so that only jobs that were shown are deleted.
+        done = client.prune(ended_before, ended_state, dry_run=False)
         if not json:
-            out.print(f"deleted {_counted(done)}")
+            out.print(f"deleted {_summary(done)}")
 
 
 def parse_age(text: str) -> timedelta:
@@ -86,8 +86,8 @@ def _refuse(text: str) -> timedelta:
 def _show(found: PruneSummary) -> None:
     rows = [(job.id, escape(job.name), job.state, f"{age(job.ended_at)} ago", size(job.size)) for job in found.jobs]
     print_table(("ID", "NAME", "STATE", "ENDED", "SIZE"), rows)
-    out.print(f"{_counted(found)} in total")
+    out.print(f"{_summary(found)} in total")
 
 
-def _counted(found: PruneSummary) -> str:
+def _summary(found: PruneSummary) -> str:
     return f"{len(found.jobs)} job{'s' * (len(found.jobs) != 1)} with {size(found.size)}"

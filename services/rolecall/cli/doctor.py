@@ -27,11 +27,11 @@ from rolecall.spec.state import JobState
 WAIT_S = 120.0
 """Seconds after which the network test is cancelled."""
 _POLL_S = 0.2
-_MOST_NAMES = 2
+_MAX_NAMES = 2
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 _FINDINGS: TypeAdapter[list[NodeFinding]] = TypeAdapter(list[NodeFinding])
 _HERE, _MASTER = "this shell", "the master"
-_OBSTACLES = {
+_ERRORS = {
     Exit.UNREACHABLE: (
         "master",
         "start the master, allow this machine to reach its port, or set --url or ROLECALL_URL",
@@ -57,7 +57,7 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
         for finding in _examine(url, token, names or []):
             findings.append(finding)  # One at a time, so that findings before an error are kept.
     except CommandError as error:
-        findings.append(_obstacle(error))
+        findings.append(_error_finding(error))
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
     if json:
@@ -69,18 +69,18 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
 
 
 def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterator[NodeFinding]:
-    """All findings, each check after those that it depends on; a `CommandError` ends it."""
+    """All findings. Each check follows those that it depends on. A `CommandError` ends the examination."""
     connection = find(url, token)
-    yield _name(connection)
+    yield _name_resolution(connection)
     with Client(connection) as client:
         client.healthz()
         yield _ok(_HERE, "master", f"the master answers at {client.url}")
         try:
             yield from _examine_cluster(client, names)
         except CommandError as error:
-            if error.code is not Exit.UNREACHABLE or not _answers(client):
+            if error.code is not Exit.UNREACHABLE or not _is_alive(client):
                 raise
-            yield _finding(_MASTER, "master", Level.ERROR, _line(error), _STORAGE_REMEDY)
+            yield _finding(_MASTER, "master", Level.ERROR, _headline(error), _STORAGE_REMEDY)
 
 
 def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
@@ -88,16 +88,16 @@ def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFindi
     yield _ok(_MASTER, "token", "the master accepts the token, and its database answers")
     yield _disk(ready.volume)
     yield _version(client.version())
-    yield from _weaknesses(client)
+    yield from _settings_findings(client)
     nodes = client.nodes()
-    yield from _look_at(nodes, names)
-    able = [node.spec.name for node in nodes if node.alive and not node.draining]
-    if chosen := [name for name in able if not names or name in names]:
+    yield from _node_findings(nodes, names)
+    available = [node.spec.name for node in nodes if node.alive and not node.draining]
+    if chosen := [name for name in available if not names or name in names]:
         yield from _examine_network(client, chosen)
 
 
-def _answers(client: Client) -> bool:
-    """Whether the master answers although a request failed: then neither the port nor the URL is wrong."""
+def _is_alive(client: Client) -> bool:
+    """Whether the master answers `/healthz`, so that neither the port nor the URL is wrong."""
     try:
         client.healthz()
     except CommandError:
@@ -105,7 +105,7 @@ def _answers(client: Client) -> bool:
     return True
 
 
-def _name(connection: Connection) -> NodeFinding:
+def _name_resolution(connection: Connection) -> NodeFinding:
     host = urlsplit(connection.url).hostname or ""
     try:
         address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -115,11 +115,11 @@ def _name(connection: Connection) -> NodeFinding:
     return _ok(_HERE, "name", f"{host} resolves to {address}")
 
 
-def _version(theirs: str) -> NodeFinding:
-    if theirs == __version__:
-        return _ok(_MASTER, "version", f"the master and this command are Rolecall {theirs}")
-    versions = f"the master is Rolecall {theirs}, this command is Rolecall {__version__}"
-    return _finding(_HERE, "version", Level.WARNING, versions, f"install Rolecall {theirs} on this machine")
+def _version(master_version: str) -> NodeFinding:
+    if master_version == __version__:
+        return _ok(_MASTER, "version", f"the master and this command are Rolecall {master_version}")
+    versions = f"the master is Rolecall {master_version}, this command is Rolecall {__version__}"
+    return _finding(_HERE, "version", Level.WARNING, versions, f"install Rolecall {master_version} on this machine")
 
 
 def _disk(volume: Volume) -> NodeFinding:
@@ -133,7 +133,7 @@ def _disk(volume: Volume) -> NodeFinding:
     return _ok(_MASTER, "disk", space)
 
 
-def _weaknesses(client: Client) -> Iterator[NodeFinding]:
+def _settings_findings(client: Client) -> Iterator[NodeFinding]:
     """The master's findings about weak settings; for admins only, and not available from an older master."""
     try:
         found = client.findings()
@@ -145,7 +145,7 @@ def _weaknesses(client: Client) -> Iterator[NodeFinding]:
         yield NodeFinding(nodes=(_MASTER,), **finding.model_dump())
 
 
-def _look_at(nodes: Sequence[NodeDocument], names: Sequence[str]) -> Iterator[NodeFinding]:
+def _node_findings(nodes: Sequence[NodeDocument], names: Sequence[str]) -> Iterator[NodeFinding]:
     """Findings from the list of nodes."""
     known = {node.spec.name: node for node in nodes}
     if not known:
@@ -157,11 +157,11 @@ def _look_at(nodes: Sequence[NodeDocument], names: Sequence[str]) -> Iterator[No
             yield _finding(name, "nodes", Level.ERROR, unknown, "correct the name; `rolecall nodes` lists all nodes")
     for name, node in known.items():
         if not names or name in names:
-            yield _life(node)
+            yield _liveness(node)
             yield from (NodeFinding(nodes=(name,), **finding.model_dump()) for finding in node.findings)
 
 
-def _life(node: NodeDocument) -> NodeFinding:
+def _liveness(node: NodeDocument) -> NodeFinding:
     name, age = node.spec.name, f"last heartbeat {node.heartbeat_age_s:.1f} s ago"
     if not node.alive:
         remedy = "check its container or machine, and its log; the node reconnects automatically"
@@ -173,12 +173,12 @@ def _life(node: NodeDocument) -> NodeFinding:
 
 
 def _examine_network(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding]:
-    """Run the job; Ctrl-C or a timeout cancels it."""
+    """Run the network test as a job, which Ctrl-C or the timeout cancels."""
     request = {"workload": "preflight", "name": "rolecall doctor", "params": {"nodes": nodes}, "max_restarts": 0}
     job = client.submit(dumps(request).encode())
     try:
         err.print(f"[dim]testing the network between {len(nodes)} nodes: job {job.id}[/]")
-        document = _await(client, job.id)
+        document = _wait_until_ended(client, job.id)
     except KeyboardInterrupt:
         client.act(job.id, "cancel")
         err.print(f"job {job.id} is cancelled")
@@ -188,15 +188,15 @@ def _examine_network(client: Client, nodes: Sequence[str]) -> Iterator[NodeFindi
     else:
         remedy = f"see its log: rolecall logs {job.id}"
         yield NodeFinding(
-            nodes=tuple(nodes), check="preflight", level=Level.ERROR, message=_end(document), remedy=remedy
+            nodes=tuple(nodes), check="preflight", level=Level.ERROR, message=_outcome(document), remedy=remedy
         )
 
 
-def _await(client: Client, job: str) -> JobDocument:
-    """The job when it has ended, or its state at the timeout, when it was cancelled."""
+def _wait_until_ended(client: Client, job: str) -> JobDocument:
+    """Wait for the end of the job, and cancel it after the timeout. Returns its last document."""
     deadline, seen = time.monotonic() + WAIT_S, 0
     while True:
-        # The document first: after the job has ended, its list of events is complete.
+        # Get the document before the events: when it says that the job has ended, no events can follow.
         document = client.job(job)
         for event in client.events(job, seen):
             err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
@@ -209,54 +209,53 @@ def _await(client: Client, job: str) -> JobDocument:
         time.sleep(_POLL_S)
 
 
-def _end(document: JobDocument) -> str:
+def _outcome(document: JobDocument) -> str:
     if not document.state.ended:
-        waits = f": {document.waiting_for}" if document.waiting_for else ""
-        return f"the network test did not end within {WAIT_S:.0f} s{waits}"
+        reason = f": {document.waiting_for}" if document.waiting_for else ""
+        return f"the network test did not end within {WAIT_S:.0f} s{reason}"
     if document.state is JobState.CANCELLED:
         return f"another user cancelled the network test, job {document.id}"
     return f"the network test {document.state}: {(document.reason or '').partition(chr(10))[0]}"
 
 
-def _obstacle(error: CommandError) -> NodeFinding:
-    check, remedy = _OBSTACLES.get(error.code, ("master", "check the master's log"))
-    return _finding(_HERE, check, Level.ERROR, _line(error), remedy)
+def _error_finding(error: CommandError) -> NodeFinding:
+    check, remedy = _ERRORS.get(error.code, ("master", "check the master's log"))
+    return _finding(_HERE, check, Level.ERROR, _headline(error), remedy)
 
 
-def _line(error: CommandError) -> str:
-    """The message without its advice, because a finding has its own remedy."""
+def _headline(error: CommandError) -> str:
+    """The message without its remedy, because the finding has one of its own."""
     return str(error).partition(";")[0].replace("\n", " ")
 
 
 def _print(findings: Sequence[NodeFinding], *, every: bool) -> None:
-    rows = [_row(finding) for finding in findings] if every else list(_rows_in_short(findings))
+    rows = [_row(finding) for finding in findings] if every else list(_grouped_rows(findings))
     print_table(("WHERE", "CHECK", "LEVEL", "MESSAGE", "REMEDY"), rows)
     levels = Counter(finding.level for finding in findings)
     out.print(f"errors: {levels[Level.ERROR]}, warnings: {levels[Level.WARNING]}, ok: {levels[Level.OK]}")
 
 
-def _rows_in_short(findings: Sequence[NodeFinding]) -> Iterator[tuple[str, ...]]:
+def _grouped_rows(findings: Sequence[NodeFinding]) -> Iterator[tuple[str, ...]]:
     """One row for each problem, and one row per check for several nodes or pairs without problems."""
-    well = Counter(kind for finding in findings if (kind := _kind(finding)))
+    counts = Counter(group for finding in findings if (group := _group(finding)))
     for finding in findings:
-        kind = _kind(finding)
-        if kind is None or well[kind] == 1:
+        group = _group(finding)
+        if group is None or counts[group] == 1:
             yield _row(finding)
-        elif count := well.pop(kind, 0):
-            check, members = kind
+        elif count := counts.pop(group, 0):
+            check, members = group
             yield f"{count} {members}", check, _level(Level.OK), "no problems; --all shows each", ""
 
 
-def _kind(finding: NodeFinding) -> tuple[str, str] | None:
-    """The check and its kind of subject, for an `ok` finding that can be grouped with others."""
+def _group(finding: NodeFinding) -> tuple[str, str] | None:
+    """The check and the kind of subject by which `ok` findings are grouped; None for other findings."""
     if finding.level is not Level.OK or finding.nodes[0] in {_HERE, _MASTER}:
         return None
     return finding.check, {1: "nodes", 2: "pairs"}.get(len(finding.nodes), "groups")
 
 
 def _row(finding: NodeFinding) -> tuple[str, ...]:
-    many = len(finding.nodes) > _MOST_NAMES
-    where = f"{len(finding.nodes)} nodes" if many else " - ".join(finding.nodes)
+    where = f"{len(finding.nodes)} nodes" if len(finding.nodes) > _MAX_NAMES else " - ".join(finding.nodes)
     return escape(where), finding.check, _level(finding.level), escape(finding.message), escape(finding.remedy)
 
 

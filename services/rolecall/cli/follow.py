@@ -19,7 +19,7 @@ from rolecall.spec.state import JobState
 from rolecall.spec.visible import visible
 
 POLL_S = 0.3
-PATIENCE_S = 120.0
+RETRY_S = 120.0
 PLAIN_EVERY_S = 5.0
 _EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ Show = Callable[[JobDocument], None]
 def follow(client: Client, job: str, *, as_json: bool) -> Exit:
     """Show the job's progress until it ends; Ctrl-C leaves it running."""
     try:
-        document, raw = _watch(client, job)
+        document, raw = _follow_to_end(client, job)
     except KeyboardInterrupt:
         err.print(f"job {job} continues; to follow it again: rolecall show {job} --follow")
         return Exit.INTERRUPTED
@@ -42,45 +42,45 @@ def follow(client: Client, job: str, *, as_json: bool) -> Exit:
     return _EXITS[document.state]
 
 
-def _watch(client: Client, job: str) -> tuple[JobDocument, Any]:
+def _follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
     """The job's last document, parsed and as raw JSON."""
     with _view() as show:
-        seen, waited = 0, None
+        seen, shown_reason = 0, None
         while True:
-            # The document first: after the job has ended, its list of events is complete.
-            document, raw = patiently(lambda: client.job(job)), client.raw
-            for event in patiently(lambda after=seen: client.events(job, after)):
+            # Get the document before the events: when it says that the job has ended, no events can follow.
+            document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
+            for event in retry_while_unavailable(lambda after=seen: client.events(job, after)):
                 err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
                 seen = event.id
-            if document.waiting_for and document.waiting_for != waited:
+            if document.waiting_for and document.waiting_for != shown_reason:
                 err.print(escape(document.waiting_for))
-            waited = document.waiting_for
+            shown_reason = document.waiting_for
             if document.state.ended:
                 return document, raw
             show(document)
             time.sleep(POLL_S)
 
 
-def patiently(ask: Callable[[], _T]) -> _T:
-    """The result of `ask`, which is retried for a bounded time while the master is unavailable."""
-    patience = _Patience()
+def retry_while_unavailable(request: Callable[[], _T]) -> _T:
+    """The result of `request`, which is retried for `RETRY_S` while the master is unavailable."""
+    timer = _RetryTimer()
     while True:
         try:
-            answer = ask()
+            answer = request()
         except CommandError as error:
-            patience.wait(error)
+            timer.pause(error)
         else:
-            patience.answered()
+            timer.reset()
             return answer
 
 
 def log_lines(client: Client, job: str, query: dict[str, Any]) -> Iterator[str]:
     """The lines of a job's log until it ends; waits for an unavailable master and continues after the last line."""
-    patience, last_id = _Patience(), ""
+    timer, last_id = _RetryTimer(), ""
     while True:
         try:
             with client.log_events(job, query, last_id) as events:
-                patience.answered()
+                timer.reset()
                 for event in events:
                     if event.event == "end":
                         return
@@ -88,31 +88,31 @@ def log_lines(client: Client, job: str, query: dict[str, Any]) -> Iterator[str]:
                     yield event.data
             raise CommandError(Exit.UNREACHABLE, f"{client.url} ended the log before the job ended")
         except CommandError as error:
-            patience.wait(error)
+            timer.pause(error)
 
 
-class _Patience:
-    """Waits for an unavailable master, for a bounded time since its last answer."""
+class _RetryTimer:
+    """Limits the retries of requests to `RETRY_S` since the master's last answer."""
 
     def __init__(self) -> None:
-        self._away_since: float | None = None
+        self._unavailable_since: float | None = None
 
-    def wait(self, error: CommandError) -> None:
-        """Wait before a retry; raises `error` if a retry can't help, or the time is up."""
+    def pause(self, error: CommandError) -> None:
+        """Wait before a retry. Raises `error` if a retry can't help or the time is up."""
         if error.code is not Exit.UNREACHABLE:
             raise error
-        if self._away_since is None:
-            self._away_since = time.monotonic()
-            err.print(f"[yellow]the master does not answer; retrying for {PATIENCE_S:.0f} s[/]")
-        if time.monotonic() - self._away_since > PATIENCE_S:
+        if self._unavailable_since is None:
+            self._unavailable_since = time.monotonic()
+            err.print(f"[yellow]the master does not answer; retrying for {RETRY_S:.0f} s[/]")
+        if time.monotonic() - self._unavailable_since > RETRY_S:
             raise error
         time.sleep(POLL_S)
 
-    def answered(self) -> None:
+    def reset(self) -> None:
         """Record that the master answers."""
-        if self._away_since is not None:
+        if self._unavailable_since is not None:
             err.print("the master answers again")
-        self._away_since = None
+        self._unavailable_since = None
 
 
 @contextmanager
@@ -125,13 +125,13 @@ def _view() -> Generator[Show]:
         task = bar.add_task("", total=None, figures="")
 
         def show(document: JobDocument) -> None:
-            now = document.progress
+            newest = document.progress
             bar.update(
                 task,
                 description=escape(f"{document.workload} {document.state}"),
-                total=now.steps,
-                completed=now.step,
-                figures=escape(visible(document.waiting_for or progress(now))),
+                total=newest.steps,
+                completed=newest.step,
+                figures=escape(visible(document.waiting_for or progress(newest))),
             )
 
         yield show

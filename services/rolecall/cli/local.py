@@ -71,14 +71,14 @@ def local(  # noqa: PLR0917 - the command line is the signature
     keep_files_private()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    connection = Connection(f"http://{_HOST}:{_free_port(port)}", _checked(token) or _kept_token(data))
+    connection = Connection(f"http://{_HOST}:{_free_port(port)}", _validated(token) or _data_folder_token(data))
     lock = _lock(data)
     programs = cluster(
         connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
     )
     err.print(f"starting a master and {len(programs) - 1} nodes; this takes a few seconds")
     with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
-        _await_ready(supervisor, connection, programs)
+        _wait_until_ready(supervisor, connection, programs)
         if supervisor.should_exit:
             return
         token_file = store(connection)
@@ -109,8 +109,12 @@ def cluster(
         "MASTER_ADDR": _HOST,
     }
     control = shared | {"ROLECALL_TOKEN": connection.token, "ROLECALL_DATA": str(data / "master")}
-    given = for_nodes(shared)
-    nodes = [_node(role, f"{role}-{place}", given, data) for role, count in counts.items() for place in range(count)]
+    node_environment = for_nodes(shared)
+    nodes = [
+        _node(role, f"{role}-{index}", node_environment, data)
+        for role, count in counts.items()
+        for index in range(count)
+    ]
     return [Program("master", _command("master"), control, logs / "master.log"), *nodes]
 
 
@@ -149,30 +153,30 @@ def _command(program: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "rolecall", program)
 
 
-def _await_ready(supervisor: Supervisor, connection: Connection, programs: list[Program]) -> None:
-    """Return once every node has registered or a signal has arrived; raises if a program ends before that."""
+def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: list[Program]) -> None:
+    """Wait until every node has registered or a signal arrives. Raises if a program ends before that."""
     deadline = time.monotonic() + _START_S
     missing: list[str] = [program.name for program in programs[1:]]
     with Client(connection) as client:
         while missing and not supervisor.should_exit:
             for ended in supervisor.wait(0.1):
-                raise CommandError(Exit.FAILED, _died(ended))
+                raise CommandError(Exit.FAILED, _exit_message(ended))
             if time.monotonic() > deadline:
                 raise CommandError(Exit.FAILED, f"not registered after {_START_S:.0f} s: {', '.join(missing)}")
-            alive = _alive(client)
+            alive = _live_nodes(client)
             missing = [name for name in missing if name not in alive]
 
 
-def _alive(client: Client) -> set[str]:
+def _live_nodes(client: Client) -> set[str]:
     try:
         return {node.spec.name for node in client.nodes() if node.alive}
     except CommandError as error:
         if error.code is Exit.UNREACHABLE:
-            return set()  # not up yet
+            return set()  # The master doesn't listen yet.
         raise
 
 
-def _died(ended: Ended) -> str:
+def _exit_message(ended: Ended) -> str:
     log = ended.program.log
     lines = log.read_text(errors="replace").splitlines()[-_LOG_LINES:] if log else []
     return "\n".join([f"{ended.program.name} ended with {describe_exit(ended.code)}; last lines of {log}:", *lines])
@@ -181,7 +185,7 @@ def _died(ended: Ended) -> str:
 def _free_port(port: int) -> int:
     """The port if it is free, or a free port for 0.
 
-    Not a port in the kernel's ephemeral range: the kernel could give it to another program before the master listens.
+    A free port is outside the kernel's ephemeral range, so that no other program gets it before the master listens.
     """
     if port == 0:
         choices = range(max(1024, _first_ephemeral_port() - _PORTS), _first_ephemeral_port())
@@ -208,7 +212,7 @@ def _first_ephemeral_port() -> int:
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
-def _checked(token: str | None) -> str | None:
+def _validated(token: str | None) -> str | None:
     if token is not None and len(token) < 16:
         raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
     return token
@@ -225,7 +229,7 @@ def _lock(data: Path) -> BinaryIO:
     return file
 
 
-def _kept_token(data: Path) -> str:
+def _data_folder_token(data: Path) -> str:
     """The token of this data folder, created at its first start."""
     path = data / "token"
     if not path.exists():

@@ -33,8 +33,8 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Print the logs of a job's workers; with --json a list of lines, and with --json --follow one string per line."""
-    chosen = {"role": role, "rank": rank, "attempt": attempt}
-    query = {name: value for name, value in chosen.items() if value is not None}
+    filters = {"role": role, "rank": rank, "attempt": attempt}
+    query = {name: value for name, value in filters.items() if value is not None}
     terminal = sys.stdout.isatty()
     shown = visible_log if terminal else str
     with connect(url, token) as client:
@@ -43,16 +43,16 @@ def logs(  # noqa: PLR0917 - the command line is the signature
                 for line in log_lines(client, job, query):
                     print(dumps(line, ensure_ascii=terminal) if json else shown(line), flush=True)
             elif json:
-                # Only a line feed ends a line here: str.splitlines would also split at form feeds and others.
+                # Not str.splitlines, which also splits at form feeds and other characters.
                 text = b"".join(client.log(job, query)).decode(errors="replace")
                 print_json(text.removesuffix("\n").split("\n") if text else [])
             else:
                 decoder = getincrementaldecoder("utf-8")("replace")
-                for piece in client.log(job, query):
+                for chunk in client.log(job, query):
                     if terminal:
-                        sys.stdout.write(visible_log(decoder.decode(piece)))
+                        sys.stdout.write(visible_log(decoder.decode(chunk)))
                     else:
-                        sys.stdout.buffer.write(piece)
+                        sys.stdout.buffer.write(chunk)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None

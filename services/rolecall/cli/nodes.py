@@ -20,7 +20,7 @@ def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
     for node in found:
         for finding in node.findings:
             if finding.level is not Level.OK:
-                out.print(_complaint(node.spec.name, finding))
+                out.print(_finding_line(node.spec.name, finding))
 
 
 def _row(node: NodeDocument) -> tuple[str, ...]:
@@ -38,7 +38,7 @@ def _state(node: NodeDocument) -> str:
     return "[green]alive[/]" if node.obstacle is None else "[red]unfit[/]"
 
 
-def _complaint(name: str, finding: Finding) -> str:
+def _finding_line(name: str, finding: Finding) -> str:
     style = "red" if finding.level is Level.ERROR else "yellow"
     remedy = f"; {finding.remedy}" if finding.remedy else ""
     return f"[{style}]{finding.level}[/] {name}: {escape(f'{finding.message}{remedy}')}"

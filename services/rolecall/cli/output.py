@@ -20,7 +20,7 @@ _UNBOUNDED = 10_000
 
 
 class Terminal(Console):
-    """Removes control characters from texts of jobs, nodes and callers."""
+    """Escapes control characters in texts of jobs, nodes and callers."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
@@ -33,13 +33,13 @@ STYLES = {"succeeded": "green", "failed": "red", "cancelled": "yellow", "paused"
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout, unwrapped and unstyled."""
-    # On a terminal only ASCII, because JSON does not escape all control characters.
+    """Print one JSON document to stdout, without styles."""
+    # Only ASCII on a terminal, because JSON doesn't escape all control characters.
     print(json.dumps(value, indent=2, ensure_ascii=sys.stdout.isatty()))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table without borders; off a terminal each row is one line, however long."""
+    """Print a table without borders. Except on a terminal, each row is one line."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, overflow="fold")
@@ -82,7 +82,7 @@ def duration(seconds: float) -> str:
 
 
 def age(moment: datetime) -> str:
-    """How long ago `moment` was."""
+    """The time since `moment`."""
     return duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))
 
 

@@ -25,7 +25,7 @@ def submit(file: File, follow_it: Follow = False, json: Json = False, url: Url =
     With --follow, progress goes to stderr and the last line of stdout shows the outcome, such as
     `embedding-ddp succeeded: test_auc=0.9187 ...`. Ctrl-C stops following, but not the job.
     """
-    body = _read(file)
+    body = _read_job(file)
     with connect(url, token) as client:
         job = client.submit(body)
         if follow_it:
@@ -34,7 +34,7 @@ def submit(file: File, follow_it: Follow = False, json: Json = False, url: Url =
         print_json(client.raw) if json else print(job.id)
 
 
-def _read(file: str) -> bytes:
+def _read_job(file: str) -> bytes:
     try:
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:

@@ -21,12 +21,12 @@ def workloads(name: Name = None, json: Json = False, url: Url = None, token: Tok
             print_json(client.raw)
             return
     if name:
-        _explain(found[0])
+        _describe(found[0])
     else:
         print_table(("NAME", "SUMMARY"), [(one.name, escape(one.summary)) for one in found])
 
 
-def _explain(workload: WorkloadDocument) -> None:
+def _describe(workload: WorkloadDocument) -> None:
     out.print(f"[bold]{workload.name}[/]: {escape(workload.summary)}\n")
     limits = [(role, str(c.default), str(c.least), str(c.most)) for role, c in workload.roles.items()]
     print_table(("ROLE", "DEFAULT", "LEAST", "MOST"), limits)

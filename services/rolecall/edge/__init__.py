@@ -1,4 +1,4 @@
-"""Where programs meet the network: limits on connections, TLS, what logs may tell.
+"""The network interface of the programs: connection limits, TLS, and logs without credentials.
 
-Shared by master, node, worker and command. No routes, no environment, no torch.
+Master, node, worker and CLI share it. It has no routes, reads no environment variables and never imports torch.
 """

@@ -1,7 +1,7 @@
-"""Limits on connections: how long half a request may take, and how many connections there may be.
+"""An HTTP protocol for uvicorn that limits the number of connections and the duration of incomplete requests.
 
-uvicorn bounds the size of a head but not the time it takes. How many connections each may hold, `edge.census` decides.
-A connection counts from the moment it is accepted: with TLS, the handshake is part of its time as a stranger.
+uvicorn limits the size of a request's head, but not the time until it is complete. `edge.connection_table` limits the
+number of connections. A connection counts from when it is accepted: during its TLS handshake it is anonymous.
 """
 
 import asyncio
@@ -20,23 +20,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
-from rolecall.edge.census import Census, Excess, Group, Holder, Limits
+from rolecall.edge.connection_table import ConnectionTable, Group, LimitExceeded, Limits, Owner
 
 _CLAIM = "rolecall.claim"
 _OTHER_FILES = 1024
 
 
-def limited(limits: Limits, tls: ssl.SSLContext | None = None) -> type[H11Protocol]:
-    """The protocol of a server that keeps to `limits`, for `uvicorn.Config(http=…)`. One server, one protocol.
+def limited_protocol(limits: Limits, tls: ssl.SSLContext | None = None) -> type[H11Protocol]:
+    """A protocol class with these limits, for `uvicorn.Config(http=…)`. Each server needs its own.
 
-    With `tls` it speaks HTTPS on connections that uvicorn takes for plain ones. Were uvicorn to listen with `tls`, the
-    protocol would know nothing of a connection before its handshake has ended.
+    With `tls`, the protocol itself does the TLS handshake. If uvicorn did it, the protocol would not see a connection
+    until its handshake was complete, and could not limit handshakes.
     """
-    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "census": Census(limits), "tls": tls})
+    attributes = {"limits": limits, "table": ConnectionTable(limits), "tls": tls}
+    return type("LimitedProtocol", (_LimitedProtocol,), attributes)
 
 
-def allow_files(limits: Limits) -> None:
-    """Let this process open as many files as its connections need, and some more, as far as the system lets it."""
+def raise_open_file_limit(limits: Limits) -> None:
+    """Raise this process's soft limit for open files to what its connections need, as far as the hard limit allows."""
     wanted = limits.connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -44,106 +45,106 @@ def allow_files(limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def claim(scope: Scope, group: Group, name: str) -> Excess | None:
-    """Count the request's connection as that of `name`, who has shown a valid token; or say why there is no room."""
-    claiming = cast(Callable[[Holder], Excess | None] | None, scope.get("extensions", {}).get(_CLAIM))
-    return claiming(Holder(group, name)) if claiming is not None else None
+def claim(scope: Scope, group: Group, name: str) -> LimitExceeded | None:
+    """Count the request's connection for the owner of its valid token, unless that exceeds a limit."""
+    extension = cast(Callable[[Owner], LimitExceeded | None] | None, scope.get("extensions", {}).get(_CLAIM))
+    return extension(Owner(group, name)) if extension is not None else None
 
 
 class _LimitedProtocol(H11Protocol):
     limits: Limits
-    census: Census
+    table: ConnectionTable
     tls: ssl.SSLContext | None
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self.app = cast(Any, self._introduced(cast(ASGIApp, self.app)))
-        self._accepted: asyncio.Transport | None = None
-        self._early = b""
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self.app = cast(Any, self._with_claim_extension(cast(ASGIApp, self.app)))
+        self._socket_transport: asyncio.Transport | None = None
+        self._early_data = b""
         self._handshake: asyncio.Task[None] | None = None
-        self._waits_for: object = None
-        self._received = 0
-        self._body_until = 0.0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
+        self._expected_part: object = None
+        self._window_bytes = 0
+        self._body_deadline = 0.0
+        self._receive_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, or refuse it at once: nodes and workers try again."""
-        self._accepted = transport
+        """Accept the connection, or reject it immediately: nodes and workers retry."""
+        self._socket_transport = transport
         address = get_remote_addr(transport)
-        excess = self.census.admit(self, address[0] if address else "")
+        error = self.table.admit(self, address[0] if address else "")
         if self.tls is None:
-            self._begin(transport)
-            if excess:
-                problem = f"the server is overloaded: {excess}; try again"
-                self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, problem)
-        elif excess:
-            transport.abort()  # An answer would cost the handshake, which is what a flood of connections is after.
+            self._start_http(transport)
+            if error:
+                self._reject(HTTPStatus.SERVICE_UNAVAILABLE, f"the server is overloaded: {error}; try again")
+        elif error:
+            transport.abort()  # An answer would need a handshake, whose cost a flood of connections exploits.
         else:
-            self._handshake = self.loop.create_task(self._secure(transport, self.tls))
+            self._handshake = self.loop.create_task(self._start_tls(transport, self.tls))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give its place to others."""
-        if self._has_begun:
+        """Remove the connection from the table, and stop its timers."""
+        if self._is_http_started:
             super().connection_lost(exc)
-        for timer in (self._deadline, self._stalled):
+        for timer in (self._receive_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
-        self.census.leave(self)
-        self._accepted = None
+        self.table.remove(self)
+        self._socket_transport = None
 
     def evict(self) -> None:
-        """Make room for a newcomer: without an answer, which might have to wait for its reader."""
-        if self._accepted is not None:
-            self._accepted.abort()
+        """Close without an answer, because sending one could block on a peer that doesn't read."""
+        if self._socket_transport is not None:
+            self._socket_transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came, unless the connection is refused."""
-        if not self._has_begun:
-            self._early += data  # Python 3.11 hands over what came with the handshake before `start_tls` returns.
+        """Process received data, unless the connection is being closed."""
+        if not self._is_http_started:
+            # Python 3.11 delivers data that arrived with the handshake before `start_tls` returns.
+            self._early_data += data
             return
         if self.transport.is_closing():
             return
-        self._received += len(data)
+        self._window_bytes += len(data)
         super().data_received(data)
-        self._watch()
+        self._update_receive_timer()
 
     def on_response_complete(self) -> None:
-        """Look for the next request, or for the end of the answer that was the last one."""
+        """Wait for the next request or, after the last response, for the peer to read it."""
         super().on_response_complete()
-        self._watch()
+        self._update_receive_timer()
         if self.transport.is_closing():
-            self._await_reading()
+            self._start_stall_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close; what the peer has not read yet, it must read now."""
+        """Close an idle connection, and limit the time for the peer to read what is still buffered."""
         super().timeout_keep_alive_handler()
-        self._await_reading()
+        self._start_stall_timer()
 
     def pause_writing(self) -> None:
-        """The peer reads more slowly than is written: from now on it must read something."""
+        """Limit the time until the peer reads, because the write buffer is full."""
         super().pause_writing()
-        self._await_reading()
+        self._start_stall_timer()
 
     def resume_writing(self) -> None:
-        """The peer has read."""
+        """Lift that limit, because the peer has read."""
         super().resume_writing()
-        if self._stalled is not None and not self.transport.is_closing():
-            self._stalled.cancel()
+        if self._stall_timer is not None and not self.transport.is_closing():
+            self._stall_timer.cancel()
 
     @property
-    def _has_begun(self) -> bool:
-        """Whether there is a connection for HTTP: with TLS, after the handshake."""
+    def _is_http_started(self) -> bool:
+        """Whether the connection is ready for HTTP; with TLS, that is after the handshake."""
         return cast(object, self.transport) is not None
 
-    def _begin(self, transport: asyncio.Transport) -> None:
+    def _start_http(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._watch()
+        self._update_receive_timer()
 
-    async def _secure(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
-        """Begin when the handshake has ended; a connection on which it fails is closed."""
+    async def _start_tls(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """Do the handshake, then start HTTP; closes the connection if the handshake fails."""
         if transport.is_closing():
-            return  # It has been evicted.
+            return  # The connection has been evicted.
         try:
             secured = await self.loop.start_tls(
                 transport,
@@ -153,123 +154,123 @@ class _LimitedProtocol(H11Protocol):
                 ssl_handshake_timeout=self._head_s(),
                 ssl_shutdown_timeout=self.limits.head_s,
             )
-        except OSError:  # It has failed, was not complete in time, or the peer has gone.
+        except OSError:  # The handshake failed or timed out, or the peer disconnected.
             secured = None
-        if secured is None or self._accepted is None or transport.is_closing():
+        if secured is None or self._socket_transport is None or transport.is_closing():
             transport.abort()
-            self.census.leave(self)
+            self.table.remove(self)
             return
-        self._begin(secured)
-        early, self._early = self._early, b""
+        self._start_http(secured)
+        early, self._early_data = self._early_data, b""
         if early:
             self.data_received(early)
 
-    def _introduced(self, app: ASGIApp) -> ASGIApp:
-        """`app`, which can claim this connection for whoever has shown a token on it."""
+    def _with_claim_extension(self, app: ASGIApp) -> ASGIApp:
+        """The application with an ASGI extension, by which `claim` finds the connection of a request."""
 
-        def claimed(holder: Holder) -> Excess | None:
-            return self.census.claim(self, holder)
+        def claim_connection(owner: Owner) -> LimitExceeded | None:
+            return self.table.claim(self, owner)
 
-        async def introduced(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["extensions"] = {**scope.get("extensions", {}), _CLAIM: claimed}
+        async def extended(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["extensions"] = {**scope.get("extensions", {}), _CLAIM: claim_connection}
             await app(scope, receive, send)
 
-        return introduced
+        return extended
 
     def _head_s(self) -> float:
-        return self.limits.crowded_head_s if self.census.crowds(self) else self.limits.head_s
+        return self.limits.crowded_head_s if self.table.is_crowded(self) else self.limits.head_s
 
-    def _watch(self) -> None:
-        """Set the deadline of what the peer has to send now: the rest of a head or of a body, if anything."""
-        waits_for = None if self.transport.is_closing() else self._due()
-        if waits_for is self._waits_for:
+    def _update_receive_timer(self) -> None:
+        """Start the timer for the part of a request that is incomplete now: its head, its body or neither."""
+        expected = None if self.transport.is_closing() else self._incomplete_part()
+        if expected is self._expected_part:
             return
-        self._waits_for = waits_for
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = None
-        if waits_for is h11.IDLE:
+        self._expected_part = expected
+        if self._receive_timer is not None:
+            self._receive_timer.cancel()
+        self._receive_timer = None
+        if expected is h11.IDLE:
             limit_s = self._head_s()
-            self._deadline = self.loop.call_later(limit_s, self._on_slow_head, limit_s)
-        elif waits_for is h11.SEND_BODY:
-            self._body_until = self.loop.time() + self.limits.user_body_s
-            self._await_body()
+            self._receive_timer = self.loop.call_later(limit_s, self._on_head_timeout, limit_s)
+        elif expected is h11.SEND_BODY:
+            self._body_deadline = self.loop.time() + self.limits.user_body_s
+            self._start_body_window()
 
-    def _due(self) -> object:
-        """Which part of a request has begun to come: `h11.IDLE` is a head, `h11.SEND_BODY` a body."""
+    def _incomplete_part(self) -> object:
+        """The part of a request that has only partly arrived: `h11.IDLE` for a head, `h11.SEND_BODY` for a body."""
         state = self.conn.their_state
         first = cast(object, self.cycle) is None
         if state is h11.IDLE and (first or self.conn.trailing_data[0]):
             return state
         return state if state is h11.SEND_BODY else None
 
-    def _await_body(self) -> None:
-        self._received = 0
-        self._deadline = self.loop.call_later(self.limits.body_window_s, self._on_body_window)
+    def _start_body_window(self) -> None:
+        self._window_bytes = 0
+        self._receive_timer = self.loop.call_later(self.limits.body_window_s, self._on_body_window_end)
 
-    def _on_slow_head(self, limit_s: float) -> None:
-        self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete within {limit_s:g} s")
+    def _on_head_timeout(self, limit_s: float) -> None:
+        self._reject(HTTPStatus.REQUEST_TIMEOUT, f"the request's head was not complete within {limit_s:g} s")
 
-    def _on_body_window(self) -> None:
+    def _on_body_window_end(self) -> None:
         limits = self.limits
         if self.flow.read_paused or self.cycle.waiting_for_100_continue:
-            # While the application takes its time, the peer is not to blame.
-            self._body_until += limits.body_window_s
-            self._await_body()
-        elif self._received < limits.body_bytes:
+            # The application has not read yet, so the peer can't send.
+            self._body_deadline += limits.body_window_s
+            self._start_body_window()
+        elif self._window_bytes < limits.body_bytes:
             window = f"{limits.body_bytes} bytes within {limits.body_window_s:g} s"
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the request's body brought less than {window}")
-        elif self._sends_small_bodies() and self.loop.time() >= self._body_until:
+            self._reject(HTTPStatus.REQUEST_TIMEOUT, f"the request's body was too slow: less than {window}")
+        elif self._has_body_deadline() and self.loop.time() >= self._body_deadline:
             problem = f"the request's body was not complete within {limits.user_body_s:g} s"
-            self._refuse(HTTPStatus.REQUEST_TIMEOUT, problem)
+            self._reject(HTTPStatus.REQUEST_TIMEOUT, problem)
         else:
-            self._await_body()
+            self._start_body_window()
 
-    def _sends_small_bodies(self) -> bool:
-        holder = self.census.holder(self)
-        return holder is not None and holder.group in {Group.USERS, Group.ADMINS}
+    def _has_body_deadline(self) -> bool:
+        owner = self.table.owner(self)
+        return owner is not None and owner.group in {Group.USERS, Group.ADMINS}
 
-    def _await_reading(self) -> None:
-        """Cut the peer off unless it reads something in each `stall_s`. Nothing more is written meanwhile."""
-        if self._accepted is None:
-            return  # It has gone.
-        if self._stalled is not None:
-            self._stalled.cancel()
-        self._stalled = self.loop.call_later(self.limits.stall_s, self._on_stall, self._unread())
+    def _start_stall_timer(self) -> None:
+        """Close the connection if the peer reads nothing for `stall_s`; call it only while nothing is written."""
+        if self._socket_transport is None:
+            return  # The peer has disconnected.
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        self._stall_timer = self.loop.call_later(self.limits.stall_s, self._on_stall, self._pending_bytes())
 
     def _on_stall(self, before: int) -> None:
-        if self._unread() < before:
-            self._await_reading()
-        elif self._accepted is not None:
-            self._accepted.abort()
+        if self._pending_bytes() < before:
+            self._start_stall_timer()
+        elif self._socket_transport is not None:
+            self._socket_transport.abort()
 
-    def _unread(self) -> int:
-        """How many bytes are written, but not received by the peer's kernel yet."""
-        if self._accepted is None:
+    def _pending_bytes(self) -> int:
+        """The number of written bytes that the peer's kernel has not acknowledged."""
+        if self._socket_transport is None:
             return 0
-        below = self._accepted.get_write_buffer_size() + _unacknowledged(self._accepted)
-        # What TLS holds back; once it is closing, it no longer tells.
-        layered = self.transport is not self._accepted and not self.transport.is_closing()
-        return below + self.transport.get_write_buffer_size() if layered else below
+        pending = self._socket_transport.get_write_buffer_size() + _send_queue_bytes(self._socket_transport)
+        # TLS has a buffer of its own, but doesn't report its size while it closes.
+        has_tls_buffer = self.transport is not self._socket_transport and not self.transport.is_closing()
+        return pending + self.transport.get_write_buffer_size() if has_tls_buffer else pending
 
-    def _refuse(self, status: HTTPStatus, detail: str) -> None:
-        """Answer, if no answer to this request has begun, and close."""
+    def _reject(self, status: HTTPStatus, detail: str) -> None:
+        """Answer with an error, unless a response has already started, and close."""
         if self.conn.their_state is h11.IDLE or not self.cycle.response_started:
-            self.transport.write(_problem(status, detail))
+            self.transport.write(_problem_response(status, detail))
         self.transport.close()
-        self._await_reading()
+        self._start_stall_timer()
 
 
-def _unacknowledged(transport: asyncio.Transport) -> int:
-    """Bytes in the kernel's send queue: the peer's window, and so its reading, decides how fast they go."""
+def _send_queue_bytes(transport: asyncio.Transport) -> int:
+    """The number of bytes in the kernel's send queue, which shrinks as the peer reads."""
     descriptor = transport.get_extra_info("socket").fileno()
     if descriptor < 0:
-        return 0  # It is closed.
+        return 0  # The socket is closed.
     return int.from_bytes(fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-def _problem(status: HTTPStatus, detail: str) -> bytes:
-    """A whole answer: a problem document (RFC 9457)."""
+def _problem_response(status: HTTPStatus, detail: str) -> bytes:
+    """A complete HTTP response with a problem document (RFC 9457)."""
     body = json.dumps({"type": "about:blank", "title": status.phrase, "status": int(status), "detail": detail}).encode()
     retry = ["Retry-After: 1"] if status is HTTPStatus.SERVICE_UNAVAILABLE else []
     lines = [

@@ -1,4 +1,4 @@
-"""How the programs log: one format, with fields to search by, and no credentials of URLs, whoever wrote the line."""
+"""The log format of the programs: searchable fields, and no credentials of URLs, not even in lines of libraries."""
 
 import json
 import logging
@@ -17,30 +17,30 @@ _FIELDS = ("event", "job", "attempt", "rank", "node")
 def about(
     event: str, *, job: str | None = None, attempt: int | None = None, rank: int | None = None, node: str | None = None
 ) -> dict[str, object]:
-    """What a record is about, as the `extra` of a log call. `event` names what happened and never changes."""
-    given = {"event": event, "job": job, "attempt": attempt, "rank": rank, "node": node}
-    return {name: value for name, value in given.items() if value is not None}
+    """The searchable fields of a record, for the `extra` of a log call. The name of an `event` never changes."""
+    fields = {"event": event, "job": job, "attempt": attempt, "rank": rank, "node": node}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 class _TextFormatter(logging.Formatter):
-    """One line for people, with the fields at its end."""
+    """Formats a record as one line of text that ends with the fields."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """The line without control characters. Further lines are indented, so that none looks like a record."""
+        """Escape control characters, and indent further lines so that none looks like a separate record."""
         record.message = visible(record.message).replace("\n", "\n    ")
         fields = " ".join(f"{name}={_one_line(value)}" for name, value in _fields(record).items())
         return super().formatMessage(record) + (f" [{fields}]" if fields else "")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and the traceback behind it, without credentials."""
+        """Redact the line and its traceback."""
         return visible(redact_text(super().format(record)))
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line, for programs that collect logs."""
+    """Formats a record as one line of JSON, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record without credentials."""
+        """Format and redact the record."""
         line: dict[str, object] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname,
@@ -80,8 +80,8 @@ def stamp_records(*, job: str, attempt: int, rank: int) -> None:
 
 
 def log_to_stderr(level: str = "INFO", form: LogFormat = "text") -> None:
-    """Let this process log to its standard error; what was set up before is replaced."""
+    """Configure this process to log to stderr. Replaces the previous configuration."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_TextFormatter(_FORMAT) if form == "text" else _JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # It tells of every call.
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # At INFO, httpx logs every request.

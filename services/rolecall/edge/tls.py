@@ -1,4 +1,4 @@
-"""TLS by files: what a server shows, what a client trusts, and what went wrong between them, in words."""
+"""TLS contexts of servers and clients from PEM files, and explanations of TLS errors."""
 
 import logging
 import os
@@ -12,26 +12,26 @@ from rolecall.spec.errors import SettingsError
 from rolecall.spec.trust import SYSTEM, Trust
 
 _log = logging.getLogger(__name__)
-# OpenSSL's X509_V_ERR_…: numbers, because Python names none of them.
+# OpenSSL's X509_V_ERR_… codes, for which Python has no names.
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _WRONG_NAME = {62, 64}
 _PLAIN_HTTP = {"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"}
 
 
 class Certificate:
-    """A server's certificate and key, read again when their files change: later connections get the new one."""
+    """A server's certificate and key, reloaded for new connections when the files change."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
-        self._stamp = self._look()
+        self._stamps = self._read_stamps()
         self._current = _load(certificate, key)
         self.context = _load(certificate, key)
-        """What the server listens with; every handshake moves on to the newest certificate."""
-        self.context.sni_callback = self._choose
+        """The context to listen with. Each handshake switches to the newest certificate."""
+        self.context.sni_callback = self._select_context
 
-    def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        if (stamp := self._look()) != self._stamp:
-            self._stamp = stamp
+    def _select_context(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        if (stamps := self._read_stamps()) != self._stamps:
+            self._stamps = stamps
             try:
                 self._current = _load(*self._files)
                 _log.info("the certificate %s has changed; new connections get it", self._files[0])
@@ -39,12 +39,12 @@ class Certificate:
                 _log.warning("%s; the previous certificate stays in use", error)
         connection.context = self._current
 
-    def _look(self) -> tuple[tuple[int, int] | None, ...]:
+    def _read_stamps(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(_stamp(path) for path in self._files)
 
 
 def client_context(trust: Trust) -> ssl.SSLContext:
-    """What a client verifies servers with: their certificate's chain, its dates and the host name."""
+    """A client's context, which verifies a certificate's chain, dates and host name."""
     try:
         return ssl.create_default_context(cafile=None if trust.ca == SYSTEM else trust.ca)
     except ssl.SSLError:
@@ -54,19 +54,17 @@ def client_context(trust: Trust) -> ssl.SSLContext:
 
 
 def client_options(trust: Trust | None) -> dict[str, Any]:
-    """What `httpx.Client` and `httpx.AsyncClient` take for `trust`; without one they refuse https unless the system
-    knows the CA.
-    """
+    """The options of `httpx.Client` and `httpx.AsyncClient` for `trust`, by default the CAs of the system."""
     return {"verify": client_context(trust or Trust()), "trust_env": False}
 
 
 def request_options(trust: Trust | None) -> dict[str, Any]:
-    """What each request takes: the name that the certificate must bear, where it is not the URL's host."""
+    """The options of each request: the name in the certificate, if it differs from the URL's host."""
     return {"extensions": {"sni_hostname": trust.name}} if trust and trust.name else {}
 
 
 def certificate_end(answer: httpx.Response) -> float | None:
-    """When the certificate of the connection that brought `answer` ends, in seconds since 1970; None without TLS."""
+    """The expiry of the server's certificate, in seconds since 1970; None without TLS."""
     stream = answer.extensions.get("network_stream")
     connection = stream.get_extra_info("ssl_object") if stream is not None else None
     found = connection.getpeercert() if connection is not None else None
@@ -74,7 +72,7 @@ def certificate_end(answer: httpx.Response) -> float | None:
 
 
 def explain(error: BaseException, url: str, trust: Trust | None) -> str | None:
-    """Why TLS, or its absence, keeps a client from `url`, in one line; None if `error` tells of something else."""
+    """The TLS problem behind `error`, with a remedy, in one line; None if the error has another cause."""
     cause = _ssl_error(error)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _explain_certificate(cause, trust)
@@ -98,7 +96,7 @@ def _explain_certificate(error: ssl.SSLCertVerificationError, trust: Trust | Non
     if code == _EXPIRED:
         return "its certificate has expired; renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY on the master"
     if code == _NOT_YET_VALID:
-        return "its certificate is not valid yet; look at the clocks of both machines"
+        return "its certificate is not valid yet; check the clocks of both machines"
     if code in _WRONG_NAME:
         return (
             f"{error.verify_message.rstrip('.')}; call it by a name of its certificate, or set ROLECALL_TLS_NAME to one"
@@ -116,20 +114,20 @@ def _ssl_error(error: BaseException | None) -> ssl.SSLError | None:
 def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    given = f"ROLECALL_TLS_CERT={certificate} and ROLECALL_TLS_KEY={key}"
+    variables = f"ROLECALL_TLS_CERT={certificate} and ROLECALL_TLS_KEY={key}"
     try:
-        # An empty password: without one OpenSSL would ask for it on the terminal.
+        # With an empty password, OpenSSL does not prompt for one on the terminal.
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
-        why = error.reason or "no PEM files, or a key with a password"
-        raise SettingsError(f"{given}: {why}; give PEM files of a certificate and of its key") from None
+        reason = error.reason or "no PEM files, or a key with a password"
+        raise SettingsError(f"{variables}: {reason}; give PEM files of a certificate and of its key") from None
     except OSError as error:
-        raise SettingsError(f"{given}: {error.strerror}; mount both files where this user may read them") from None
+        raise SettingsError(f"{variables}: {error.strerror}; mount both files where this user may read them") from None
     return context
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes with the file, also behind a symbolic link as Kubernetes has them; None when it is not there."""
+    """Modification time and inode, which change with the file and the target of a link; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

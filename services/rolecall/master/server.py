@@ -19,8 +19,8 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall import __version__
 from rolecall.edge import listener
-from rolecall.edge.census import Limits
-from rolecall.edge.connections import allow_files, limited
+from rolecall.edge.connection_table import Limits
+from rolecall.edge.connections import limited_protocol, raise_open_file_limit
 from rolecall.edge.logs import about, log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.master.api import (
@@ -119,7 +119,7 @@ class Server(uvicorn.Server):
         # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
         config = uvicorn.Config(
             create_app(program),
-            http=limited(LIMITS, certificate.context if certificate else None),
+            http=limited_protocol(LIMITS, certificate.context if certificate else None),
             ws="none",
             headers=HEADERS,
             server_header=False,
@@ -176,7 +176,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
     Raises `SettingsError` when the port is taken, the data folder is of no use, or another master leads.
     """
     log_to_stderr(settings.log_level, settings.log_format)
-    allow_files(LIMITS)
+    raise_open_file_limit(LIMITS)
     sys.setswitchinterval(_SWITCH_S)
     certificate = read_certificate(settings)
     check_folder(settings.data)

@@ -126,7 +126,7 @@ def _running(key: Key, worker: DesiredWorker, have: Actual, grace_s: float) -> l
 
 
 def _stopping(key: Key, mode: StopMode, have: Actual, grace_s: float) -> list[Action]:
-    if not mode.asks or not have.joined:
+    if not mode.is_graceful or not have.joined:
         return [Kill(key)]  # Who has not joined has nothing to save, and would only wait for those who left.
     if have.asked_s is None:
         return [Ask(key, mode)]

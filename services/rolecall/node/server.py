@@ -16,8 +16,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from rolecall import __version__
-from rolecall.edge.census import Limits, Share
-from rolecall.edge.connections import limited
+from rolecall.edge.connection_table import GroupLimit, Limits
+from rolecall.edge.connections import limited_protocol
 from rolecall.edge.listener import listen
 from rolecall.edge.logs import log_to_stderr
 from rolecall.network.interfaces import network_namespace
@@ -37,7 +37,7 @@ from rolecall.spec.node import Gpu, NodeSpec
 
 _LOG = logging.getLogger(__name__)
 # Only Prometheus and health checks call.
-_LIMITS = Limits(connections=128, strangers=Share(64, 128))
+_LIMITS = Limits(connections=128, anonymous=GroupLimit(64, 128))
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
@@ -65,7 +65,9 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
     health = NodeHealth(settings.known_name, settings.role)
     served = app(health, settings.node_token, settings.metrics_token)
     server = Server(
-        uvicorn.Config(served, http=limited(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off")
+        uvicorn.Config(
+            served, http=limited_protocol(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off"
+        )
     )
     async with asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(server.serve(sockets=[listener]))

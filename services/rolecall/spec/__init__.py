@@ -1,5 +1,5 @@
-"""The nouns that every program of Rolecall shares.
+"""The data types that all programs of Rolecall share.
 
-What lives here: frozen values and pure functions over them. What never may: I/O, a clock, randomness, torch. A
-*spec* says what was asked, a *plan* what was decided, a *report* what was observed; nothing else is stored or sent.
+This package contains frozen values and pure functions on them: no I/O, no clock, no randomness, no torch. A *spec* is
+a request, a *plan* is a decision, and a *report* is an observation. Nothing else is stored or sent.
 """

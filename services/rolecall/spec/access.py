@@ -1,4 +1,4 @@
-"""Tokens as users see and ask for them: names, scopes, limits."""
+"""The API's data types for tokens and the audit log."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -11,12 +11,12 @@ from rolecall.spec.model import Request, Value
 
 
 class Scope(StrEnum):
-    """What a token may do."""
+    """A permission of a token."""
 
     READ = "read"
     """See everything: all jobs, logs, artifacts, nodes, metrics."""
     SUBMIT = "submit"
-    """Submit jobs; see and steer the token's own jobs."""
+    """Submit jobs; see and control the token's own jobs."""
     ADMIN = "admin"
     """Everything users can do, including tokens, the audit log, and others' jobs."""
     METRICS = "metrics"
@@ -28,7 +28,7 @@ class Scope(StrEnum):
 ADMIN, NODE, METRICS = "admin", "node", "metrics"
 """The names of the built-in tokens, which come from the master's settings."""
 BUILT_IN = (ADMIN, NODE, METRICS)
-MOST_OVERLAP_S = 30 * 86400.0
+MAX_OVERLAP_S = 30 * 86400.0
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
 Scopes = Annotated[frozenset[Scope], Field(min_length=1)]
@@ -37,14 +37,14 @@ _Bytes = Annotated[int, Field(ge=0, le=2**62, strict=True)]
 
 
 class Limits(Value):
-    """What the jobs of one token may take; null means no limit."""
+    """Limits for the jobs of one token; null means no limit."""
 
     max_queued: _Bound | None = None
-    """Jobs that wait: queued or paused."""
+    """Maximum number of queued or paused jobs."""
     max_slots: _Bound | None = None
-    """Workers that run at once."""
+    """Maximum number of workers that run at the same time."""
     max_stored_bytes: _Bytes | None = None
-    """Bytes of the checkpoints and artifacts of the token's jobs."""
+    """Maximum total size of the checkpoints and artifacts of the token's jobs."""
 
 
 class TokenRequest(Limits, Request):
@@ -54,11 +54,11 @@ class TokenRequest(Limits, Request):
     """The owner of the jobs that the token submits. Lowercase letters, digits, `.`, `_`, `-`."""
     scopes: Scopes
     expires_at: AwareMoment | None = None
-    """When the token stops being valid; null means never. Its limits still apply to its jobs then."""
+    """When the token expires; null means never. Its limits apply to its jobs even after that."""
 
 
 class TokenUpdate(Limits, Request):
-    """The body of `PATCH /tokens/{name}`. A field that is left out keeps its value; null removes a limit."""
+    """The body of `PATCH /tokens/{name}`. An omitted field keeps its value; null removes a limit."""
 
     scopes: Scopes | None = None
     expires_at: AwareMoment | None = None
@@ -67,28 +67,28 @@ class TokenUpdate(Limits, Request):
 class Rotation(Request):
     """The body of `POST /tokens/{name}/rotate`."""
 
-    overlap_s: float = Field(default=0.0, ge=0, le=MOST_OVERLAP_S)
-    """Seconds for which the present secret stays valid beside the new one."""
+    overlap_s: float = Field(default=0.0, ge=0, le=MAX_OVERLAP_S)
+    """Seconds for which the current secret stays valid in addition to the new one."""
 
 
 class TokenDocument(Limits):
-    """A token as `GET /tokens` shows it, without its secret."""
+    """A token in `GET /tokens`, without its secret."""
 
     name: str
     scopes: list[Scope]
     built_in: bool = False
     """Whether it comes from the master's settings, so that it can't be changed here."""
     secrets: int = 1
-    """How many secrets are valid: two while the token is rotated, none after it expired."""
+    """The number of valid secrets: two during a rotation, none after the token has expired."""
     created_at: datetime | None = None
     created_by: str | None = None
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
-    """To the minute; null if it was never used."""
+    """Rounded to minutes; null if the token has never been used."""
 
 
 class TokenSecret(Value):
-    """The answer to `POST /tokens` and `…/rotate`: the only one that has the secret."""
+    """The response to `POST /tokens` and `…/rotate`, the only ones that contain the secret."""
 
     token: TokenDocument
     secret: str = Field(repr=False)
@@ -106,17 +106,17 @@ class AuditEntry(Value):
     id: int
     at: datetime
     token: str | None
-    """The name of the token; null if the call had none that is valid."""
+    """The name of the token; null if the call had no valid token."""
     address: str
-    """Where the call came from: behind a proxy, the proxy."""
+    """The client's address; behind a proxy, the address of the proxy."""
     action: str
     """The method and the route, such as `POST /jobs/{job}/cancel`."""
     target: str
-    """What the call was about, such as the id of the job."""
+    """The object of the call, such as the id of the job."""
     outcome: int
-    """The HTTP status of the answer."""
+    """The HTTP status of the response."""
     count: int = 1
-    """How many calls the entry stands for: refused calls of one kind share an entry."""
+    """The number of calls that the entry represents: similar refused calls share an entry."""
 
 
 class AuditPage(Value):

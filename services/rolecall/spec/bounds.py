@@ -1,6 +1,6 @@
-"""Bounds on what users send. Pure.
+"""Bounds on input from users. Pure.
 
-They guard the master, and are no opinion about training: each lies far above what a cluster of thousands of GPUs needs.
+They protect the master. Each is far above what a cluster of thousands of GPUs needs.
 """
 
 from collections.abc import Sized
@@ -10,44 +10,44 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
 MOST = 2**31 - 1
-"""The largest number that the database takes for an attempt, a rank or an id."""
+"""The largest attempt, rank or id that the database can store."""
 MOST_BYTES = 2**63 - 1
-"""The largest number that it takes for a size or a step."""
+"""The largest size or step that the database can store."""
 MOST_FILES = 100_000
-"""Files of a job in the blob store, and of one checkpoint."""
+"""The maximum number of files of a job in the blob store, and of one checkpoint."""
 
 
 def _in_utc(given: datetime) -> datetime:
-    # A year of distance from both ends of `datetime`, so that no time zone leads beyond them.
+    # The first and the last year of `datetime` are excluded, because conversion to UTC could leave its range.
     if not datetime.min.year < given.year < datetime.max.year:
-        raise ValueError("it lies beyond the years 2 to 9998")
+        raise ValueError("the time must be in the years 2 to 9998")
     return given.astimezone(UTC)
 
 
 Moment = Annotated[datetime, AfterValidator(_in_utc)]
-"""A point in time in UTC, which the database and every calculation take."""
+"""A point in time in UTC, for the database and all calculations."""
 AwareMoment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
-"""The same, of users: they have to give the time zone."""
+"""The same for input from users, which must have a time zone."""
 
 
 def storable(text: str) -> str:
-    """`text` as every database takes it: PostgreSQL has no zero character, and half a surrogate has no UTF-8."""
+    """`text` without null characters and lone surrogates, which PostgreSQL and UTF-8 can't represent."""
     return text.encode(errors="replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 Text = Annotated[str, AfterValidator(storable)]
-"""Text that every database takes."""
+"""Text that every database can store."""
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuses a list or an object of more than `count` entries before any of them is looked at.
+    """A validator that rejects a list or an object with more than `count` entries before it validates any of them.
 
-    pydantic's own `max_length` validates every entry of an object first, and reports each that is wrong.
+    pydantic's `max_length` first validates all entries of an object, and reports each invalid one.
     """
 
     def check(given: Any) -> Any:
         if isinstance(given, Sized) and not isinstance(given, str) and len(given) > count:
-            raise ValueError(f"it has {len(given)} entries; at most {count} are possible")
+            raise ValueError(f"it has {len(given)} entries; at most {count} are allowed")
         return given
 
     return BeforeValidator(check)

@@ -117,4 +117,4 @@ class SandboxUnavailable(RolecallError):
 
 
 class Stopped(RolecallError):
-    """The gang was asked to stop, and stops between two steps; not a failure."""
+    """The gang stops after a step because of a stop request. This is not a failure."""

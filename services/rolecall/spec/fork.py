@@ -11,32 +11,32 @@ from rolecall.spec.trust import Trust
 
 
 class ForkRequest(Value):
-    """A node's wish for one worker, and all that the worker is given."""
+    """A node's request to fork one worker."""
 
     key: str
-    """Names the worker in the answers: `job/attempt/rank`."""
+    """Identifies the worker in the replies: `job/attempt/rank`."""
     launch: WorkerLaunch
     workdir: Path
-    """The worker's folder (see `spec.workdir`); it exists."""
+    """The worker's folder (see `spec.workdir`), which must exist."""
     cache: Path
-    """A folder that all workers of the node share and that outlives attempts."""
+    """A folder that all workers of the node share. It persists between attempts."""
     master_url: str
     trust: Trust | None = None
-    """Whom the worker takes for the master; None for plain HTTP."""
+    """The CA and name for the verification of the master's certificate; None for plain HTTP."""
     token: str = Field(repr=False)
-    """What the worker shows to the master (see `spec.token`)."""
+    """The worker's token for calls to the master (see `spec.token`)."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Variables for this worker alone, e.g. `CUDA_VISIBLE_DEVICES`."""
+    """Environment variables of this worker only, such as `CUDA_VISIBLE_DEVICES`."""
 
 
 class Ready(Value):
-    """Everything is imported; workers can be forked."""
+    """The fork server has imported everything and can fork workers."""
 
     kind: Literal["ready"] = "ready"
 
 
 class Forked(Value):
-    """The worker's process runs, in a session and process group of its own."""
+    """The worker's process runs in its own session and process group."""
 
     kind: Literal["forked"] = "forked"
     key: str
@@ -44,7 +44,7 @@ class Forked(Value):
 
 
 class Refused(Value):
-    """The worker could not be forked, and why."""
+    """The worker could not be forked; `message` gives the reason."""
 
     kind: Literal["refused"] = "refused"
     key: str
@@ -52,13 +52,13 @@ class Refused(Value):
 
 
 class Exited(Value):
-    """A worker's process ended and is reaped."""
+    """A worker's process has exited and been reaped."""
 
     kind: Literal["exited"] = "exited"
     key: str
     pid: int
     status: int
-    """As `subprocess` has it: negative for a signal."""
+    """The exit code as in `subprocess`: negative for a signal."""
 
 
 ForkReply = Annotated[Ready | Forked | Refused | Exited, Field(discriminator="kind")]

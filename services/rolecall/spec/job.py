@@ -1,4 +1,4 @@
-"""What a user asks for, and the whole document that they read back."""
+"""The request for a job, and the document that describes it in responses."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -23,19 +23,19 @@ class JobRequest(Request):
     roles: Annotated[dict[Role, Annotated[int, Field(strict=True, le=1_000_000)]], at_most(20)] = Field(
         default_factory=dict[Role, int]
     )
-    """How many workers of each role; the workload's defaults fill in what is not named."""
+    """The number of workers of each role. For other roles, the workload's defaults apply."""
     name: str = Field(default="", max_length=120)
     """A label for people."""
     priority: int = Field(default=0, ge=-100, le=100, strict=True)
-    """Higher goes first."""
+    """Jobs with a higher priority start first."""
     max_restarts: int = Field(default=3, ge=0, le=1000, strict=True)
-    """Failed attempts after which the job is given up."""
+    """Maximum number of restarts after failed attempts. After the next failure, the job fails."""
     deadline_s: float | None = Field(default=None, gt=0, le=1e9, strict=True)
-    """Seconds after submission when the job is stopped."""
+    """Seconds after submission at which the job is stopped."""
 
 
 class JobSpec(JobRequest):
-    """A checked request: parameters and role counts are complete and legal."""
+    """A validated request: parameters and role counts are complete and valid."""
 
     id: str
 
@@ -52,7 +52,7 @@ class Progress(Value):
     start_s: StartTimes | None = None
     """From the submission (of a first attempt) or the requeue (of a later one) to the first optimizer step."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Whatever else the workload reports, e.g. `validation_auc`."""
+    """Other values that the workload reports, such as `validation_auc`."""
 
 
 class WorkerDocument(Value):
@@ -68,7 +68,7 @@ class WorkerDocument(Value):
 
 
 class AttemptDocument(Value):
-    """One try at a job."""
+    """One attempt of a job."""
 
     number: int
     state: JobState
@@ -77,11 +77,11 @@ class AttemptDocument(Value):
     started_at: datetime
     ended_at: datetime | None
     workers: list[WorkerDocument]
-    """Of the newest 20 attempts; of older ones only the attempt itself is shown. The newest 3 have tracebacks."""
+    """Empty except for the newest 20 attempts. Only the newest 3 have tracebacks."""
 
 
 class JobDocument(Value):
-    """A job as `GET /jobs/{id}` shows it."""
+    """A job in `GET /jobs/{id}`."""
 
     id: str
     owner: str = "admin"
@@ -89,16 +89,16 @@ class JobDocument(Value):
     name: Redacted
     workload: str
     params: RedactedObject
-    """As they were completed and checked; credentials in URLs are hidden."""
+    """Complete and validated parameters. Credentials in URLs are hidden."""
     roles: dict[Role, int]
     priority: int
     max_restarts: int
     deadline_s: float | None
     state: JobState
     reason: Redacted | None
-    """Why the job is in this state, when that is not plain: a failure's cause, who cancelled."""
+    """The reason for this state if it is not obvious: the cause of a failure, or who cancelled the job."""
     waiting_for: Redacted | None
-    """What a queued job waits for."""
+    """The condition that a queued job waits for."""
     progress: Progress
     attempts: list[AttemptDocument]
     result: RedactedObject | None

@@ -1,4 +1,4 @@
-"""What a node is and what it offers."""
+"""Nodes and their machines."""
 
 from hashlib import sha256
 from ipaddress import ip_address
@@ -11,7 +11,7 @@ from rolecall.spec.role import Role
 
 
 class Gpu(Value):
-    """One GPU of a machine, by the identity that no container renumbers."""
+    """One GPU of a machine. Its `uuid` is the same in all containers, unlike its index."""
 
     uuid: str
     name: str
@@ -19,89 +19,89 @@ class Gpu(Value):
 
 
 class Machine(Value):
-    """The machine below a container. Nodes with the same `boot_id` share its GPUs, and its cores if not exclusive."""
+    """The machine that runs a node. Nodes with the same `boot_id` share its GPUs, and its cores unless `exclusive`."""
 
     boot_id: str
-    """The kernel's random id of this boot: equal in all containers of one machine, different on every other."""
+    """The kernel's random id of this boot: the same in all containers of a machine, and unique to the machine."""
     hostname: str
     cores: int = Field(ge=1)
-    """Cores that the cgroup and the affinity mask leave."""
+    """The number of cores that the cgroup and the affinity mask allow."""
     cpu_slots: int = Field(ge=1)
-    """In how many equal shares the cores are given out."""
+    """The number of equal shares into which the cores are divided."""
     memory_bytes: int = Field(ge=0)
     gpus: tuple[Gpu, ...] = ()
     exclusive: bool = False
-    """Whether the cores are this container's alone: a quota gives it fewer than the machine has."""
+    """Whether the container doesn't share its cores, because its quota is smaller than the machine."""
 
 
 class NodeDescription(Value):
-    """What a node is, as users see it."""
+    """The properties of a node that users can see."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
-    """Unique in the cluster, e.g. `trainer-0`; a container's host name by default."""
+    """Unique in the cluster, such as `trainer-0`; by default the container's host name."""
     role: Role
     slots: int = Field(ge=1)
-    """Workers of its role that it takes at once."""
+    """The maximum number of workers of its role at the same time."""
     address: str
-    """Where the workers of other nodes reach this node's workers: the source address of its route to the master."""
+    """The address of this node's workers for other nodes: the source address of its route to the master."""
     interface: str
-    """The network interface that bears `address`."""
+    """The network interface with `address`."""
     network_namespace: str = ""
-    """The kernel's id of its network namespace: only within one do nodes of one machine share the loopback address."""
+    """The kernel's id of its network namespace. Only nodes in the same namespace share the loopback address."""
     metrics_port: int = Field(ge=0, le=65535)
     machine: Machine
     version: str
 
     @property
     def loopback_of(self) -> str | None:
-        """Where alone its address is good: in this network namespace of this machine; None when it leads further."""
+        """The only network namespace in which a loopback address is reachable; None for other addresses."""
         return f"{self.machine.boot_id}/{self.network_namespace}" if is_loopback(self.address) else None
 
 
 class NodeSpec(NodeDescription):
-    """What a node tells the master when it registers."""
+    """The description that a node registers with the master."""
 
     started: str
-    """A random id of this daemon's life, so that the master can tell a restarted node from a late message. Users don't
-    see it: with a node's token, who knows it could speak for the node."""
+    """A random id of the daemon's process, with which the master distinguishes a restarted node from a late message. It
+    is hidden from users, because in combination with the node token it would allow them to impersonate the node."""
 
 
-class _NodeLife(Value):
+class _NodeStatus(Value):
     alive: bool
     draining: bool = False
     heartbeat_age_s: float
     findings: tuple[Finding, ...] = ()
-    """What it found when it last examined itself."""
+    """The results of its latest self-check."""
 
     @property
     def obstacle(self) -> str | None:
-        """Why it takes no new worker although it is alive; None when it takes some."""
+        """The reason why a live node accepts no new workers, or None."""
         if self.draining:
             return "it is draining"
         return next((finding.message for finding in self.findings if finding.level is Level.ERROR), None)
 
 
-class NodeState(_NodeLife):
-    """A node as the master sees it."""
+class NodeState(_NodeStatus):
+    """A node in the master's view."""
 
     spec: NodeSpec
 
     @property
     def life(self) -> str:
-        """What users may know of `NodeSpec.started`, which guards the node's heartbeats."""
+        """A fingerprint of `NodeSpec.started` for users, who must not know the id itself."""
         return sha256(self.spec.started.encode()).hexdigest()[:12]
 
 
-class NodeDocument(_NodeLife):
-    """A node as `GET /nodes` shows it."""
+class NodeDocument(_NodeStatus):
+    """A node in `GET /nodes`."""
 
     spec: NodeDescription
     life: str = ""
-    """A fingerprint of the daemon's life, which changes when the node restarts."""
+    """A fingerprint of the daemon's process, which changes when the node restarts."""
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `address` leads no further than to the network namespace that asks."""
+    """Whether `address` is reachable only in its own network namespace."""
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

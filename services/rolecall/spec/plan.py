@@ -1,4 +1,4 @@
-"""What was decided: who runs where."""
+"""Placement decisions, and what a node needs to execute them."""
 
 import json
 from collections import Counter
@@ -14,24 +14,24 @@ _POSITION_CHARS = 64 << 10
 
 
 class WorkerPlan(Value):
-    """One worker's place in the gang and on a machine."""
+    """The ranks of one worker, and the resources that it gets."""
 
     rank: int
     role: Role
     role_rank: int
     node: str
     threads: int
-    """Its share of the machine's cores."""
+    """The number of its CPU threads."""
     gpu: str | None = None
-    """The UUID of the GPU that it alone may use."""
+    """The UUID of its GPU, which no other worker uses."""
 
 
 class GangPlan(Value):
-    """The place of every worker of one attempt, in rank order."""
+    """The plan of every worker of one attempt, in rank order."""
 
     workers: tuple[WorkerPlan, ...]
     addresses: dict[str, str] = Field(default_factory=dict[str, str])
-    """Where each node of the gang is reached by the others, by its name."""
+    """The address of each node for the others, by node name."""
 
     @property
     def world_size(self) -> int:
@@ -39,17 +39,17 @@ class GangPlan(Value):
         return len(self.workers)
 
     def role_world_size(self, role: Role) -> int:
-        """The number of workers that play `role`."""
+        """The number of workers with this role."""
         return sum(worker.role is role for worker in self.workers)
 
     @property
     def role_counts(self) -> dict[Role, int]:
-        """The number of workers of each role that the gang has."""
+        """The number of workers of each role in the gang."""
         return dict(Counter(worker.role for worker in self.workers))
 
 
 class WorkerLaunch(Value):
-    """All that a node needs to start one worker, and the worker to play its part."""
+    """The data with which a node starts one worker, and with which the worker runs."""
 
     job: str
     attempt: int
@@ -58,47 +58,47 @@ class WorkerLaunch(Value):
     worker: WorkerPlan
     gang: GangPlan
     master_addr: str
-    """Where the gang meets: the address of rank 0's node."""
+    """The address of rank 0's node, where the rendezvous takes place."""
     rendezvous_port: int | None = None
-    """Known once rank 0 listens; the others wait for it."""
+    """None until rank 0 listens; the others wait for it."""
     resume_from: "CheckpointManifest | None" = None
     secret: str = Field(default="", repr=False)
-    """What only this attempt's workers know (see `spec.token`); empty from a master of an earlier release."""
+    """The secret of this attempt's workers (see `spec.token`); empty from a master of an earlier release."""
     token: str = Field(default="", repr=False)
-    """What the worker shows to the master (see `spec.token`)."""
+    """The worker's token for calls to the master (see `spec.token`)."""
     blob_url: str | None = None
-    """An fsspec URL for checkpoints and artifacts, or none: then they go to the master."""
+    """An fsspec URL for checkpoints and artifacts; None if they go to the master."""
 
 
 class CheckpointPart(Value):
     """One file of a checkpoint."""
 
     name: str
-    """Unique in the checkpoint, e.g. `parameter-server-0.safetensors`."""
+    """Unique in the checkpoint, such as `parameter-server-0.safetensors`."""
     blob: str
-    """Where it lies: a name below the job's folder in the blob store."""
+    """Its name below the job's folder in the blob store."""
     size: int = Field(ge=0, le=MOST_BYTES)
     sha256: str
 
 
-def _small(position: dict[str, Any]) -> dict[str, Any]:
+def _check_size(position: dict[str, Any]) -> dict[str, Any]:
     if (size := len(json.dumps(position))) > _POSITION_CHARS:
         raise ValueError(
-            f"it has {size} characters as JSON; at most {_POSITION_CHARS} are possible: put more into a part"
+            f"it has {size} characters as JSON; at most {_POSITION_CHARS} are allowed: put large values into a part"
         )
     return position
 
 
 class CheckpointManifest(Value):
-    """Closes a checkpoint: it counts once the master has recorded it."""
+    """The contents of a checkpoint, which is valid once the master has recorded this."""
 
     attempt: int = Field(ge=0, le=MOST)
     step: int = Field(ge=0, le=MOST_BYTES)
     parts: Annotated[tuple[CheckpointPart, ...], at_most(MOST_FILES)]
-    position: Annotated[dict[str, Any], AfterValidator(_small)]
-    """Where the job stood, in the workload's own terms: epoch, step, seeds, the best score so far."""
+    position: Annotated[dict[str, Any], AfterValidator(_check_size)]
+    """The job's position in a format of the workload, such as epoch, step, seeds, and the best score so far."""
     keep: bool = False
-    """Whether it outlives newer ones (the best model so far), until a newer one is to be kept."""
+    """Whether newer checkpoints don't replace it (the best model so far), unless they have `keep` as well."""
 
 
 WorkerLaunch.model_rebuild()

@@ -1,6 +1,6 @@
-"""Takes credentials out of what people and logs get to see: user information and query values of URLs. Pure.
+"""Redaction of credentials in text for people and logs: user information and query values of URLs. Pure.
 
-The database and the workers keep the URL as it was given.
+The database and the workers keep the original URL.
 """
 
 import re
@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from pydantic import AfterValidator
 
 HIDDEN = "***"
-# Both take time linear in the text, whatever it is: neither begins anew inside of what it has just read.
+# Both take linear time on any text, because no match attempt restarts inside text that was already scanned.
 _AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>`|\\]+")
 _QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#?]+=)[^&;#]+")
 _LINK = re.compile(r"(::(?:[A-Za-z][A-Za-z0-9+.-]*://)?)")
 _MOST_LINKS = 16
-"""Of a longer chain the rest counts as one link, in which more is hidden than need be."""
+"""The rest of a longer chain is treated as one link, in which more is hidden than necessary."""
 _PORT = re.compile(r"\d*")
 
 
@@ -35,21 +35,21 @@ def redact(value: Any) -> Any:
 
 
 def _redact_url(found: re.Match[str]) -> str:
-    # A chain of fsspec's, such as `zip://a.zip::https://user:password@host/a.zip`, is matched as one.
-    return "".join(_redact_rest(link) for link in _LINK.split(found[0], maxsplit=_MOST_LINKS))
+    # The match can be an fsspec chain, such as `zip://a.zip::https://user:password@host/a.zip`.
+    return "".join(_redact_link(link) for link in _LINK.split(found[0], maxsplit=_MOST_LINKS))
 
 
-def _redact_rest(rest: str) -> str:
-    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+def _redact_link(link: str) -> str:
+    authority = re.split("[/?#]", link, maxsplit=1)[0]
     user, at, _ = authority.rpartition("@")
     if not at and not _PORT.fullmatch(authority.partition(":")[2]) and not authority.startswith("["):
-        # No port: a password with an unescaped slash, which lasts to the last `@`.
-        user, at, _ = rest.rpartition("@")
-    shown = f"{HIDDEN}@{rest[len(user) + 1 :]}" if at else rest
+        # Not a port, but a password with an unescaped slash. It extends to the last `@`.
+        user, at, _ = link.rpartition("@")
+    shown = f"{HIDDEN}@{link[len(user) + 1 :]}" if at else link
     return _QUERY_VALUE.sub(rf"\1{HIDDEN}", shown)
 
 
 Redacted = Annotated[str, AfterValidator(redact_text)]
-"""Text that is for people: it never holds a URL's credentials, wherever it came from."""
+"""Text for people. It never contains credentials of URLs, regardless of its origin."""
 RedactedObject = Annotated[dict[str, Any], AfterValidator(redact)]
-"""A JSON object that is for people, likewise."""
+"""A JSON object for people, likewise."""

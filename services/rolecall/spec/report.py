@@ -1,4 +1,4 @@
-"""What was observed of workers."""
+"""Observations of workers: state, progress and failures."""
 
 from typing import Annotated, Literal
 
@@ -10,65 +10,65 @@ from rolecall.spec.model import Value
 from rolecall.spec.redaction import Redacted, redact_text
 from rolecall.spec.state import WorkerState
 
-HEADLINE, TRACEBACK = 4096, 32768
-"""The most characters of a failure's texts: they ride in heartbeats, which have a size that the master takes."""
-_BRIEF = 200
-"""The same where an attempt is history: a job may have a thousand of them."""
-_METRICS = 1000
+_MESSAGE_CHARS, _TRACEBACK_CHARS = 4096, 32768
+"""The maximum lengths of a failure's texts. They are part of heartbeats, whose size the master limits."""
+_SUMMARY_CHARS = 200
+"""The same for past attempts, because a job can have a thousand of them."""
+_MAX_METRICS = 1000
 _Count = Annotated[int, Field(ge=0, le=MOST_BYTES)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def shorten(text: str, most: int) -> str:
-    """`text` in at most `most` characters, with its middle left out."""
+    """`text` in at most `most` characters; omits its middle."""
     if len(text) <= most:
         return text
-    mark = f" [{len(text) - most} characters left out] "
+    mark = f" [{len(text) - most} characters omitted] "
     kept = most - len(mark)
     return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]
 
 
-_AS_HEADLINE = AfterValidator(lambda text: shorten(storable(text), HEADLINE))
-_AS_TRACEBACK = AfterValidator(lambda text: shorten(storable(text), TRACEBACK))
+_SHORT_MESSAGE = AfterValidator(lambda text: shorten(storable(text), _MESSAGE_CHARS))
+_SHORT_TRACEBACK = AfterValidator(lambda text: shorten(storable(text), _TRACEBACK_CHARS))
 
 
 class StartTimes(Value):
-    """Seconds from asking to the first optimizer step, cut where the responsibility changes hands."""
+    """Seconds from the request to the first optimizer step, in phases."""
 
     queue: float
     """Until the plan was committed."""
     spawn: float
-    """Until the last worker's process ran."""
+    """Until the last worker's process had started."""
     join: float
     """Until the last worker had joined the gang."""
     first_step: float
-    """Until the first optimizer step was done."""
+    """Until the first optimizer step was complete."""
     total: float
 
 
 class Failure(Value):
-    """Why a worker ended badly. Of a gang's failures the earliest that is not a consequence is the cause."""
+    """The reason why a worker failed. A gang's cause is its earliest failure that is not a consequence."""
 
-    message: Annotated[Redacted, _AS_HEADLINE]
-    """One line: the error's class and text, or how the process ended. Its middle is left out where it is too long."""
-    traceback: Annotated[Redacted, _AS_TRACEBACK] = ""
-    """The last lines of the traceback, likewise."""
+    message: Annotated[Redacted, _SHORT_MESSAGE]
+    """One line: the error's class and text, or how the process ended. The middle of a long text is omitted."""
+    traceback: Annotated[Redacted, _SHORT_TRACEBACK] = ""
+    """The last lines of the traceback, shortened likewise."""
     retryable: bool = True
     consequence: bool = False
-    """Whether it only says that another worker vanished."""
+    """Whether it is only the consequence of a lost peer."""
     condemns_checkpoint: bool = False
-    """Whether the checkpoint that the attempt resumed from must not be tried again."""
+    """Whether it reports that the checkpoint from which the attempt resumed is damaged."""
     at: Moment
 
     def brief(self) -> "Failure":
-        """The same without the traceback and in few words, for an attempt that is history."""
+        """A summary without the traceback, for past attempts."""
         return self.model_copy(update={"message": abridged(self.message), "traceback": ""})
 
 
 class ProgressLine(Value):
-    """One line of a worker's progress file. Times are the worker's clock, UTC.
+    """One line of a worker's progress file. Times are from the worker's clock, in UTC.
 
-    Its numbers and texts are such as the database takes, since a job's code can write any.
+    Numbers and texts are validated for the database, because a job's code can write anything.
     """
 
     kind: Literal["forked", "rendezvous", "joined", "first_step", "step", "event", "result"]
@@ -78,18 +78,18 @@ class ProgressLine(Value):
     epoch: _Count | None = None
     samples_per_s: _Finite | None = None
     seconds_left: _Finite | None = None
-    metrics: Annotated[dict[Text, float], at_most(_METRICS)] = Field(default_factory=dict)
-    """`loss` and whatever else the workload reports; of `result`, the final metrics."""
-    message: Annotated[str, _AS_HEADLINE] | None = None
-    """Of `event`."""
+    metrics: Annotated[dict[Text, float], at_most(_MAX_METRICS)] = Field(default_factory=dict)
+    """`loss` and other values that the workload reports; for `result`, the final metrics."""
+    message: Annotated[str, _SHORT_MESSAGE] | None = None
+    """For `event`."""
     findings: tuple[NodeFinding, ...] = ()
-    """Of `result`: what an examination of the cluster has found."""
+    """For `result`: the findings of an examination of the cluster."""
     port: int | None = Field(default=None, ge=0, le=65535)
-    """Of `rendezvous`: where the gang's store listens on rank 0's node."""
+    """For `rendezvous`: the port of the gang's store on rank 0's node."""
 
 
 class WorkerReport(Value):
-    """The whole present state of one worker, sent again and again until the master has no more use for it."""
+    """The complete current state of one worker. Every heartbeat contains it until the master no longer needs it."""
 
     job: str
     attempt: int = Field(ge=0, le=MOST)
@@ -97,20 +97,21 @@ class WorkerReport(Value):
     state: WorkerState
     pid: int | None = Field(default=None, ge=0, le=MOST)
     exit_code: int | None = Field(default=None, ge=-MOST, le=MOST)
-    """As `subprocess` has it: negative for a signal."""
+    """As in `subprocess`: negative for a signal."""
     failure: Failure | None = None
     spawned_at: Moment | None = None
     joined_at: Moment | None = None
     rendezvous_port: int | None = Field(default=None, ge=0, le=65535)
     log_bytes: int | None = None
-    """Of a worker that has ended: the size of its log, whose rest may come later."""
+    """The final size of the log of a worker that has ended. Its last part can arrive later."""
 
 
 def abridged(text: str) -> str:
-    """What `text` says in short, for history."""
-    return shorten(redact_text(text), _BRIEF)  # in this order: a URL that is cut hides its credentials from the search
+    """A short version of `text` for past attempts."""
+    # Redact first: in a URL that is cut, credentials can't be recognized.
+    return shorten(redact_text(text), _SUMMARY_CHARS)
 
 
 def first_cause(failures: list[Failure]) -> Failure | None:
-    """The failure to blame: the earliest that is not the consequence of another; else the earliest."""
+    """The root cause: the earliest failure that is not a consequence, or else the earliest."""
     return min(failures, key=lambda failure: (failure.consequence, failure.at), default=None)

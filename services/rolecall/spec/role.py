@@ -1,11 +1,11 @@
-"""The parts that a process can play."""
+"""The roles of nodes and workers."""
 
 from enum import StrEnum
 from fractions import Fraction
 
 
 class Role(StrEnum):
-    """A role is data and not a program: a node offers slots for one role, a worker plays one role."""
+    """The role for which a node offers slots, and the role of a worker in its gang."""
 
     MASTER = "master"
     PARAMETER_SERVER = "parameter-server"
@@ -15,7 +15,7 @@ class Role(StrEnum):
 
     @property
     def module(self) -> str:
-        """The file of a workload that plays this role, e.g. `parameter_server`."""
+        """The module of a workload that implements this role, such as `parameter_server`."""
         return self.value.replace("-", "_")
 
     @property
@@ -31,5 +31,5 @@ class Role(StrEnum):
 
 _COMPUTING = frozenset({Role.TRAINER, Role.STAGE, Role.OBSERVER})
 
-# Ranks are given out in this order, so that rank 0 (where the gang meets) is the role that lives longest.
+# Ranks are assigned in this order, so that rank 0, which hosts the rendezvous, has the role that lives longest.
 RANK_ORDER = (Role.MASTER, Role.PARAMETER_SERVER, Role.STAGE, Role.TRAINER, Role.OBSERVER)

@@ -1,4 +1,4 @@
-"""The states of jobs and workers, and which may follow which."""
+"""The states of jobs and workers, and the legal transitions."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from rolecall.spec.errors import IllegalTransition
 
 
 class JobState(StrEnum):
-    """Where a job stands. A retry goes back to `queued` with the failed attempt's cause kept."""
+    """The state of a job. A retry returns to `queued` and keeps the failed attempt's cause."""
 
     QUEUED = "queued"
     """Stored; waits for slots."""
@@ -15,16 +15,16 @@ class JobState(StrEnum):
     RUNNING = "running"
     """Every worker has joined the gang."""
     STOPPING = "stopping"
-    """The gang is being stopped, at once or after its next step; the attempt's `stop` says what follows."""
+    """The gang is being stopped, immediately or after its next step; the attempt's `stop` determines the next state."""
     PAUSED = "paused"
-    """Stopped by its user behind a checkpoint; `resume` queues it again."""
+    """Stopped by its user after a checkpoint; `resume` queues it again."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to the job by itself."""
+        """Whether the state is final unless a user acts."""
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
     @property
@@ -34,7 +34,7 @@ class JobState(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """Where one worker of an attempt stands; the order below is the order in which states may follow."""
+    """The state of one worker of an attempt, in the order of legal transitions."""
 
     ASSIGNED = "assigned"
     """In the plan; its node has not reported a process yet."""
@@ -45,42 +45,42 @@ class WorkerState(StrEnum):
     SUCCEEDED = "succeeded"
     """The role's function returned."""
     FAILED = "failed"
-    """It reported a failure or its process died by itself."""
+    """It reported a failure, or its process died unexpectedly."""
     STOPPED = "stopped"
-    """It was asked to stop (or was killed because its gang stops) and is gone."""
+    """It ended after a stop request, or was killed because its gang stops."""
     LOST = "lost"
-    """Its node vanished, or it was expendable and died."""
+    """Its node is lost, or it died but was expendable."""
 
     @property
     def ended(self) -> bool:
-        """Whether no process of this worker runs any more, as far as the master can know."""
+        """Whether the worker has no process, as far as the master knows."""
         return self in {WorkerState.SUCCEEDED, WorkerState.FAILED, WorkerState.STOPPED, WorkerState.LOST}
 
 
 class StopMode(StrEnum):
-    """Why a gang is stopped, which decides how hard and what follows."""
+    """The reason for stopping a gang, which determines how it is stopped and the job's next state."""
 
     ABORT = "abort"
-    """Something failed: SIGKILL at once; back to the queue while restarts are left, else `failed`."""
+    """An attempt failed: SIGKILL immediately; then `queued` if restarts are left, otherwise `failed`."""
     CANCEL = "cancel"
-    """The user wants it gone: asked first, killed after the grace time; then `cancelled`."""
+    """A user cancels: stop request, SIGKILL after the grace time; then `cancelled`."""
     PAUSE = "pause"
-    """The user wants it later: asked to write a checkpoint and leave; then `paused`."""
+    """A user pauses: request to write a checkpoint and stop; then `paused`."""
     DRAIN = "drain"
-    """A node leaves: asked to write a checkpoint; then back to the queue, without costing a restart."""
+    """A node shuts down: request to write a checkpoint and stop; then `queued`, which does not count as a restart."""
     DEADLINE = "deadline"
-    """`deadline_s` has passed: asked first, killed after the grace time; then `failed`."""
+    """`deadline_s` has passed: stop request, SIGKILL after the grace time; then `failed`."""
     COMPLETE = "complete"
-    """Rank 0 is done and its gang's result is in: stragglers are killed after the grace time; then `succeeded`."""
+    """Rank 0 has succeeded and reported the result: SIGKILL for stragglers after the grace time; then `succeeded`."""
 
     @classmethod
     def _missing_(cls, value: object) -> "StopMode | None":
-        """A mode of a newer release: leave with a checkpoint, which loses nothing, and go back to the queue."""
+        """Treat a mode of a newer release as `DRAIN`, which loses no progress."""
         return cls.DRAIN if isinstance(value, str) else None
 
     @property
-    def asks(self) -> bool:
-        """Whether workers get the chance to leave between two steps before they are killed."""
+    def is_graceful(self) -> bool:
+        """Whether workers can stop after a step before they are killed."""
         return self is not StopMode.ABORT
 
 
@@ -99,7 +99,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 def check_transition(before: JobState, after: JobState) -> None:
-    """Raise `IllegalTransition` unless a job may go from `before` to `after`."""
+    """Raise `IllegalTransition` unless a job can change from `before` to `after`."""
     if after not in TRANSITIONS[before]:
         legal = ", ".join(sorted(TRANSITIONS[before])) or "nothing"
         raise IllegalTransition(f"a job that is {before} can't become {after}; it can become: {legal}")

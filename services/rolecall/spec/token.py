@@ -8,18 +8,18 @@ _TOKEN = re.compile("([1-9][0-9]{0,9})[.][0-9a-f]{64}")
 
 
 def attempt_token(signing_key: str, job: str, attempt: int) -> str:
-    """The token of the workers of one attempt: it opens that job's blobs and nothing else.
+    """The token of the workers of one attempt, which gives access only to that job's blobs.
 
-    It consists of the attempt's number and a MAC. Derived, so that the master can check it without a table. Only the
-    master has the key: nodes get each attempt's token with the worker to start, so that the nodes' own tokens can be
-    rotated at any time.
+    It consists of the attempt's number and a MAC, so that the master can check it without its database. Only the
+    master has the key. Nodes get the token in each worker's launch, so it does not depend on the nodes' own tokens,
+    which can be rotated at any time.
     """
     mac = hmac.new(signing_key.encode(), f"{job}/{attempt}".encode(), hashlib.sha256)
     return f"{attempt}.{mac.hexdigest()}"
 
 
 def attempt_of(signing_key: str, job: str, token: str) -> int | None:
-    """The attempt of `job` whose token this is; None if it is none of that job's."""
+    """The attempt of `job` to which the token belongs, or None if it is not a token of that job."""
     found = _TOKEN.fullmatch(token)
     if found is None:
         return None
@@ -28,8 +28,8 @@ def attempt_of(signing_key: str, job: str, token: str) -> int | None:
 
 
 def gang_secret(signing_key: str, job: str, attempt: int) -> str:
-    """What the workers of one attempt know and nobody else: by it they recognize each other on the network.
+    """The secret with which the workers of one attempt authenticate each other on the network.
 
-    `signing_key` is the master's; the secret reaches the workers through their nodes.
+    `signing_key` is the master's key. The workers get the secret from their nodes.
     """
     return hmac.new(signing_key.encode(), f"gang secret\0{job}/{attempt}".encode(), hashlib.sha256).hexdigest()

@@ -1,15 +1,15 @@
-"""Whom a client trusts to be the master."""
+"""Verification of the master's certificate by clients."""
 
 from rolecall.spec.model import Value
 
 SYSTEM = "system"
-"""In place of a file: the CAs that the machine trusts."""
+"""Instead of a file: the CAs that the machine trusts."""
 
 
 class Trust(Value):
-    """What a program checks the master's certificate against."""
+    """The CA and the name with which a program verifies the master's certificate."""
 
     ca: str = SYSTEM
     """A file of CA certificates in PEM format, or `system`."""
     name: str | None = None
-    """The name that the certificate must bear, where that is not the URL's host."""
+    """The name in the certificate, if it differs from the URL's host."""

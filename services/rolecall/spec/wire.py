@@ -16,39 +16,39 @@ _FINDINGS: TypeAdapter[Finding] = TypeAdapter(Finding)
 
 
 class Heartbeat(Value):
-    """A node's call: everything it runs, whole, every time."""
+    """A node's periodic call. It always contains the complete state of all its workers."""
 
     started: str
-    """The id of this daemon's life (see `NodeSpec.started`)."""
+    """The id of the daemon's process (see `NodeSpec.started`)."""
     seen: int = Field(default=-1, ge=-1, le=MOST_BYTES)
-    """The version of the last `Desired` that it got."""
+    """The version of the last `Desired` that the node received."""
     wait_s: float = Field(default=0.0, ge=0.0, le=30.0)
-    """How long the master may hold the answer back while nothing changes."""
+    """The maximum time for which the master may delay the response while nothing changes."""
     workers: tuple[WorkerReport, ...] = ()
     draining: bool = False
     findings: tuple[Finding, ...] = ()
-    """What the node found when it last examined itself."""
+    """The results of the node's latest self-check."""
     unread: tuple[str, ...] = Field(default=(), exclude=True)
-    """What of it the receiver's release can't read: one such entry must not cost the whole call."""
+    """Errors of entries that the receiver's release can't parse. They must not invalidate the whole call."""
 
     @model_validator(mode="before")
     @classmethod
-    def _read_one_by_one(cls, data: Any) -> Any:
+    def _parse_entries(cls, data: Any) -> Any:
         fields = _fields(data)
-        workers, unread = _readable(_REPORTS, fields.get("workers", ()))
-        findings, more = _readable(_FINDINGS, fields.get("findings", ()))
+        workers, unread = _parse_each(_REPORTS, fields.get("workers", ()))
+        findings, more = _parse_each(_FINDINGS, fields.get("findings", ()))
         return data if not fields else {**fields, "workers": workers, "findings": findings, "unread": unread + more}
 
 
 class DesiredWorker(Value):
-    """A worker that a node should be running, or should be ending."""
+    """A worker that a node should run or stop."""
 
     launch: WorkerLaunch
     stop: StopMode | None = None
 
 
 class UnreadWorker(Value):
-    """A worker of which an entry can't be read, but for its name."""
+    """A worker whose entry can't be parsed except for its identity."""
 
     job: str
     attempt: int
@@ -60,18 +60,17 @@ _DESIRED: TypeAdapter[DesiredWorker] = TypeAdapter(DesiredWorker)
 
 
 class Desired(Value):
-    """What a node should be running. It starts what is missing and kills what is not listed."""
+    """The workers that a node should run. It starts missing workers and kills unlisted ones."""
 
     version: int
-    """Changes whenever the rest changes."""
+    """Changes with every change of the other fields."""
     workers: tuple[DesiredWorker, ...]
     unread: tuple[UnreadWorker, ...] = Field(default=(), exclude=True)
-    """Workers of which the receiver's release can't read the entry: one that runs goes on, one that doesn't is not
-    started."""
+    """Workers whose entries the receiver's release can't parse. Those that run continue; others are not started."""
 
     @model_validator(mode="before")
     @classmethod
-    def _read_one_by_one(cls, data: Any) -> Any:
+    def _parse_entries(cls, data: Any) -> Any:
         fields = _fields(data)
         workers: list[Any] = []
         unread: list[UnreadWorker] = []
@@ -79,41 +78,41 @@ class Desired(Value):
             try:
                 workers.append(_DESIRED.validate_python(entry))
             except ValidationError as error:
-                unread.append(UnreadWorker(**_name(entry), why=_first(error)))
+                unread.append(UnreadWorker(**_worker_id(entry), why=_first_error(error)))
         return data if not fields else {**fields, "workers": workers, "unread": unread}
 
 
 class Registered(Value):
-    """The answer to a node's registration."""
+    """The response to a node's registration."""
 
     heartbeat_s: float
-    """The longest time that the node may stay silent is a multiple of this."""
+    """The heartbeat interval. The longest allowed silence is a multiple of it."""
     master_version: str
     node_timeout_s: float | None = None
-    """Silence after which the master counts the node as lost; None from a master that does not tell."""
+    """Seconds of silence after which the master considers the node lost; None from masters that don't send it."""
 
 
 class ClusterInfo(Value):
-    """What a node must know of the cluster to judge itself."""
+    """The cluster's properties that a node needs for its self-check."""
 
     time_s: float
     """The master's wall clock when it answered: seconds since 1970."""
     version: str
-    """The master's."""
+    """The master's version."""
     boot_id: str = ""
-    """The kernel's id of the master's machine, as `Machine.boot_id`; empty where the master does not say."""
+    """The boot id of the master's machine, as in `Machine`; empty from masters that don't send it."""
     strangers: int
-    """Living nodes that can't reach this one by a loopback address: other machines' and other containers'."""
+    """The number of live nodes in other network namespaces, which can't reach a loopback address of this node."""
 
 
 class StreamOffset(Value):
-    """How much of a log or progress stream the master has, in bytes: where the next piece starts."""
+    """The bytes of a log or progress stream that the master has: the offset of the next chunk."""
 
     size: int
 
 
 class ArtifactNotice(Value):
-    """A worker's word that an artifact's blob is complete."""
+    """A worker's notice that the blob of an artifact is complete."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     blob: str
@@ -122,31 +121,31 @@ class ArtifactNotice(Value):
 
 
 def _fields(data: Any) -> dict[str, Any]:
-    """The fields of a message that is not read yet; none of what is no message."""
+    """The fields of an unparsed message; empty if it is not an object."""
     return cast(dict[str, Any], data) if isinstance(data, dict) else {}
 
 
-def _name(entry: Any) -> dict[str, Any]:
-    """Which worker an entry is about."""
+def _worker_id(entry: Any) -> dict[str, Any]:
+    """The identity of an entry's worker."""
     launch = _fields(_fields(entry).get("launch"))
     worker = _fields(launch.get("worker"))
     return {"job": launch.get("job"), "attempt": launch.get("attempt"), "rank": worker.get("rank")}
 
 
-def _readable(kind: TypeAdapter[Any], entries: Any) -> tuple[Any, list[str]]:
-    """Those of `entries` that this release can read, and what is wrong with the others."""
+def _parse_each(kind: TypeAdapter[Any], entries: Any) -> tuple[Any, list[str]]:
+    """The parsed entries, and the errors of those that this release can't parse."""
     if not isinstance(entries, list | tuple):
         return entries, []
-    found: list[Any] = []
+    parsed: list[Any] = []
     unread: list[str] = []
     for entry in cast(list[Any], entries):
         try:
-            found.append(kind.validate_python(entry))
+            parsed.append(kind.validate_python(entry))
         except ValidationError as error:
-            unread.append(_first(error))
-    return found, unread
+            unread.append(_first_error(error))
+    return parsed, unread
 
 
-def _first(error: ValidationError) -> str:
+def _first_error(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     return f"{error.title}.{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

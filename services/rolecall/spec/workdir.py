@@ -1,13 +1,13 @@
-"""The files through which a node and its worker talk: names only, no I/O.
+"""The files with which a node and its worker communicate: names only, no I/O.
 
-The worker opens what it writes before it confines itself. From then on it may change nothing here but `scratch`.
+The worker opens its output files before it restricts itself. After that, it can change nothing else but `scratch`.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
 PROGRESS_BYTES = 16 << 20
-"""How much of a worker's progress its node sends to the master."""
+"""The maximum size of a progress file that the node sends to the master."""
 
 
 class Workdir(NamedTuple):
@@ -22,12 +22,12 @@ class Workdir(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """What the worker prints, standard output and error together."""
+        """The worker's standard output and error."""
         return self.path / "log.txt"
 
     @property
     def progress(self) -> Path:
-        """The worker's reports, a `ProgressLine` as JSON on each line."""
+        """The worker's progress: one `ProgressLine` as JSON per line."""
         return self.path / "progress.jsonl"
 
     @property
@@ -37,20 +37,20 @@ class Workdir(NamedTuple):
 
     @property
     def beat(self) -> Path:
-        """Touched by a thread of the worker every half second."""
+        """The heartbeat: a thread of the worker touches this file every half second."""
         return self.path / "beat"
 
     @property
     def stop(self) -> Path:
-        """Made by the node when the worker should leave between two steps; holds the `StopMode`."""
+        """The stop request: the node creates this file, which contains the `StopMode`."""
         return self.path / "stop"
 
     @property
     def rendezvous(self) -> Path:
-        """Made by the node once the gang's port is known; holds the port. Rank 0 needs none: it reports it."""
+        """The gang's port, which the node writes once it is known. Rank 0 reports the port and has no such file."""
         return self.path / "rendezvous"
 
     @property
     def scratch(self) -> Path:
-        """For the worker's own temporary files; the node opens none of them."""
+        """The folder for the worker's temporary files. The node opens none of them."""
         return self.path / "scratch"

@@ -1,4 +1,4 @@
-"""What a workload declares. The master sees this and nothing else of it."""
+"""The declaration of a workload, which is all of it that the master uses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,9 +10,9 @@ from rolecall.spec.role import Role
 
 
 class Params(BaseModel):
-    """The base of a workload's parameters: frozen, and unknown names are errors.
+    """The base class of a workload's parameters. They are frozen, and unknown names are errors.
 
-    Checks that the parameters alone can decide belong in validators here (they become a 422 at `POST /jobs`).
+    Put checks that depend only on the parameters into validators: their errors become a 422 of `POST /jobs`.
     """
 
     model_config = ConfigDict(
@@ -21,19 +21,19 @@ class Params(BaseModel):
 
 
 P = TypeVar("P", bound=Params)
-"""The parameters of one workload."""
+"""The type of a workload's parameters."""
 
 
 class PerNodeParams(Params):
-    """The base of the parameters of a workload that runs on every node."""
+    """The base class of the parameters of a workload with `per_node`."""
 
     nodes: Annotated[tuple[Annotated[str, Field(max_length=63)], ...], Field(max_length=10_000, fail_fast=True)] = ()
-    """The nodes to run on; all that are alive and not draining if none is named."""
+    """Nodes to run on. By default, all nodes that are alive and not draining."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleCount:
-    """How many workers of one role a workload takes."""
+    """The default, minimum and maximum number of workers of one role."""
 
     default: int
     least: int = 1
@@ -42,15 +42,15 @@ class RoleCount:
 
 @dataclass(frozen=True, slots=True)
 class Workload(Generic[P]):
-    """A plug-in: which roles a job needs and what each does.
+    """A plug-in that defines the roles of a job and what each does.
 
-    The function that plays role `r` is `run` in the module that `module_of(r)` names.
+    Role `r` is implemented by the function `run` in the module `module_of(r)`.
     """
 
     name: str
     summary: str
     package: str
-    """The import package of the role files, e.g. `rolecall.workloads.embedding_ddp`."""
+    """The import package with the modules of the roles, such as `rolecall.workloads.embedding_ddp`."""
     params: type[P]
     roles: dict[Role, RoleCount]
     rpc: bool = True
@@ -60,18 +60,18 @@ class Workload(Generic[P]):
     expendable: frozenset[Role] = frozenset()
     """Roles whose loss does not end the attempt."""
     module: str | None = None
-    """The module of `package` that plays every role; by default, each role has a module of its own name."""
+    """The module of `package` that implements all roles; by default, each role has a module with its own name."""
     per_node: bool = False
-    """Whether it runs one worker on each node, which plays the node's role, beside whatever runs there: such a worker
-    takes neither slot nor GPU. `params` is then a kind of `PerNodeParams`, and `roles` can't be asked for. Its
-    workers are not joined before they run: they look at the network first, and join by `rendezvous.met`."""
+    """Whether a job runs one worker on each node, in the node's own role and in parallel with other workers, without a
+    slot or GPU. `params` must then be a subclass of `PerNodeParams`, and requests can't set `roles`. Its
+    workers start without a rendezvous, so that they can test the network before they join one."""
     rpc_threads: Callable[[P, dict[Role, int]], int] | None = field(default=None)
-    """How many RPC threads each worker needs at least, where the workload parks calls; more are given anyway."""
+    """The minimum number of RPC threads per worker, for workloads in which RPC calls block. Workers can get more."""
     check_counts: Callable[[P, dict[Role, int]], None] | None = field(default=None)
-    """Raises `ValueError` (legal values in its text) when counts and parameters don't fit together."""
+    """Raises `ValueError`, with the legal values, if counts and parameters are inconsistent."""
     check_node: Callable[[P, Role], None] | None = field(default=None)
-    """Runs torch-free on the node, before the gang meets; raises `InputError` for what only a node can see."""
+    """Runs on the node before the rendezvous, without torch. Raises `InputError` for what only a node can detect."""
 
     def module_of(self, role: Role) -> str:
-        """The full name of the module that plays the role."""
+        """The full name of the module that implements the role."""
         return f"{self.package}.{self.module or role.module}"

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rolecall.edge.census import Excess, Group
+from rolecall.edge.connection_table import Group, LimitExceeded
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, Standing, admission, refusal
@@ -95,9 +95,9 @@ def _holder(found: Admission) -> tuple[Group, str]:
     return Group.ADMINS if Scopes.ADMIN in found.caller.scopes else Group.USERS, found.caller.name
 
 
-async def _turn_away(scope: Scope, receive: Receive, send: Send, excess: Excess, found: Admission) -> None:
+async def _turn_away(scope: Scope, receive: Receive, send: Send, excess: LimitExceeded, found: Admission) -> None:
     # 429 says that the caller itself is the cause. Workers take it for final, as any other answer below 500.
-    status = 429 if excess.own and found.caller is not None else 503
+    status = 429 if excess.by_owner and found.caller is not None else 503
     headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
     await problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)(scope, receive, send)
 
