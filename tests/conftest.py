@@ -42,6 +42,7 @@ _GROUPS = {
     "namespaces": ("tests/deploy/test_k8s_network", "tests/cluster/test_preflight"),
 }
 """Files that share what a machine has once, such as names of containers and addresses."""
+_CLUSTERS = {"cluster", "start_cluster"}
 _LONGEST = ("docker", "tests/cluster", "namespaces", "tests/numerics")
 
 
@@ -63,8 +64,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
     return ByGroup(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest groups come first."""
+    """Tests with a cluster are slow. The longest groups come first."""
+    for item in items:
+        if _CLUSTERS & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     items.sort(
         key=lambda item: next((n for n, start in enumerate(_LONGEST) if _group(item.nodeid).startswith(start)), 99)
     )

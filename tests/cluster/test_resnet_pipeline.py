@@ -166,7 +166,7 @@ def test_a_paused_job_goes_on_where_it_was(stages: Cluster, folder: Path) -> Non
     ("data", "said"),
     [
         ({"train": "nowhere/pictures"}, "nowhere/pictures does not exist on this node"),
-        ({"train": {"images": "{own}", "labels": "{own}"}}, "is no IDX file"),
+        ({"train": {"images": "{own}", "labels": "{own}"}}, "is not an IDX file"),
     ],
 )
 def test_bad_images_fail_at_once_and_for_good(stages: Cluster, data: dict[str, Any], said: str) -> None:

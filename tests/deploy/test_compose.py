@@ -25,7 +25,7 @@ GANG_PORTS = "40000 49999"
 LOOPBACK = "127.0.0.1"
 MACHINE: dict[str, Any] = {"MASTER_ADDR": "10.0.0.1", "MACHINE": "alpha", "ROLECALL_NODE_TOKEN": "a-token-of-the-tests"}
 
-pytestmark = pytest.mark.usefixtures("composed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("composed")]
 
 
 @pytest.fixture(scope="module")

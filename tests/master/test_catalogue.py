@@ -47,7 +47,7 @@ def test_a_broken_plugin_is_told_and_leaves_the_others_alone(package: str) -> No
     catalogue = load([EntryPoint(name, value, GROUP) for name, value in values.items()])
     assert list(catalogue.workloads) == ["mine"]
     assert catalogue.get("mine").name == "mine"
-    assert "no module observer" in catalogue.broken["roleless"]
+    assert "has no module" in catalogue.broken["roleless"]
     assert "a kind of PerNodeParams" in catalogue.broken["omnipresent"]
     assert "no_such_package" in catalogue.broken["gone"]
     assert "not a Workload but a list" in catalogue.broken["odd"]

@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from rolecall.spec.preflight import NodeFinding
+
 
 from rolecall.master.progress import Latest, ProgressBook, advance, is_newer, parse, result, series
 from rolecall.master.store import jobs
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
-from rolecall.spec.finding import Level
+from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.report import ProgressLine
 

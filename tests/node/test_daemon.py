@@ -33,6 +33,10 @@ from rolecall.spec.finding import Finding, Level
 from rolecall.spec.state import StopMode, WorkerState
 
 
+# Each starts a fork server, which imports torch.
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
@@ -93,7 +97,6 @@ def test_a_killed_worker_is_reported_at_once(master: ScriptedMaster) -> None:
     assert report.failure.message.startswith("killed by SIGKILL")
 
 
-@pytest.mark.slow
 def test_a_stopped_worker_is_noticed(master: ScriptedMaster) -> None:
     key = master.want(launch("stopped", "stay"))
     os.kill(master.joined(key).pid or 0, signal.SIGSTOP)
@@ -265,7 +268,6 @@ def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) ->
     assert 'job="seen"' not in scrape(url).text
 
 
-@pytest.mark.slow
 def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with _node(master, tmp_path) as node:
@@ -282,7 +284,6 @@ def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_
             _leaves(node, master)
 
 
-@pytest.mark.slow
 def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path) as node:
@@ -301,7 +302,6 @@ def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Pat
         _leaves(node, master)
 
 
-@pytest.mark.slow
 def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path) as node:
@@ -314,7 +314,6 @@ def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
         assert gone(family, 2.0)
 
 
-@pytest.mark.slow
 def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="10") as node:
@@ -328,7 +327,6 @@ def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
         assert gone(family, 0.5)
 
 
-@pytest.mark.slow
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="60") as node:
@@ -341,7 +339,6 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         assert gone(family, 0.5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -365,7 +362,6 @@ def finding(master: ScriptedMaster, check: str) -> Finding:
     return next(one for one in master.beats[-1].findings if one.check == check)
 
 
-@pytest.mark.slow
 def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_path: Path) -> None:
     master = ScriptedMaster()
     master.ahead_s, master.version_told = 41.0, "9.9"
@@ -383,7 +379,6 @@ def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_pa
         assert finding(master, "version").level is Level.OK
 
 
-@pytest.mark.slow
 def test_a_node_that_enters_again_reports_before_a_look_that_takes_long(tmp_path: Path) -> None:
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path):
@@ -413,7 +408,6 @@ def _resolving(folder: Path, address: str) -> tuple[Path, tuple[str, ...]]:
     return hosts, ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
 
 
-@pytest.mark.slow
 def test_a_node_whose_address_changes_registers_again(tmp_path: Path, outer: str) -> None:
     """As in a container that is taken off its network and put on it again."""
     master = ScriptedMaster("0.0.0.0")
@@ -426,7 +420,6 @@ def test_a_node_whose_address_changes_registers_again(tmp_path: Path, outer: str
     assert len({spec.started for spec in master.specs}) == 1
 
 
-@pytest.mark.slow
 def test_a_node_that_was_cut_off_finds_its_way_before_it_is_heard(tmp_path: Path, outer: str) -> None:
     """Else it is sent workers that listen where nobody reaches them, or on an interface that is gone."""
     master = ScriptedMaster("0.0.0.0")

@@ -86,7 +86,7 @@ async def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Pa
     [
         (lambda path: path.unlink(), "is gone"),
         (lambda path: path.write_bytes(b"weights"), "has 7 bytes instead of 13"),
-        (lambda path: path.write_bytes(b"weights at 2x"), "has another SHA-256"),
+        (lambda path: path.write_bytes(b"weights at 2x"), "has a SHA-256 other than the recorded one"),
     ],
     ids=["gone", "short", "changed"],
 )

@@ -13,7 +13,7 @@ from tests.conftest import Cluster, running_cluster
 
 from rolecall import landlock
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 THIEF = """
 import os, sys
 from pathlib import Path

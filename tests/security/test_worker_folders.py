@@ -12,6 +12,8 @@ from tests.node.harness import ScriptedMaster, launch, working_node
 from rolecall.node.reconcile import Key
 from rolecall.spec.state import StopMode, WorkerState
 
+# A node with a fork server, which imports torch.
+pytestmark = pytest.mark.slow
 SECRET = "the-secret-of-another\n"
 KEEP = 1 << 20
 
