@@ -79,6 +79,7 @@ def test_exit_codes_and_signals_are_described() -> None:
     assert describe_exit(-signal.SIGKILL) == "SIGKILL"
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = Program("short", ("sh", "-c", "echo run; exit 3"), os.environ, log)
@@ -90,6 +91,7 @@ def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> No
     assert log.read_text() == "run\nrun\n"
 
 
+@pytest.mark.slow
 def test_programs_end_independently(tmp_path: Path) -> None:
     steady = Program("steady", command("steady", tmp_path), os.environ)
     with Supervisor([steady, Program("short", ("sh", "-c", "kill -9 $$"), os.environ)]) as supervisor:
@@ -108,6 +110,7 @@ def test_the_first_program_is_stopped_last(tmp_path: Path) -> None:
     assert asked[-1] == "first"
 
 
+@pytest.mark.slow
 def test_a_program_that_does_not_end_within_the_grace_time_is_killed(tmp_path: Path) -> None:
     program = Program("stubborn", command("stubborn", tmp_path, then="pass"), os.environ)
     with Supervisor([program], grace_s=2.0):
@@ -158,6 +161,7 @@ def test_a_second_signal_also_ends_programs_that_got_no_signal_yet(tmp_path: Pat
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
+@pytest.mark.slow
 def test_programs_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     stubborn = command("stubborn", tmp_path, then="pass")
     with subprocess.Popen([sys.executable, "-c", STUBBORN, *stubborn]) as process:
@@ -167,6 +171,7 @@ def test_programs_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     assert not psutil.wait_procs(children, timeout=5)[1]
 
 
+@pytest.mark.slow
 def test_a_program_that_would_outlive_its_supervisor_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from rolecall.workloads import catalogue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [

@@ -60,6 +60,7 @@ def vectors(result: GangResult) -> torch.Tensor:
         return load_file(archive.extract("vectors.safetensors", result.folder))["vectors"]
 
 
+@pytest.mark.slow
 def test_two_servers_and_two_trainers_do_what_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLECALL_DATA_ROOTS", str(tmp_path))  # This process reads the text, too.
     result = run_gang(WORKLOAD, params(tmp_path), SERVERS_AND_TRAINERS, tmp_path)
@@ -72,6 +73,7 @@ def test_two_servers_and_two_trainers_do_what_one_process_does(tmp_path: Path, m
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     given = params(tmp_path, checkpoint_every_steps=7)
     whole = run_gang(WORKLOAD, given, SERVERS_AND_TRAINERS, tmp_path / "whole")

@@ -52,6 +52,7 @@ def test_what_is_no_id_is_not_found(cluster: Cluster, job: str) -> None:
     assert run(cluster, "show", job).returncode == 4
 
 
+@pytest.mark.slow
 def test_a_name_is_shown_as_it_was_given(cluster: Cluster) -> None:
     data = {"train": "none.csv", "label": "y", "categorical": ["a"]}
     job = {"workload": "embedding-ddp", "name": "[/] [red]", "params": {"data": data}, "max_restarts": 0}
@@ -87,12 +88,14 @@ def test_two_clusters_do_not_share_a_folder(cluster: Cluster) -> None:
     assert "choose another --data" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
     done = run(cluster, "jobs", ROLECALL_TOKEN="a-wrong-token-for-sure")
     assert done.returncode == 7
     assert "ROLECALL_TOKEN" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{cluster.token}\n")
     assert run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "token")).returncode == 0
@@ -101,6 +104,7 @@ def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> Non
     assert "No such file" in done.stderr
 
 
+@pytest.mark.slow
 def test_local_prints_its_connection_as_json(tmp_path: Path) -> None:
     command = [*ROLECALL, "local", "--port", "0", "--trainers", "0", "--parameter-servers", "0", "--json"]
     environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path / "config"), "ROLECALL_TOKEN": "a-token-of-this-test"}

@@ -94,6 +94,7 @@ def test_a_program_that_is_no_master() -> None:
     assert errors(findings) == {("this shell", "master")}
 
 
+@pytest.mark.slow
 def test_a_cluster_without_nodes(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{(port := free_port())}"
     own = {"ROLECALL_NODE_TOKEN": "the-nodes-token-of-the-tests", "ROLECALL_DATA": str(tmp_path)}
@@ -205,6 +206,7 @@ def test_a_proxy_without_a_master_is_reported_as_a_master_that_is_down() -> None
     assert "start the master" in findings[-1]["remedy"]
 
 
+@pytest.mark.slow
 def test_the_last_event_is_printed_before_the_outcome() -> None:
     """The job logs another event and ends between two polls."""
     result = {"findings": []}

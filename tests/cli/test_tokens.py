@@ -55,6 +55,7 @@ def _answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_tokens_are_created_used_rotated_and_revoked(run: Run) -> None:
     code, printed, said = run(
         "tokens", "create", "alice", "--scope", "submit", "--max-queued", "1", "--expires-in", "1d"

@@ -49,6 +49,7 @@ FOREIGN = dict.fromkeys(["NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES"]
 CHECKOV = ROOT / ".venv-checkov/bin/checkov"
 
 
+@pytest.mark.slow
 def test_the_default_is_the_cpu_overlay() -> None:
     assert build(K8S) == render("cpu")
 

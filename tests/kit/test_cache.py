@@ -62,6 +62,7 @@ def user(folder: Path, key: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_the_least_recently_used_go_and_what_a_worker_uses_stays(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     with user(folder, "used") as worker:
@@ -116,6 +117,7 @@ def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callab
     assert not (cache / "loader/real").exists()
 
 
+@pytest.mark.slow
 def test_entries_however_deep_are_evicted(tmp_path: Path) -> None:
     with user(tmp_path / "mine", "key"):
         pass

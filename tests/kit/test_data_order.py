@@ -13,6 +13,7 @@ def test_an_epoch_is_a_permutation(rows: int, seed: int, epoch: int) -> None:
     assert sorted(permutation(np.arange(rows), rows, seed, epoch)) == list(range(rows))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(rows=st.integers(1, 500), batch=st.integers(1, 64), world=st.integers(1, 9), seed=SEEDS)
 def test_any_number_of_trainers_shares_the_same_global_batches(rows: int, batch: int, world: int, seed: int) -> None:
@@ -24,6 +25,7 @@ def test_any_number_of_trainers_shares_the_same_global_batches(rows: int, batch:
         assert sum(map(len, shares)) == order.batch_rows(step)
 
 
+@pytest.mark.slow
 @given(rows=st.integers(1, 500), batch=st.integers(1, 64))
 def test_every_row_is_seen_once_with_the_short_batch(rows: int, batch: int) -> None:
     order = DataOrder(rows, batch, seed=1)

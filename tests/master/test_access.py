@@ -121,6 +121,7 @@ async def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path
         assert "boss from 127.0.0.1" in said["message"]
 
 
+@pytest.mark.slow
 async def test_every_route_takes_the_scopes_of_the_table_and_no_other(client: Client) -> None:
     job = (await client.submit())["id"]
     filled = {"job": job, "attempt": 1, "rank": 0, "kind": "log", "number": 1, "name": "x", "node": "x"}
@@ -245,6 +246,7 @@ def test_an_expired_token_opens_nothing() -> None:
         TokenUpdate.model_validate({"max_queue": 1})
 
 
+@pytest.mark.slow
 async def test_another_master_on_the_database_learns_of_a_change(tmp_path: Path) -> None:
     database = Database(sqlite_url(tmp_path / "one.db"))
     await database.migrate()

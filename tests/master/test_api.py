@@ -115,6 +115,7 @@ async def test_the_frameworks_own_errors_are_problems_too(client: Client) -> Non
     check_problem(await client.user("GET", "/workloads/tpy"), 404)
 
 
+@pytest.mark.slow
 async def test_the_same_key_makes_one_job(client: Client) -> None:
     key = {"Idempotency-Key": "k1"}
     sent = [client.user("POST", "/jobs", json={"workload": "toy"}, headers=key) for _ in range(4)]
@@ -303,6 +304,7 @@ async def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(tmp_path:
         assert (await rival.register()).is_success
 
 
+@pytest.mark.slow
 async def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it_gives_up(tmp_path: Path) -> None:
     clock = ManualClock()
     async with on_master(tmp_path) as client:

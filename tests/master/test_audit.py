@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pydantic import SecretStr
 
 from rolecall.master import refusals
@@ -26,6 +27,7 @@ async def log(client: Client, count: int, **params: Any) -> list[AuditEntry]:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 async def test_the_audit_log_has_changes_and_refusals(client: Client) -> None:
     alice = await make_token(client, "alice", Scope.SUBMIT)
     job = (await submit_as(client, alice)).json()["id"]
@@ -85,6 +87,7 @@ def test_a_flood_by_one_token_hides_no_call_of_another() -> None:
     assert entries["eve", "POST /tokens"] == 1
 
 
+@pytest.mark.slow
 async def test_a_target_with_control_characters_is_written_visibly(tmp_path: Path, database_url: str) -> None:
     """Also to PostgreSQL, which refuses NUL and every other entry with it."""
 

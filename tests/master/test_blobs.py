@@ -189,6 +189,7 @@ async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_st
     blobs.close()
 
 
+@pytest.mark.slow
 async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, trouble: Trouble) -> None:
     async with with_artifact(tmp_path, blob_timeout_s=4.0) as (client, node, job):
         trouble.goes_on.clear()
@@ -210,6 +211,7 @@ async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, 
         assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
 
 
+@pytest.mark.slow
 async def test_a_download_that_gets_stuck_breaks_off(
     tmp_path: Path, trouble: Trouble, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,6 +239,7 @@ async def test_whatever_a_store_raises_is_told_as_its_trouble(
         assert (await client.worker("POST", job, 1, "/attempts/1/artifacts", json=notice)).status_code == 503
 
 
+@pytest.mark.slow
 async def test_an_upload_of_an_attempt_that_ended_is_stale(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         node, job = await running_job(client)

@@ -158,6 +158,7 @@ async def test_a_lock_in_postgresql_delays_writers_for_a_bounded_time_and_reader
         await write(database)
 
 
+@pytest.mark.slow
 async def test_a_statement_that_takes_too_long_is_ended_by_the_server(postgres_url: str) -> None:
     async def sleep(database: Database) -> None:
         async with database.read() as connection:
@@ -167,6 +168,7 @@ async def test_a_statement_that_takes_too_long_is_ended_by_the_server(postgres_u
         assert "statement timeout" in await complaint(lambda: sleep(database))
 
 
+@pytest.mark.slow
 async def test_a_transaction_that_falls_silent_gives_its_locks_back(postgres_url: str) -> None:
     async def stall(database: Database) -> None:
         async with database.write() as connection:
@@ -181,6 +183,7 @@ async def test_a_transaction_that_falls_silent_gives_its_locks_back(postgres_url
         assert "the database does not answer" in await stalling
 
 
+@pytest.mark.slow
 async def test_a_server_that_stops_without_a_word_holds_nobody_up(postgres_url: str) -> None:
     async with opened(postgres_url) as database:
         await write(database)
@@ -196,6 +199,7 @@ async def test_a_server_that_stops_without_a_word_holds_nobody_up(postgres_url: 
         await write(database)
 
 
+@pytest.mark.slow
 async def test_a_connection_that_is_being_used_breaks_when_the_server_stops(postgres_url: str) -> None:
     async with opened(postgres_url, Limits(answer_s=1.0)) as database:
 

@@ -99,6 +99,7 @@ async def test_a_job_that_runs_is_deleted_by_force_alone(client: Client, tmp_pat
     await gone(client, tmp_path, waiting)
 
 
+@pytest.mark.slow
 async def test_a_blob_store_that_is_away_delays_deletion_and_a_restart_finishes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ async def test_a_blob_store_that_is_away_delays_deletion_and_a_restart_finishes_
         await gone(client, tmp_path, job)
 
 
+@pytest.mark.slow
 async def test_left_overs_are_swept_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def away(*_: Any) -> int:
         raise OSError("the store is away")
@@ -273,6 +275,7 @@ async def in_world(tmp_path: Path, given: Policy) -> AsyncIterator[World]:
         await world.database.close()
 
 
+@pytest.mark.slow
 async def test_a_day_of_short_jobs_leaves_a_bounded_rest(tmp_path: Path) -> None:
     """A part of 10,000, hour by hour: what stays is the last three hours', whatever went before."""
     per_hour, hours, kept = 10, 24, 3

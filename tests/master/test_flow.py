@@ -48,6 +48,7 @@ async def test_a_job_is_placed_runs_and_succeeds(tmp_path: Path) -> None:
         assert [point["loss"] for point in series["points"]] == [0.5, None]
 
 
+@pytest.mark.slow
 async def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         node = await one_trainer(client)
@@ -73,6 +74,7 @@ async def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_
         assert [attempt["state"] for attempt in document["attempts"]] == ["failed", "failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failures", [0, 3], ids=["at once", "by a store that fails at first"])
 async def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
@@ -142,6 +144,7 @@ async def test_a_heartbeat_is_held_back_until_something_changes(tmp_path: Path) 
         assert len(await asyncio.wait_for(waiting, 2)) == 1
 
 
+@pytest.mark.slow
 async def test_a_silent_node_is_lost_and_its_job_goes_elsewhere(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path, node_timeout_s=1.0)) as client:
         first = await one_trainer(client, boot="m1", slots=1)
@@ -156,6 +159,7 @@ async def test_a_silent_node_is_lost_and_its_job_goes_elsewhere(tmp_path: Path) 
         assert await first.beat() == []
 
 
+@pytest.mark.slow
 async def test_a_restarted_node_costs_an_attempt_and_a_name_has_one_owner(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         node = await one_trainer(client)
@@ -179,6 +183,7 @@ async def test_a_restarted_node_costs_an_attempt_and_a_name_has_one_owner(tmp_pa
         assert "left the cluster" in document["attempts"][1]["cause"]
 
 
+@pytest.mark.slow
 async def test_cancel_and_pause_ask_a_running_gang_to_leave(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         node = await one_trainer(client)
@@ -265,6 +270,7 @@ async def test_a_deadline_ends_a_job_that_waits(tmp_path: Path) -> None:
         assert "deadline of 0.1 s" in (await client.until(job, "failed"))["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"])
 async def test_a_restarted_master_goes_on_where_it_was(
     tmp_path: Path, request: pytest.FixtureRequest, store: str

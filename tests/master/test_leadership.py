@@ -105,6 +105,7 @@ async def goes_on(node: Node, client: Client, job: str) -> AsyncIterator[None]:
     assert len(document["attempts"]) == 1
 
 
+@pytest.mark.slow
 async def test_a_second_master_in_a_data_folder_names_the_first_and_ends(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as first:
         given = {"ROLECALL_PORT": str(free_port()), "ROLECALL_NODE_TIMEOUT_S": "0.5", "ROLECALL_LOG_LEVEL": "error"}
@@ -154,6 +155,7 @@ def test_a_standby_needs_postgresql(tmp_path: Path, url: str | None) -> None:
         check_standby(make_settings(tmp_path, database_url=url, standby=True))
 
 
+@pytest.mark.slow
 async def test_the_server_frees_the_lock_of_a_session_that_falls_silent(database_url: str) -> None:
     first, second = SessionLock(database_url, "first", 1.0), SessionLock(database_url, "second")
     try:
@@ -175,6 +177,7 @@ async def test_the_server_frees_the_lock_of_a_session_that_falls_silent(database
         await second.release()
 
 
+@pytest.mark.slow
 async def test_a_standby_takes_over_from_a_killed_master_and_no_gang_notices(tmp_path: Path, database_url: str) -> None:
     with master(tmp_path / "first", database_url) as (process, url):
         node, job = await running_gang(url)
@@ -187,6 +190,7 @@ async def test_a_standby_takes_over_from_a_killed_master_and_no_gang_notices(tmp
                 await asyncio.sleep(NODE_TIMEOUT_S + 1)  # by when a node that is not heard is lost
 
 
+@pytest.mark.slow
 async def test_a_master_that_was_stopped_during_a_takeover_writes_nothing_and_ends(
     tmp_path: Path, database_url: str
 ) -> None:
@@ -209,6 +213,7 @@ async def test_a_master_that_was_stopped_during_a_takeover_writes_nothing_and_en
     assert "ended, so as not to be a second master" in (tmp_path / "first.log").read_text()
 
 
+@pytest.mark.slow
 async def test_a_master_keeps_the_lead_through_a_restart_of_the_database(tmp_path: Path, database_url: str) -> None:
     async with serving(make_settings(tmp_path, database_url=database_url)) as client:
         held = _lock_holder(database_url)

@@ -83,6 +83,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 async def test_a_long_queue_costs_nothing_while_nothing_happens_and_a_fitting_job_passes_it(
     tmp_path: Path, searches: list[int]
 ) -> None:
@@ -148,6 +149,7 @@ async def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: 
         assert not [one for one in statements if one.startswith("UPDATE jobs SET waiting_for")]
 
 
+@pytest.mark.slow
 async def test_a_change_wakes_the_nodes_of_its_gang_and_reads_no_others(tmp_path: Path) -> None:
     async with on_master(tmp_path) as (client, master):
         others = [await one_trainer(client, f"other-{number}", slots=1, boot=f"o{number}") for number in range(20)]
@@ -223,6 +225,7 @@ async def _quiet(master: Master) -> AsyncGenerator[None]:
             goes_on.set()
 
 
+@pytest.mark.slow
 async def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
     """A node that restarts between the look and the commit is not given the workers that were planned for it."""
 

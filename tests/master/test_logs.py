@@ -38,6 +38,7 @@ async def followed(client: Client, job: str, *, until: str, last_id: str = "") -
     raise AssertionError(f"the stream ended: {found}")
 
 
+@pytest.mark.slow
 async def test_a_progress_bar_and_a_long_line_are_shown_before_they_end(client: Client) -> None:
     node, job, worker = await running(client)
     await node.ship(worker, "log", b"  5%|#\r 10%|##")
@@ -109,6 +110,7 @@ async def test_a_log_is_bounded_and_the_cut_is_marked(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in (tmp_path / "streams").rglob("log*.txt")) < 3 << 19
 
 
+@pytest.mark.slow
 async def test_followers_of_silent_jobs_cost_nothing_while_another_job_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,7 @@ def test_a_gang_is_found_whenever_there_is_one(cluster: list[tuple[Role, int, st
     assert isinstance(place(wanted, nodes, []), GangPlan) == exists
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(clusters, wants, gpus, st.lists(st.booleans(), min_size=8, max_size=8))
 def test_the_room_is_the_largest_number_that_can_be_placed(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 from rolecall.master.progress import Latest, ProgressBook, advance, is_newer, parse, result, series
 from rolecall.master.store import jobs
 from rolecall.master.store.database import Database, sqlite_url

@@ -65,6 +65,7 @@ def listening(process: subprocess.Popen[str]) -> str:
     raise AssertionError("".join(log))
 
 
+@pytest.mark.slow
 def test_a_signal_ends_it_at_once_and_cleanly_though_a_heartbeat_waits(tmp_path: Path) -> None:
     with program(tmp_path) as (process, url):
         spec = make_node("trainer-0", Role.TRAINER)
@@ -89,6 +90,7 @@ def test_a_signal_ends_it_at_once_and_cleanly_though_a_heartbeat_waits(tmp_path:
         assert answers == [200]
 
 
+@pytest.mark.slow
 def test_log_records_are_json_objects_that_name_their_event_and_job(tmp_path: Path) -> None:
     with program(tmp_path, ROLECALL_LOG_FORMAT="json") as (process, url):
         headers, spec = bearer(NODE_TOKEN), make_node("trainer-0", Role.TRAINER)
@@ -104,6 +106,7 @@ def test_log_records_are_json_objects_that_name_their_event_and_job(tmp_path: Pa
         assert placed["message"] == f"job {job} attempt 1: placed 1 workers"
 
 
+@pytest.mark.slow
 def test_a_killed_master_loses_nothing(tmp_path: Path) -> None:
     with program(tmp_path) as (process, url):
         job = httpx.post(f"{url}/jobs", headers=bearer(TOKEN), content='{"workload": "toy"}').json()["id"]
@@ -125,6 +128,7 @@ async def test_an_answer_does_not_wait_for_an_acknowledgement(client: Client) ->
     assert min(took_s) < 0.03
 
 
+@pytest.mark.slow
 async def test_a_call_that_the_exit_cuts_off_is_told_to_try_again(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +148,7 @@ async def test_a_call_that_the_exit_cuts_off_is_told_to_try_again(
     assert answer.json()["detail"] == "the master exits before it could complete this call; try again"
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_an_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(AssertionError, match="already in use"):
         program(tmp_path, taken.getsockname()[1]).__enter__()

@@ -56,6 +56,7 @@ async def test_a_queued_job_that_cant_be_read_is_set_aside(tmp_path: Path, colum
         await is_well(client)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "column", "text", "said"),
     [
@@ -99,6 +100,7 @@ async def test_a_node_that_cant_be_read_registers_again(tmp_path: Path) -> None:
         assert await node.beat() == []
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_that_cant_be_read_is_passed_over_and_its_parts_stay(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         node = await one_trainer(client)
@@ -142,6 +144,7 @@ async def test_a_token_that_cant_be_read_is_valid_for_nothing_and_the_others_are
         assert "good" in {token["name"] for token in found}
 
 
+@pytest.mark.slow
 async def test_a_master_whose_passes_fail_is_not_ready_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

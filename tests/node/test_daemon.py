@@ -32,7 +32,6 @@ from rolecall.node.self_check import CHECK_EVERY_S
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.state import StopMode, WorkerState
 
-
 # Each starts a fork server, which imports torch.
 pytestmark = pytest.mark.slow
 

@@ -85,6 +85,7 @@ def assert_parity(name: str, folder: Path, observers: int, updates: int) -> Gang
     return result
 
 
+@pytest.mark.slow
 def test_an_observer_and_the_agent_learn_what_one_process_does(tmp_path: Path) -> None:
     result = assert_parity("ppo", tmp_path, observers=1, updates=3)
     assert losses(result).tolist() == pytest.approx(GOLDEN, abs=1e-6)

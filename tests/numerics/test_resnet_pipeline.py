@@ -151,6 +151,7 @@ def test_a_checkpoint_continues_to_the_uninterrupted_weights(tmp_path: Path) -> 
     torch.testing.assert_close(final_state(resumed), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_small_pipeline_learns(tmp_path: Path) -> None:
     """Measured cuts, three classes that differ by their stripes."""
     idx = write_idx(tmp_path / "idx", 120, 32)

@@ -92,6 +92,7 @@ def assert_same(result: GangResult, alone: Reference, params: dict[str, Any], to
             assert result.result[f"{split}_perplexity"] == pytest.approx(perplexity, rel=tolerance * 100)
 
 
+@pytest.mark.slow
 def test_a_small_gang_gives_what_one_process_gives(prose: Path, tmp_path: Path) -> None:
     params = job(prose, precision="float64", optimizer=ADAM, max_steps=30)
     result = run_gang("rnn-lm", params, roles(1, 1), tmp_path)
@@ -201,6 +202,7 @@ def test_the_examples_first_steps_reach_the_perplexity_of_one_process(tmp_path: 
     assert result.result["validation_perplexity"] == pytest.approx(alone.perplexity["validation"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_in_it_and_keeps_float32_weights(prose: Path, tmp_path: Path) -> None:
     """On CPUs, too: it follows float32 closely, but not to the bit."""
     params = job(prose, optimizer=ADAM, max_steps=30)

@@ -81,6 +81,7 @@ def exported(result: GangResult, folder: Path) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_two_stages_train_as_one_process_does_and_leave_a_model(text: Path, tmp_path: Path) -> None:
     params = job(text, max_steps=10)
     result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path)

@@ -102,6 +102,7 @@ async def test_a_node_and_a_database_of_the_previous_release_go_on(tmp_path: Pat
         assert (await client.user("GET", "/metrics")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_newer_nodes_heartbeat_is_taken_but_for_what_is_not_known(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path)) as client:
         node = await one_trainer(client)

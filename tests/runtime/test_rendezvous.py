@@ -141,6 +141,7 @@ def gang(plan: Plan, folder: Path, *, ranks: list[int] | None = None) -> Iterato
             process.join()
 
 
+@pytest.mark.slow
 def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER))
     with gang(plan, tmp_path) as workers:
@@ -180,6 +181,7 @@ def test_workers_that_are_asked_to_stop_leave_in_order_and_say_so(tmp_path: Path
         assert [type(workers.hear(rank)) for rank in range(2)] == [Stopped, Stopped]
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.OBSERVER, Role.OBSERVER), seconds={"_JOIN_TIMEOUT_S": 2.0})
     with gang(plan, tmp_path, ranks=[0, 1]) as workers:
@@ -189,6 +191,7 @@ def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     assert str(error) == "not arrived within 2 s: observer-1 on node n0"
 
 
+@pytest.mark.slow
 def test_a_port_that_is_never_published_ends_the_wait(tmp_path: Path) -> None:
     with gang(Plan(seconds={"_JOIN_TIMEOUT_S": 1.0}), tmp_path, ranks=[1]) as workers:
         error = workers.hear(1)

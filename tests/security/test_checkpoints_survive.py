@@ -51,6 +51,7 @@ async def events(client: Client, job: str) -> list[str]:
     return [one["message"] for one in (await client.user("GET", f"/jobs/{job}/events")).json()["events"]]
 
 
+@pytest.mark.slow
 async def test_a_node_that_cannot_read_the_store_costs_no_checkpoint(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         bad = await one_trainer(client, "trainer-0")
@@ -69,6 +70,7 @@ async def test_a_node_that_cannot_read_the_store_costs_no_checkpoint(tmp_path: P
     assert {path.parent.name for path in tmp_path.rglob("part")} == {"step-10", "step-20"}
 
 
+@pytest.mark.slow
 async def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         bad = await one_trainer(client, "trainer-0")
@@ -81,6 +83,7 @@ async def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Pa
         assert step_of(worker) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "why"),
     [

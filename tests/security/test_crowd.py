@@ -93,6 +93,7 @@ async def test_one_jobs_workers_take_their_share_and_no_more(tmp_path: Path, mon
             await node.beat()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize(
     "limits", [{"anonymous": GroupLimit(5, 50)}, {"connections": 6}], ids=["of one address", "in all"]
@@ -117,6 +118,7 @@ async def test_silent_anonymous_connections_block_nobody(
         await until_held(client, Group.ANONYMOUS, 0)
 
 
+@pytest.mark.slow
 async def test_connections_with_a_token_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with limited(tmp_path, monkeypatch, replace(PATIENT, connections=4)) as (client, address):
         beat = half(NODE_TOKEN, "/internal/nodes/x/heartbeat")
@@ -136,6 +138,7 @@ async def test_a_crowded_anonymous_connection_has_less_time(tmp_path: Path, monk
             assert b"not complete within 0.2 s" in await ask(address, b"GET /")
 
 
+@pytest.mark.slow
 async def test_a_users_body_has_an_end_and_a_nodes_may_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def drip(address: Address, begin: bytes, until_s: float) -> bytes:
         loop = asyncio.get_running_loop()

@@ -177,6 +177,7 @@ async def limited(
         yield client, (client.http.base_url.host, client.http.base_url.port)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [
@@ -237,6 +238,7 @@ async def test_a_head_or_body_that_drips_is_not_held(tmp_path: Path, monkeypatch
             )
 
 
+@pytest.mark.slow
 async def test_long_polls_and_busy_uploads_outlive_the_deadlines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +255,7 @@ async def test_long_polls_and_busy_uploads_outlive_the_deadlines(
         assert upload.status_code == 404, upload.text
 
 
+@pytest.mark.slow
 async def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with limited(tmp_path, monkeypatch, QUICK) as (client, address):
         held: Any = client.server.server_state.connections
@@ -267,6 +270,7 @@ async def test_an_answer_that_nobody_reads_is_not_held(tmp_path: Path, monkeypat
                         await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_an_answer_that_is_read_slowly_is_not_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with limited(tmp_path, monkeypatch, QUICK) as (client, address):
         loop = asyncio.get_running_loop()

@@ -28,6 +28,7 @@ async def probe(client: Client, token: str, **values: Any) -> httpx.Response:
     return await client.call(token, "POST", "/jobs", json={"workload": "probe", **values})
 
 
+@pytest.mark.slow
 async def test_a_token_runs_no_more_workers_than_its_slots(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         nodes = [await one_trainer(client, name) for name in ("trainer-0", "trainer-1")]

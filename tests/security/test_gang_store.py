@@ -134,6 +134,7 @@ def test_a_stranger_in_the_place_of_a_worker_ends_the_attempt() -> None:
         assert "allow only the gang's nodes to reach the gang ports" in str(error)
 
 
+@pytest.mark.slow
 def test_a_store_of_somebody_else_is_noticed() -> None:
     with gang(secrets=("another secret", SECRET)) as met:
         first, second = met.go_on()

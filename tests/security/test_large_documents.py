@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import select, update
 from tests.master.harness import failure, make_settings, on_master, serving
 
@@ -50,6 +51,7 @@ async def test_a_job_with_many_attempts_has_a_document_of_bounded_size(tmp_path:
         assert sum(isinstance(one, Failure) and bool(one.traceback) for one in stored) == 3
 
 
+@pytest.mark.slow
 async def test_a_page_of_large_jobs_ends_early_and_the_command_line_asks_for_the_next(tmp_path: Path) -> None:
     large = {"text": "z" * 1_500_000}
 

@@ -42,6 +42,7 @@ def _check(request: JobRequest) -> tuple[float, list[dict[str, str]]]:
     return time.thread_time() - begin, problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", sorted(CATALOGUE.workloads))
 def test_no_document_takes_long(workload: str) -> None:
     schema = schema_of(CATALOGUE.workloads[workload].params)

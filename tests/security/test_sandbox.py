@@ -194,6 +194,7 @@ print(json.dumps([said, read("{tmp_path}/rows.csv")]))
     assert run(request_of, code, ROLECALL_SANDBOX=mode) == [expected, "done"]
 
 
+@pytest.mark.slow
 def test_what_the_node_reads_can_not_be_replaced(request_of: ForkRequest) -> None:
     """A worker writes to its node through what it opened before, and makes nothing there that leads elsewhere."""
     own = request_of.workdir
@@ -259,6 +260,7 @@ print(json.dumps([plant(Path(path)) for path in ("{tmp_path}/blobs/mine", "{tmp_
     assert {one for folder in outside for one in folder} <= {"PermissionError", "OSError"}, said
 
 
+@pytest.mark.slow
 def test_a_worker_changes_neither_others_limits_nor_owners(request_of: ForkRequest) -> None:
     """Nor do the programs that it starts. What training needs goes on: limits and threads of its own."""
     own = request_of.workdir / "scratch/file"

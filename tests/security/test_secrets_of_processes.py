@@ -23,6 +23,7 @@ LIMITED = ["setpriv", "--bounding-set", "-sys_ptrace,-sys_admin,-perfmon"] if os
 READ = "import sys; sys.stdout.write(open(f'/proc/{sys.argv[1]}/environ').read())"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(bool(LIMITED) and not shutil.which("setpriv"), reason="setpriv (util-linux) is not installed")
 def test_the_environment_of_master_node_and_supervisor_is_hidden(tmp_path: Path) -> None:
     secrets = {"ROLECALL_TOKEN": "planted-users-token", "ROLECALL_NODE_TOKEN": "planted-nodes-token"}

@@ -12,6 +12,7 @@ from rolecall.spec.errors import QuotaExceeded
 from rolecall.spec.state import WorkerState
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
 async def test_below_the_reserve_reports_are_stored_and_logs_and_uploads_wait(tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "16m"):

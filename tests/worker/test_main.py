@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.node.harness import ROOT
 
 from rolecall.spec.fork import ForkRequest
@@ -31,6 +32,7 @@ def request(workdir: Path) -> ForkRequest:
     )
 
 
+@pytest.mark.slow
 def test_every_record_of_a_worker_carries_its_job_attempt_and_rank(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "services"), "ROLECALL_SANDBOX": "off"}
     command = [sys.executable, "-c", PROGRAM, request(tmp_path).model_dump_json()]

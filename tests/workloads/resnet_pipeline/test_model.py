@@ -21,6 +21,7 @@ def assert_cut(whole: nn.Module, names: tuple[str, ...], bounds: list[int]) -> N
     assert [shard.model_names[name] for shard in shards for name in shard.state_dict()] == list(whole.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "norm"), [("resnet18", "group"), ("resnet50", "batch")])
 def test_shards_in_a_row_are_the_whole_resnet(model: str, norm: str) -> None:
     names = block_names(model)
