@@ -3,6 +3,7 @@
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
 from rolecall_kmeans import WORKLOAD
 from safetensors.torch import load_file
 
@@ -10,6 +11,7 @@ from rolecall.kit import Role
 from rolecall.testing import run_gang
 
 
+@pytest.mark.slow
 def test_two_trainers_find_the_centers_of_two_clusters(tmp_path: Path) -> None:
     points = [(x + offset, y - offset) for offset in (0, 100) for x in range(4) for y in range(6)]
     rows = tmp_path / "points.csv"

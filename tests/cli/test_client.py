@@ -41,6 +41,7 @@ def test_unknown_fields_of_a_newer_master_are_ignored() -> None:
         assert client.healthz().status == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", [{"ok": True}, {"nodes": [{"name": "x"}]}, [], {"nodes": None}])
 def test_an_unreadable_response_is_a_one_line_error(answer: Any) -> None:
     with (

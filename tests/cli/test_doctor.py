@@ -173,6 +173,7 @@ def event(number: int, message: str) -> dict[str, Any]:
     return {"id": number, "at": "2026-01-01T00:00:00Z", "attempt": 1, "kind": "event", "message": message}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("free", "level"), [(9, "error"), (19, "warning"), (21, "ok")])
 def test_a_master_that_runs_out_of_space_is_reported(free: int, level: str) -> None:
     volume = {"free": free, "total": 100, "reserve": 10}
@@ -186,6 +187,7 @@ def test_a_master_that_runs_out_of_space_is_reported(free: int, level: str) -> N
     assert (found["nodes"], found["level"]) == (["the master"], level)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/readyz", "/nodes"])
 def test_a_master_with_storage_errors_is_not_reported_as_down(path: str) -> None:
     answers = HEALTHY | {f"GET {path}": error_response(503, "the database does not answer: no such host")}

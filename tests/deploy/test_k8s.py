@@ -89,6 +89,7 @@ def test_the_roles_are_those_of_the_code(overlay: str) -> None:
         assert one["kind"] == ("Deployment" if role_of(one) == Role.MASTER else "StatefulSet")
 
 
+@pytest.mark.slow
 @OVERLAY
 def test_no_image_floats(overlay: str) -> None:
     for one in workloads(everything(overlay)):

@@ -62,12 +62,14 @@ def _gang_ports(objects: tuple[Object, ...]) -> range:
     return port_range(roles(objects)[0])
 
 
+@pytest.mark.slow
 @OVERLAY
 def test_nothing_is_allowed_unless_it_is_named(overlay: str) -> None:
     denial = named(render(overlay), "NetworkPolicy", "default-deny")["spec"]
     assert denial == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
 
 
+@pytest.mark.slow
 @OVERLAY
 def test_gangs_meet_on_their_range_alone(overlay: str) -> None:
     objects = everything(overlay)

@@ -225,6 +225,7 @@ async def test_a_download_that_gets_stuck_breaks_off(
     assert "failed: the blob store (ROLECALL_BLOB_URL) does not answer" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [BucketError("SlowDown"), PermissionError(13, "Permission denied"), TimeoutError()])
 async def test_whatever_a_store_raises_is_told_as_its_trouble(
     tmp_path: Path, trouble: Trouble, error: Exception

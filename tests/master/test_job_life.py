@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+import pytest
 from fastapi import Response
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -284,4 +285,4 @@ JobLife.TestCase.settings = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType] - its metaclass is untyped
 )
-TestJobLife = JobLife.TestCase
+TestJobLife = pytest.mark.slow(JobLife.TestCase)

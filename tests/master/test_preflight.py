@@ -82,6 +82,7 @@ async def test_the_job_of_others_is_not_named(tmp_path: Path) -> None:
         assert (await client.call(reader, "GET", "/nodes/trainer-0/preflight")).json()["network"]["job"] == "right"
 
 
+@pytest.mark.slow
 async def test_findings_that_cant_be_read_are_passed_over(tmp_path: Path) -> None:
     async with on_master(tmp_path) as client:
         await examined(client, "right", ["trainer-0"], *SUCCEEDED)

@@ -30,6 +30,7 @@ async def is_well(client: Client) -> None:
         assert answer.status_code == 200, f"{path}: {answer.text}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "text", "said"),
     [

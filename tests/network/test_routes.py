@@ -14,6 +14,7 @@ def test_the_route_to_loopback() -> None:
     assert route.environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "a" * 64])
 async def test_a_name_that_does_not_resolve_is_said_once(caplog: pytest.LogCaptureFixture, host: str) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError):

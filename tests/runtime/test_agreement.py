@@ -4,6 +4,7 @@ import multiprocessing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from tests.clock import ManualClock
 
@@ -29,6 +30,7 @@ def _rank(rank: int, store: Path, stop_at: int, checkpoint_at: int, answer: Conn
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_and_save_after_the_same_step(tmp_path: Path) -> None:
     pipes = [_processes.Pipe() for _ in range(2)]
     never = 10**9

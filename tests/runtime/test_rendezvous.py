@@ -158,6 +158,7 @@ def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
     assert [[line["kind"] for line in workers.lines(rank)] for rank in (0, 1)] == [["rendezvous", "joined"], ["joined"]]
 
 
+@pytest.mark.slow
 def test_rank_0_which_has_the_store_leaves_last(tmp_path: Path) -> None:
     """Also where an expendable worker may be lost, for which nobody waits."""
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER), expendable=frozenset({Role.OBSERVER}))

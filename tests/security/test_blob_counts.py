@@ -21,6 +21,7 @@ async def running(client: Client) -> str:
     return job
 
 
+@pytest.mark.slow
 async def test_a_job_has_so_many_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blobs, "MOST_FILES", 3)
 

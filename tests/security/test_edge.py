@@ -204,6 +204,7 @@ async def test_half_a_request_is_not_held(
         writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a greeting"])
 async def test_half_a_handshake_is_not_held(
     sent: bytes, secure: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -167,6 +167,7 @@ def aim(case: schemathesis.Case, jobs: list[str]) -> None:
         case.body |= {name: value for name, value in wanted.items() if name in case.body}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", LABELS)
 def test_no_call_is_answered_with_a_server_error(label: str, master: Served) -> None:
     outcomes: set[int] = set()

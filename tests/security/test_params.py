@@ -57,6 +57,7 @@ def test_no_document_takes_long(workload: str) -> None:
     examine()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(WORST)))
 def test_the_worst_documents_are_checked_at_once(number: int) -> None:
     workload, params = WORST[number]

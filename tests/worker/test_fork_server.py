@@ -45,6 +45,10 @@ class _Server:
         return self.hear()
 
 
+# The server imports torch.
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
     server = _Server(tmp_path_factory.mktemp("server"))

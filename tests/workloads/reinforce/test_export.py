@@ -42,6 +42,7 @@ def test_the_exported_policy_acts_in_a_fresh_process(tmp_path: Path) -> None:
     assert played.strip() == str(policy.act(observation).tolist())
 
 
+@pytest.mark.slow
 def test_an_episode_is_recorded(tmp_path: Path) -> None:
     params = Params.model_validate({"environment": "CartPole-v1"})
     record_episode(new_policy(params, environments.describe(params.environment)), params, tmp_path / "episode.gif")

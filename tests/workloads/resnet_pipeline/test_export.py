@@ -52,6 +52,7 @@ def test_it_predicts_in_a_fresh_process(tmp_path: Path, norm: str) -> None:
     assert found == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_its_weights_are_torchvisions(tmp_path: Path) -> None:
     exported(tmp_path)
     resnet18(num_classes=2).load_state_dict(load_file(tmp_path / "unpacked" / "model.safetensors"))

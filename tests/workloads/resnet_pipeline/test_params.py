@@ -49,6 +49,7 @@ def test_workers_read_what_the_master_stored(
     assert Params.model_validate(given.model_dump(mode="json")) == given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_blocks_have_torchvisions_names(model: str) -> None:
     theirs = [
