@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -108,6 +109,26 @@ def test_the_first_program_is_stopped_last(tmp_path: Path) -> None:
     asked = (tmp_path / "asked").read_text().split()
     assert sorted(asked) == sorted(names)
     assert asked[-1] == "first"
+
+
+@pytest.mark.timeout(15)
+def test_another_thread_that_takes_the_signal_of_an_exit_delays_nothing_for_long(tmp_path: Path) -> None:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        with Supervisor([Program("quick", command("quick", tmp_path), os.environ)]) as supervisor:
+            await_up("quick", folder=tmp_path)
+            child = child_of_this_test()
+            child.terminate()
+            while child.status() != psutil.STATUS_ZOMBIE:  # From now on no signal comes.
+                time.sleep(0.01)
+            while not (ended := supervisor.wait()):
+                pass
+            assert [one.code for one in ended] == [0]
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ _EXIT_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 _SIGNALS = _EXIT_SIGNALS | {signal.SIGCHLD}
 _STEADY_S = 60.0
 _LONGEST_DELAY_S = 30.0
+_MAX_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Supervisor:
         self._undo.close()
 
     def wait(self, timeout_s: float | None = None) -> list[Ended]:
-        """Return when a signal came, a restart is due or the time is over, with the programs that ended meanwhile."""
+        """Return the programs that have ended, after a signal, a due restart, the timeout, or a second at most."""
         self._await_signal(self._soonest(timeout_s))
         ended = [self._on_exit(child) for child in self._children if _has_ended(child)]
         for child in self._children:
@@ -98,7 +99,8 @@ class Supervisor:
         return ended
 
     def _await_signal(self, timeout_s: float | None) -> None:
-        got = signal.sigwaitinfo(_SIGNALS) if timeout_s is None else signal.sigtimedwait(_SIGNALS, timeout_s)
+        # If a library has started a thread, the kernel may deliver SIGCHLD there, where it is ignored.
+        got = signal.sigtimedwait(_SIGNALS, _MAX_WAIT_S if timeout_s is None else min(timeout_s, _MAX_WAIT_S))
         if got and got.si_signo in _EXIT_SIGNALS:
             self.should_exit = True
 
