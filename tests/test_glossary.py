@@ -119,7 +119,6 @@ def _texts() -> tuple[tuple[str, str], ...]:
     return (*_documents(), *_operators_files(), *_sources())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("pattern", OUT, ids=GLOSSARY)
 def test_what_users_read_has_no_word_that_is_out(pattern: re.Pattern[str]) -> None:
     found = [
