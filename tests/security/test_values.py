@@ -55,5 +55,5 @@ async def test_values_that_sqlite_can_not_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_values_that_postgresql_can_not_store(tmp_path: Path, postgres_url: str) -> None:
-    await provoke(make_settings(tmp_path, database_url=postgres_url))
+async def test_values_that_postgresql_can_not_store(tmp_path: Path, database_url: str) -> None:
+    await provoke(make_settings(tmp_path, database_url=database_url))
