@@ -83,7 +83,7 @@ def play(request: ForkRequest) -> int:
 
 def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
     launch = request.launch
-    # Before there is a second thread: after a fork, torch rebuilds its thread pool on first use, which is not thread-safe.
+    # Before there is a second thread: torch rebuilds its pool on first use after a fork, which is not thread-safe.
     torch.set_num_threads(launch.worker.threads)
     workload = catalogue.load(launch.workload)
     params = _legal_params(workload, launch.params)
