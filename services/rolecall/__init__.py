@@ -8,8 +8,10 @@ The layers, from top to bottom. Imports point down only, which import-linter che
     workloads                one folder per workload, with a torch-free `__init__`
     kit                      building blocks of workloads, the public API for their authors
     runtime                  the API of a worker for workload code
+    network                  interfaces, routes and links between nodes
     edge | settings          the network interface of the programs; the only reader of the container's environment
-    spec | landlock | seccomp | process   shared data types, without I/O, clock and torch; system calls
+    spec | retry | landlock | seccomp | process | untrusted_files   shared data types, without I/O, clock and torch;
+                             delays of retries; system calls
 """
 
 __version__ = "0.1.0"

@@ -1,5 +1,6 @@
 """Output and exit codes of the commands against a real cluster."""
 
+import fcntl
 import json
 import os
 import signal
@@ -142,6 +143,16 @@ def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: 
     cluster.process.wait(timeout=10)
     _, alive = psutil.wait_procs(family, timeout=3)
     assert not alive
+
+
+@pytest.mark.slow
+def test_local_locks_its_folder_until_its_last_program_has_ended(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
+    programs = [psutil.Process(pid) for pid in cluster.pids.values()]
+    with (cluster.data / "lock").open("ab") as file:
+        cluster.process.send_signal(signal.SIGINT)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert [program for program in programs if program.is_running()] == []
 
 
 @pytest.mark.slow

@@ -162,7 +162,7 @@ def test_a_probe_is_accepted_or_refused() -> None:
         port = server.getsockname()[1]
         probe(me, "b", "127.0.0.2", port, 1.0)
     with pytest.raises(
-        PeerLost, match="connection refused, so the process that listened there is gone; otherwise open the gang ports"
+        PeerLost, match="connection refused: the process there probably exited; if not, open the gang ports"
     ):
         probe(me, "b", "127.0.0.2", port, 1.0)
 

@@ -1,11 +1,11 @@
 """`word2vec`: skip-gram with negative sampling (Mikolov et al., 2013) on parameter servers. Torch-free."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rolecall.kit import Role, RoleCount, Workload
-from rolecall.kit.params import BatchSize, Precision, SparseAdagrad, TrainingParams
+from rolecall.kit.params import BatchSize, SparseAdagrad, TrainingParams
 from rolecall.kit.text.params import Text
 
 
@@ -24,7 +24,7 @@ class Params(TrainingParams):
     """Pairs of neighbors per step over all trainers; each trainer processes an equal share."""
     optimizer: SparseAdagrad = SparseAdagrad(name="adagrad", lr=0.2)
     """Optimizer of both tables."""
-    precision: Precision = "float32"
+    precision: Literal["float32", "float64"] = "float32"
     """Data type of all weights; `float64` is for parity tests."""
 
 

@@ -86,7 +86,8 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
 def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
     ready = client.readyz()
     yield _ok(_MASTER, "token", "the master accepts the token, and its database answers")
-    yield _disk(ready.volume)
+    if ready.volume is not None:
+        yield _disk(ready.volume)
     yield _version(client.version())
     yield from _settings_findings(client)
     nodes = client.nodes()

@@ -77,13 +77,12 @@ def local(  # noqa: PLR0917 - the command line is the signature
         connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
     )
     err.print(f"starting a master and {len(programs) - 1} nodes; this takes a few seconds")
-    with Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
+    with lock, Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _wait_until_ready(supervisor, connection, programs)
         if supervisor.should_exit:
             return
         token_file = store(connection)
         stack.callback(forget, connection)
-        stack.callback(lock.close)
         err.print(f"token in {token_file}, logs in {data}/logs; Ctrl-C ends the cluster")
         ready = {"url": connection.url, "token_file": str(token_file), "logs": str(data.resolve() / "logs")}
         print(dumps(ready) if json else f"ready {connection.url}", flush=True)
@@ -219,7 +218,7 @@ def _validated(token: str | None) -> str | None:
 
 
 def _lock(data: Path) -> BinaryIO:
-    """Lock the data folder; raises if another `rolecall local` has locked it. The lock ends with this process."""
+    """Lock the data folder; raises if another `rolecall local` has locked it. The lock ends with the file."""
     data.mkdir(parents=True, exist_ok=True)
     file = (data / "lock").open("ab")
     try:

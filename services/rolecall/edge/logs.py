@@ -50,7 +50,7 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = redact_text(self.formatException(record.exc_info))
-        return json.dumps(line)
+        return json.dumps(line, default=str)
 
 
 def _one_line(value: object) -> str:
@@ -74,7 +74,7 @@ class _Stamp(logging.Filter):
 
 
 def stamp_records(*, job: str, attempt: int, rank: int) -> None:
-    """Give these fields to all records of this process, whichever library logs them. Follows `log_to_stderr`."""
+    """Give these fields to all records of this process, whichever library logs them. Call it after `log_to_stderr`."""
     for handler in logging.getLogger().handlers:
         handler.addFilter(_Stamp({"job": job, "attempt": attempt, "rank": rank}))
 

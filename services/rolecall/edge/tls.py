@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from rolecall.edge.logs import about
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.trust import SYSTEM, Trust
 
@@ -34,9 +35,11 @@ class Certificate:
             self._stamps = stamps
             try:
                 self._current = _load(*self._files)
-                _log.info("the certificate %s has changed; new connections get it", self._files[0])
+                text = "the certificate %s has changed; new connections get it"
+                _log.info(text, self._files[0], extra=about("certificate_reloaded"))
             except SettingsError as error:
-                _log.warning("%s; the previous certificate stays in use", error)
+                text = "%s; the previous certificate stays in use"
+                _log.warning(text, error, extra=about("certificate_unreadable"))
         connection.context = self._current
 
     def _read_stamps(self) -> tuple[tuple[int, int] | None, ...]:

@@ -4,7 +4,8 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -55,11 +56,13 @@ class Blobs:
     loop, and every call to the store ends in time: if it does not, or if the store fails, with `StoreUnavailable`.
     """
 
-    def __init__(self, root: Path, url: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, root: Path, url: str | None, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._root = root
         self._store = open_store(root, url)
         place = "ROLECALL_BLOB_URL" if url else "in ROLECALL_DATA"
-        self._threads = StoreThreads(f"the blob store ({place})", timeout_s)
+        self._threads = StoreThreads(f"the blob store ({place})", timeout_s, now=clock)
         self._counts: dict[str, int] = {}
 
     async def put(self, job: str, blob: str, sha256: str | None, pieces: AsyncIterator[bytes]) -> tuple[int, str]:

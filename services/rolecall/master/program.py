@@ -181,7 +181,7 @@ async def open_master(
 ) -> AsyncGenerator[Master]:
     """A master on its migrated database, in a new term of its own; closes what it opened at the end."""
     database = Database(_database_url(settings))
-    blobs = Blobs(settings.data / "blobs", settings.blob_url, settings.blob_timeout_s)
+    blobs = Blobs(settings.data / "blobs", settings.blob_url, settings.blob_timeout_s, clock.monotonic)
     try:
         await database.migrate()
         term = await leadership.begin(database)

@@ -152,13 +152,13 @@ class Server(uvicorn.Server):
             master.release()
         await super().shutdown(sockets)
 
-    def told(self) -> None:
-        """Asked to end: see the nodes off that end too; asked again, end at once."""
+    def handle_exit_signal(self) -> None:
+        """Exit: at the first signal after the draining nodes, at the second immediately."""
         master = self.program.master
         if self._leaving is not None or not self.started or master is None:
             self._stop()
         else:
-            self._leaving = asyncio.create_task(self._drain_before_exit(master), name="departure")
+            self._leaving = asyncio.create_task(self._drain_before_exit(master), name="drain before exit")
 
     async def _drain_before_exit(self, master: Master) -> None:
         try:
@@ -279,7 +279,7 @@ async def _serve(
     gc.freeze()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.told)
+        loop.add_signal_handler(number, server.handle_exit_signal)
     await server.serve(sockets=[listener])
     if program.fault is not None:
         raise program.fault

@@ -124,9 +124,7 @@ def probe(me: Prober, target: str, address: str, port: int, timeout_s: float) ->
         theirs = mine.model_copy(update={"address": address, "port": port})
         link = _unreachable(me, target, mine, theirs, _cause(error, timeout_s))
         if isinstance(error, ConnectionRefusedError):
-            raise PeerLost(
-                f"{link.error}, so the process that listened there is gone; otherwise {link.remedy}"
-            ) from error
+            raise PeerLost(f"{link.error}: the process there probably exited; if not, {link.remedy}") from error
         raise UnreachablePeer(f"{link.error}; {link.remedy}") from error
 
 

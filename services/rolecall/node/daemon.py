@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rolecall.edge.logs import about
@@ -37,6 +39,7 @@ class Daemon:
         forks: ForkClient,
         self_check: SelfCheck,
         health: NodeHealth,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.should_exit = asyncio.Event()
         self.force_exit = asyncio.Event()
@@ -46,10 +49,18 @@ class Daemon:
         self._news = asyncio.Event()
         contact = Contact(settings.fence_s)
         self.pool = WorkerPool(
-            settings, client, contact, forks, route, work=work, tasks=self._tasks, changed=self._news.set
+            settings, client, contact, forks, route, work=work, tasks=self._tasks, changed=self._news.set, clock=clock
         )
         self.link = MasterLink(
-            settings, spec, client, contact, self.pool, self_check=self_check, health=health, news=self._news
+            settings,
+            spec,
+            client,
+            contact,
+            self.pool,
+            self_check=self_check,
+            health=health,
+            news=self._news,
+            clock=clock,
         )
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""How the node stands with its master, for whoever asks it for its health."""
+"""The state of the node that `/healthz` shows."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from rolecall.spec.role import Role
 
 @dataclass(slots=True)
 class NodeHealth:
-    """Told to everybody, so that it bears nothing that is secret."""
+    """Public, so it contains no secrets."""
 
     name: str
     role: Role
     waiting_for: str = "a route to its master"
-    """What keeps it from its work; empty when nothing does."""
+    """What the node waits for; empty when it works."""
 
     def wait_for(self, what: str) -> None:
         """Note what the node waits for; nothing when it works."""

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 
 from rolecall.edge.logs import about
@@ -45,7 +44,7 @@ class MasterLink:
         self_check: SelfCheck,
         health: NodeHealth,
         news: asyncio.Event,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.spec = spec
         self.findings: tuple[Finding, ...] = ()

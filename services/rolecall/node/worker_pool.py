@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -44,7 +43,7 @@ class WorkerPool:
         work: Path,
         tasks: asyncio.TaskGroup,
         changed: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self.workers: dict[Key, WorkerProcess] = {}
         self.counts: Counter[str] = Counter()

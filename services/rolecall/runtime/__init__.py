@@ -1,5 +1,4 @@
-"""What a worker gives to workload code.
+"""The API of a worker for workload code: context, rendezvous, remote calls, checkpoints, blobs, progress reports.
 
-What lives here: the context, the rendezvous, remote calls, checkpoints, blobs, progress reports, the data order. What
-never may: anything that knows a particular workload, the master or a node's daemon.
+Nothing here depends on a particular workload, the master or the node's daemon.
 """

@@ -55,7 +55,7 @@ class Reporter:
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Report that `step` (counted from 1) is done, with its mean loss, the samples that the gang took in it and
-        what else there is to tell.
+        other metrics.
 
         Raises `NonFiniteLoss` when the loss is NaN or infinite. A loss on a GPU is looked at only when a line is due,
         because reading it waits for the device.

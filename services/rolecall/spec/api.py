@@ -122,7 +122,7 @@ class RoleDocument(Value):
     default: int
     least: int
     most: int
-    expendable: bool
+    expendable: bool = False
 
 
 class WorkloadDocument(Value):
@@ -173,8 +173,8 @@ class Health(Value):
 class Readiness(Health):
     """Whether the master can work."""
 
-    volume: Volume
-    """How much room its data folder has."""
+    volume: Volume | None = None
+    """The free space of its data folder. Null from masters that don't report it."""
 
 
 class Examination(Value):
@@ -184,7 +184,7 @@ class Examination(Value):
     measured_at: datetime
     age_s: float = Field(description="Seconds since then; `rolecall doctor` measures again.")
     findings: tuple[NodeFinding, ...] = Field(
-        description="Those that are about the node, or about a way to or from it."
+        description="Those that are about the node, or about a connection to or from it."
     )
 
 

@@ -83,7 +83,7 @@ def play(request: ForkRequest) -> int:
 
 def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
     launch = request.launch
-    # Before there is a second thread: after a fork torch mends its pool at its first use, but not for two at once.
+    # Before there is a second thread: torch rebuilds its pool on first use after a fork, which is not thread-safe.
     torch.set_num_threads(launch.worker.threads)
     workload = catalogue.load(launch.workload)
     params = _legal_params(workload, launch.params)
@@ -137,7 +137,7 @@ def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
     lines = "".join(traceback.format_exception(error)).splitlines()
     return Failure(
         message=_headline(error) + sandbox.hint(error),
-        # What is wrong with the input says its message; the log has the traceback.
+        # The message says what is wrong with the input; the log has the traceback.
         traceback="" if isinstance(error, InputError) else "\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
         consequence=_is_consequence(error),

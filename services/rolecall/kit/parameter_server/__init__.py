@@ -7,13 +7,14 @@
 from rolecall.kit.parameter_server.initialization import Normal, ShardSpec, Uniform, initial_rows
 from rolecall.kit.parameter_server.loop import ShardedTrainingLoop, make_local
 from rolecall.kit.parameter_server.protocols import ServerOptimizers, TutorialProtocol, UpdateProtocol
-from rolecall.kit.parameter_server.remote import ShardedEmbedding, Shards, make_shards, share_shards
+from rolecall.kit.parameter_server.remote import ShardedEmbedding, ShardReference, Shards, make_shards, share_shards
 from rolecall.kit.parameter_server.serve import run as serve
 from rolecall.kit.parameter_server.shard import ShardedModule, sharded_embedding
 
 __all__ = [
     "Normal",
     "ServerOptimizers",
+    "ShardReference",
     "ShardSpec",
     "ShardedEmbedding",
     "ShardedModule",
