@@ -41,7 +41,6 @@ def test_the_demo_beats_the_published_score_and_leaves_nothing_running(tmp_path:
     assert not [process for process in family if process.is_running()]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_asynchronous_protocols_reach_the_synchronous_score(cluster: Cluster) -> None:
     """On all of UCI Adult, the difference in AUC is at most 0.005."""

@@ -53,7 +53,6 @@ def test_what_is_no_id_is_not_found(cluster: Cluster, job: str) -> None:
     assert run(cluster, "show", job).returncode == 4
 
 
-@pytest.mark.slow
 def test_a_name_is_shown_as_it_was_given(cluster: Cluster) -> None:
     data = {"train": "none.csv", "label": "y", "categorical": ["a"]}
     job = {"workload": "embedding-ddp", "name": "[/] [red]", "params": {"data": data}, "max_restarts": 0}
@@ -89,14 +88,12 @@ def test_two_clusters_do_not_share_a_folder(cluster: Cluster) -> None:
     assert "choose another --data" in done.stderr
 
 
-@pytest.mark.slow
 def test_a_wrong_token_is_unauthorized_and_named(cluster: Cluster) -> None:
     done = run(cluster, "jobs", ROLECALL_TOKEN="a-wrong-token-for-sure")
     assert done.returncode == 7
     assert "ROLECALL_TOKEN" in done.stderr
 
 
-@pytest.mark.slow
 def test_the_token_may_come_from_a_file(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{cluster.token}\n")
     assert run(cluster, "jobs", ROLECALL_TOKEN="", ROLECALL_TOKEN_FILE=str(tmp_path / "token")).returncode == 0
@@ -134,7 +131,6 @@ def test_local_keeps_its_files_private(cluster: Cluster) -> None:
     assert [path for path in made if path.stat().st_mode & 0o077] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: int) -> None:
     cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
@@ -145,7 +141,6 @@ def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: 
     assert not alive
 
 
-@pytest.mark.slow
 def test_local_locks_its_folder_until_its_last_program_has_ended(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
     programs = [psutil.Process(pid) for pid in cluster.pids.values()]
@@ -155,7 +150,6 @@ def test_local_locks_its_folder_until_its_last_program_has_ended(start_cluster: 
         assert [program for program in programs if program.is_running()] == []
 
 
-@pytest.mark.slow
 def test_a_killed_node_comes_back(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
     before = cluster.pids["trainer-0"]

@@ -29,7 +29,6 @@ def test_what_is_no_age_is_refused(text: str) -> None:
     assert caught.value.code is Exit.USAGE
 
 
-@pytest.mark.slow
 def test_jobs_are_deleted_and_pruned(cluster: Cluster) -> None:
     jobs = [run(cluster, "submit", "-", given=json.dumps(WAITING)).stdout.strip() for _ in range(3)]
     assert all(jobs)

@@ -266,7 +266,6 @@ def test_a_network_test_that_takes_too_long_is_cancelled_and_reported_with_its_r
     assert "POST /jobs/j1/cancel" in fake.calls
 
 
-@pytest.mark.slow
 def test_a_healthy_cluster_has_no_errors(cluster: Cluster) -> None:
     code, findings = doctor(cluster.environment)
     assert (code, errors(findings)) == (0, set())
@@ -275,7 +274,6 @@ def test_a_healthy_cluster_has_no_errors(cluster: Cluster) -> None:
     assert {name for finding in findings if finding["check"] == "ping" for name in finding["nodes"]} == nodes
 
 
-@pytest.mark.slow
 def test_ok_findings_are_grouped_unless_all_are_requested(cluster: Cluster) -> None:
     short, full = (
         subprocess.check_output([*ROLECALL, "doctor", *options], env=cluster.environment, text=True).splitlines()
@@ -290,7 +288,6 @@ def test_ok_findings_are_grouped_unless_all_are_requested(cluster: Cluster) -> N
     assert short[-1] == full[-1], "the sums count all"
 
 
-@pytest.mark.slow
 def test_nodes_can_be_selected_and_unknown_names_are_errors(cluster: Cluster) -> None:
     code, findings = doctor(cluster.environment, "trainer-0", "trainr-1")
     assert code == 1
@@ -299,7 +296,6 @@ def test_nodes_can_be_selected_and_unknown_names_are_errors(cluster: Cluster) ->
     assert {finding["nodes"][0] for finding in findings if finding["check"] == "clock"} == {"trainer-0"}
 
 
-@pytest.mark.slow
 def test_ctrl_c_cancels_the_job(cluster: Cluster) -> None:
     command = [*ROLECALL, "doctor"]
     with subprocess.Popen(command, env=cluster.environment, stdout=-1, stderr=-1, text=True) as process:
@@ -310,7 +306,6 @@ def test_ctrl_c_cancels_the_job(cluster: Cluster) -> None:
     cluster.wait_for(job, "cancelled", 40)
 
 
-@pytest.mark.slow
 def test_a_lost_node_is_named_and_the_others_are_examined(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster("--trainers", "1", environment={"ROLECALL_NODE_TIMEOUT_S": "2"})
     os.kill(cluster.pids["trainer-0"], signal.SIGSTOP)

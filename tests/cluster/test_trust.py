@@ -35,7 +35,6 @@ def test_a_file_outside_the_roots_is_refused_by_the_master_or_by_the_node(cluste
     assert cluster.client.get(f"/jobs/{job}/artifacts").json()["artifacts"] == []
 
 
-@pytest.mark.slow
 def test_an_environment_that_is_a_command_does_not_run(start_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     cluster = start_cluster("--trainers", "1", "--observers", "1", "--parameter-servers", "0")
     ran = tmp_path / "ran"

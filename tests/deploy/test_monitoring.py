@@ -103,7 +103,6 @@ def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(a[at] < b[at] + b[size] and b[at] < a[at] + a[size] for at, size in (("x", "w"), ("y", "h")))
 
 
-@pytest.mark.slow
 def test_there_is_data_behind_every_panel(start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path) -> None:
     program("prometheus")
     cluster = start_cluster()

@@ -193,7 +193,7 @@ class Client:
 
     @contextmanager
     def _understood(self) -> Generator[None]:
-        """What a newer master tells beyond what is known here is left out; of what is missing nothing can be made."""
+        """Unknown fields of a newer master are ignored. Missing fields are an error."""
         try:
             yield
         except (ValidationError, LookupError, TypeError) as error:

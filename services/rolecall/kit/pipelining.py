@@ -32,8 +32,7 @@ def one_forward_one_backward(ranks: int, micro_batches: int) -> list[list[Task]]
     """The 1F1B schedule with a flush at the end of the step (Narayanan et al., 2021).
 
     Rank r warms up with `ranks - r` forward passes, then alternates, so that it keeps the activations of at most
-    `ranks - r` micro-batches. Forward and backward passes both take the micro-batches in order. (In torch 2.14's
-    description the last rank starts with the second micro-batch.)
+    `ranks - r` micro-batches. Forward and backward passes both take the micro-batches in order.
     """
     order: list[list[Task]] = []
     for rank in range(ranks):

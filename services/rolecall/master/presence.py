@@ -52,7 +52,7 @@ class Presence:
         self._findings.pop(node, None)
 
     def record_heartbeat(self, node: str, incarnation: str) -> None:
-        """This incarnation, which bears the name for certain, is alive."""
+        """Record a heartbeat of the current incarnation of this name."""
         self._heartbeats[node] = self._now()
         self._incarnations[node] = incarnation
 

@@ -15,7 +15,7 @@ from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
-from rolecall.master.store import jobs, nodes, workers
+from rolecall.master.store import nodes, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import Gang, JobSummary
 from rolecall.master.view import View
@@ -194,7 +194,7 @@ class Reconciler:
             return False
         try:
             async with self._database.write() as connection:
-                await jobs.move(connection, job, step.after, self._clock.now(), step.reason or "", reason=step.reason)
+                await transitions.apply_step(connection, job, step, self._clock.now())
         finally:
             self._waking.jobs(job.id)
         return True

@@ -1,6 +1,6 @@
-"""What the master decides about nodes: who may bear a name, what of a heartbeat is new, what a node should run.
+"""The decisions about nodes: which node owns a name, which parts of a heartbeat are new, which workers it should run.
 
-The order matters in all of it: commit, then memory (`presence`, `answers`), then wake those whom the change concerns.
+Each change follows one order: commit, then memory (`presence`, `answers`), then waking the affected jobs and nodes.
 """
 
 import asyncio

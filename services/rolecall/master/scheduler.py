@@ -104,7 +104,7 @@ def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
 
 
 def _visiting(job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], visited: dict[str, str]) -> Outcome:
-    """What becomes of a job that runs on every node. Its nodes are added to `visited`: nobody behind it goes first."""
+    """The outcome for a job that runs on every node. Adds its nodes to `visited`, which later jobs can't use."""
     plan = spread(cluster.nodes, job.only)
     if isinstance(plan, Waiting):
         return plan

@@ -21,7 +21,7 @@ VERIFY_S = 60.0
 
 
 async def apply_step(connection: AsyncConnection, job: JobSummary, step: Step, now: datetime) -> set[str]:
-    """Commit a step that a user asked for, from whatever state the job is in.
+    """Commit a step from whatever state the job is in, such as one that a user asked for.
 
     Returns the nodes whose desired workers it may change.
     """

@@ -127,7 +127,7 @@ class View:
         self.version += before != (self.queue, self.gangs, self.unreadable, self.chosen)
 
     def _take_aside(self, queue: Collection[str], among: Collection[str] | None) -> dict[str, str]:
-        """The jobs of `queue` that were set aside, and why. What was said of `among`, or of all jobs, is used up."""
+        """Remove the reasons for setting aside `among`, or all jobs; return those of jobs in `queue`."""
         said = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
         return {job: why for job, why in said.items() if job in queue}
 

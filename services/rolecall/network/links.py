@@ -67,6 +67,12 @@ class Link(Value):
     remedy: str = ""
 
 
+class Links(Value):
+    """A node's message on the topic `links`: the links that it probed."""
+
+    links: tuple[Link, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Prober:
     """One node's part in the probes; `secret` is what only this attempt's workers know."""
@@ -103,7 +109,7 @@ def probe_links(me: Prober, exchange: Exchange, *, unreachable_only: bool = Fals
 
 def gather_links(exchange: Exchange) -> list[Link]:
     """What `probe_links` returns, for a worker whose node another worker probes from."""
-    return [link for text in exchange.gather("links").values() for link in _Links.model_validate_json(text).links]
+    return [link for text in exchange.gather("links").values() for link in Links.model_validate_json(text).links]
 
 
 def require_reachable(links: list[Link]) -> None:
@@ -137,15 +143,11 @@ async def _probe_links(me: Prober, exchange: Exchange, *, unreachable_only: bool
         known = {node: Listener.model_validate_json(text) for node, text in listeners.items()}
         probed = await asyncio.gather(*(_probe(me, node, known) for node in known if node != me.node))
         worth_sending = tuple(link for link in probed if link.error or not unreachable_only)
-        await asyncio.to_thread(exchange.post, "links", _Links(links=worth_sending).model_dump_json())
+        await asyncio.to_thread(exchange.post, "links", Links(links=worth_sending).model_dump_json())
         return await asyncio.to_thread(gather_links, exchange)
     finally:
         if server is not None:
             server.close()
-
-
-class _Links(Value):
-    links: tuple[Link, ...]
 
 
 async def _listen(me: Prober) -> tuple[asyncio.Server | None, Listener]:

@@ -177,7 +177,7 @@ def gpus(found: GpuInventory) -> Finding:
     if found.failure:
         said, remedy = f"its GPUs can't be queried: {found.failure}", "repair the NVIDIA driver, then restart the node"
     elif found.installed and not found.usable and not found.disabled:
-        # Some of them are some that were given to it; none may well be a mistake.
+        # Offering some of its GPUs is a decision. Offering none is probably a mistake.
         remedy = (
             "start the container with GPUs (compose.gpu.yaml, or the gpu overlay of k8s/), set "
             "CUDA_VISIBLE_DEVICES to GPUs that it has, or set NVIDIA_VISIBLE_DEVICES=none to use none"

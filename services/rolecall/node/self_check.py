@@ -117,7 +117,7 @@ def _check_disk(data: Path) -> Finding:
         return checks.unwritable(str(data), error.strerror or str(error))
     if found.f_flag & os.ST_RDONLY or not os.access(data, os.W_OK):
         return checks.unwritable(str(data), "it can't be written to")
-    # File systems without a fixed number of inodes tell of none.
+    # File systems without a fixed number of inodes report 0.
     space = Space(
         found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, not found.f_files or found.f_favail > 0
     )

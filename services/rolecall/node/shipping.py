@@ -11,7 +11,7 @@ from rolecall.retry import delays_s
 
 _IDLE_S = 0.25
 _FAILED_S = 15.0
-"""How long a piece is sent again that the master fails at, while it takes the node's heartbeats."""
+"""How long to retry a chunk that the master fails to store while it accepts the node's heartbeats."""
 _BUSY_S = 600.0
 """The same for a master that is busy, full or waits for its database: it needs time, and says so."""
 

@@ -1,4 +1,4 @@
-"""How the workers of one attempt find one another, and how they part.
+"""The rendezvous of one attempt's workers, and their ordered shutdown.
 
 Rank 0 listens on an ephemeral port of the gang's address with one store (see `gang_store`); the others learn the port
 through the master and their nodes. RPC and the process group share it. Every wait is finite and names who is missing.
@@ -62,10 +62,10 @@ def joined(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, repo
 
 @contextmanager
 def met(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, report: Reporter) -> Iterator[None]:
-    """Meet the gang, and part from it.
+    """Join the gang, and leave it at the end of the body.
 
-    It parts in order when the body ends well or raises `Stopped`. After any other error it leaves without a word: a
-    graceful shutdown would wait for ever for a peer that is dead.
+    It leaves in order when the body succeeds or raises `Stopped`. After any other error it exits without a shutdown,
+    which would wait indefinitely for a dead peer.
     """
     entrance = _enter(launch, workload, workdir, report)
     _export_environment(launch, entrance.port)

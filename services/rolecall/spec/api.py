@@ -1,6 +1,6 @@
 """The documents of the HTTP API, for the master's routes and for the client.
 
-Jobs, nodes, tokens and findings have files of their own; here are the lists of them, and what belongs to none of them.
+Jobs, nodes, tokens and findings have files of their own; this file has the lists of them, and the remaining documents.
 """
 
 from datetime import datetime

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rolecall.network.links import Link
+from rolecall.network.links import Links
 from rolecall.runtime.blobs import sha256_of
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import NoSuchBlob, RendezvousTimeout
-from rolecall.spec.model import Value
 
 TIMEOUT_S = 30.0
 _LEAST_POLL_S = 0.05
@@ -22,15 +21,11 @@ Messages = dict[str, str]
 """Each node's message, by the node's name."""
 
 
-class _Links(Value):
-    links: tuple[Link, ...]
-
-
 def only_unreachable(messages: Messages) -> Messages:
     """The messages of the topic `links` without the reachable ones, whose number grows with the square of the nodes."""
-    links_of = {node: _Links.model_validate_json(text).links for node, text in messages.items()}
+    links_of = {node: Links.model_validate_json(text).links for node, text in messages.items()}
     return {
-        node: _Links(links=tuple(link for link in links if link.error)).model_dump_json()
+        node: Links(links=tuple(link for link in links if link.error)).model_dump_json()
         for node, links in links_of.items()
     }
 
