@@ -1,5 +1,6 @@
 """A worker's main, in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from rolecall.worker.main import play
 sys.exit(play(ForkRequest.model_validate_json(sys.argv[1])))
 """
 
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "services"), "ROLECALL_SANDBOX": "off"}
 
-def request(workdir: Path) -> ForkRequest:
-    """A worker whose first call to the master fails."""
+
+def request(workdir: Path, **params: object) -> ForkRequest:
+    """A worker whose first call to the master fails, if its parameters are valid."""
     plan = WorkerPlan(rank=0, role=Role.OBSERVER, role_rank=0, node="n", threads=1)
     launch = WorkerLaunch(
-        job="a1", attempt=2, workload="preflight", params={}, worker=plan, master_addr="127.0.0.1",
+        job="a1", attempt=2, workload="preflight", params=params, worker=plan, master_addr="127.0.0.1",
         gang=GangPlan(workers=(plan,), addresses={"n": "127.0.0.1"}),
     )  # fmt: skip
     return ForkRequest(
@@ -34,12 +37,22 @@ def request(workdir: Path) -> ForkRequest:
 
 @pytest.mark.slow
 def test_every_record_of_a_worker_carries_its_job_attempt_and_rank(tmp_path: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "services"), "ROLECALL_SANDBOX": "off"}
     command = [sys.executable, "-c", PROGRAM, request(tmp_path).model_dump_json()]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as worker:
         try:
             assert worker.stderr is not None
             line = next(line for line in worker.stderr if "the master is unavailable" in line)
             assert line.endswith(" [event=master_unavailable job=a1 attempt=2 rank=0]\n")
         finally:
             worker.kill()
+
+
+@pytest.mark.slow
+def test_the_failure_of_a_worker_is_a_record_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, request(tmp_path, sizes="many").model_dump_json()]
+    environment = ENVIRONMENT | {"ROLECALL_LOG_FORMAT": "json"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    (record,) = [json.loads(line) for line in ended.stderr.splitlines()]
+    assert (record["event"], record["job"], record["attempt"], record["rank"]) == ("worker_failed", "a1", 2, 0)
+    assert "ValidationError" in record["traceback"]

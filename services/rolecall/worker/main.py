@@ -7,7 +7,6 @@ to, 1 it failed and `failure.json` says why.
 import importlib
 import logging
 import os
-import sys
 import traceback
 import warnings
 from contextlib import closing
@@ -30,7 +29,6 @@ from rolecall.runtime.reporter import Reporter
 from rolecall.settings import read_log_format, read_worker
 from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
-from rolecall.spec.redaction import redact_text
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
@@ -75,7 +73,7 @@ def play(request: ForkRequest) -> int:
         _LOG.info("stopped: %s", reason, extra=about("worker_stopped"))
         return STOPPED
     except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
-        sys.stderr.write(redact_text(traceback.format_exc()))
+        _LOG.exception("the worker failed", extra=about("worker_failed"))
         outputs.fail(_failure(error, sandbox))
         return FAILED
     return DONE
