@@ -72,7 +72,8 @@ class ScriptedMaster:
         self.size_told: int | None = None
         self.slow_log_s = 0.0
         self.full = False
-        self.refused_logs: list[float] = []
+        self.refused_logs: list[Key] = []
+        """The worker of each piece of a log that found no room."""
         self.version_told = __version__
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -200,7 +201,7 @@ class ScriptedMaster:
         await asyncio.sleep(self.slow_log_s if path["stream"] == "log" else 0.0)
         if self.full and path["stream"] == "log":
             with self.changed:
-                self.refused_logs.append(time.monotonic())
+                self.refused_logs.append(name[0])
             return JSONResponse({"detail": "no room"}, 507)
         with self.changed:
             have = self.streams.get(name, b"")

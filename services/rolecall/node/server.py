@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import fcntl
+import gc
 import logging
 import os
 import signal
@@ -47,6 +48,8 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     """
     log_to_stderr(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
+    # What is imported by now stays. A collection that walks through it, such as the one at the exit, takes 0.1 s.
+    gc.freeze()
     with _own_home(settings), short_name(settings.home / "work") as work:
         clear_work(settings.home)
         try:
