@@ -72,6 +72,13 @@ async def test_checks_that_hang_keep_their_own_workload_waiting_and_no_other() -
     assert (await checks_of(None, 20).run(SLOW))["workload"] == "slow"
 
 
+async def test_a_check_that_ended_in_time_counts_even_if_the_event_loop_learns_of_it_late() -> None:
+    checking = asyncio.create_task(checks_of(None).run(SLOW))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(time.sleep, 2 * DEADLINE_S)  # as when the machine stalls
+    assert (await checking)["workload"] == "slow"
+
+
 @pytest.mark.parametrize("error", [KeyError("oops"), SystemExit(3), StopIteration(), RecursionError()])
 async def test_a_check_that_breaks_is_told_as_the_workloads_defect(error: BaseException) -> None:
     def broken(_params: Params, _counts: dict[Role, int]) -> None:

@@ -55,6 +55,8 @@ class Checks:
                 return await check.outcome
         except TimeoutError:
             if check is not None:
+                if not check.outcome.cancelled():
+                    return check.outcome.result()  # It ended in time, but a stalled loop learned of it late.
                 check.interrupt()
             raise CheckTimeout(self._late(request.workload, running=check is not None)) from None
 
