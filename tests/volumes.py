@@ -26,7 +26,7 @@ def mounted(path: Path, size: str = "8m") -> Iterator[Path]:
 @contextmanager
 def filled(volume: Path, but: int = 0) -> Iterator[None]:
     """Fill the volume to its last byte, or leave some bytes free; when left, the space is free again."""
-    path = volume / "filling"
+    path = volume / f"filling-but-{but}"
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while (not but or disk_usage(volume).free > but) and file.write(bytes(1 << 12)):
             pass

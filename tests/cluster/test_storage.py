@@ -16,6 +16,7 @@ from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SMALL = ("--trainers", "1")
+RESERVE = {"ROLECALL_RESERVE_BYTES": "8MiB"}
 
 
 def job_of(rows: Path) -> dict[str, Any]:
@@ -70,40 +71,53 @@ def test_checkpoints_and_artifacts_below_a_url(
     assert not files_below(cluster.data / "master" / "blobs")
 
 
-@pytest.mark.parametrize(("whose", "free"), [("the master's", 4 << 20), ("the master's", 0), ("the nodes'", 0)])
-def test_a_full_volume_loses_nothing_and_all_goes_on_when_there_is_room(
-    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path, whose: str, free: int
+def test_a_full_volume_of_the_master_loses_nothing_and_all_goes_on_when_there_is_room(
+    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path
 ) -> None:
-    """Below the reserve, or full: checkpoints and logs wait. A node without any room costs the attempt on it."""
-    small = tmp_path / ("master" if whose == "the master's" else "nodes")
-    with mounted(small, "64m"):
-        cluster = start_cluster(*SMALL, environment={"ROLECALL_RESERVE_BYTES": "8MiB"})
+    """Below the reserve, and then full: checkpoints and logs wait."""
+    with mounted(tmp_path / "master", "64m") as volume:
+        cluster = start_cluster(*SMALL, environment=RESERVE)
         job = cluster.submit(job_of(rows))
         cluster.until(job, past_step(200))
-        with filled(small, but=free):
-            until(lambda: was_refused(cluster) if whose == "the master's" else has_lost_an_attempt(cluster, job), 60)
-            if free:
-                ready = cluster.client.get("/readyz").raise_for_status().json()["volume"]
-                assert ready["free"] < ready["reserve"]
-            assert cluster.client.get(f"/jobs/{job}").json()["state"] not in {"failed", "cancelled"}
-        document = cluster.wait_for(job, "succeeded", 120)
-        assert document["result"]["steps"] == 2500
-        log = cluster.client.get(f"/jobs/{job}/logs").raise_for_status().text
-        assert "[trainer-0]" in log
-        archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
-        assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
-        os.kill(cluster.process.pid, signal.SIGTERM)
-        cluster.process.wait(30)
+        with filled(volume, but=4 << 20):
+            until(lambda: refusals(cluster), 60)
+            ready = cluster.client.get("/readyz").raise_for_status().json()["volume"]
+            assert ready["free"] < ready["reserve"]
+            before = refusals(cluster)
+            with filled(volume):
+                until(lambda: refusals(cluster) > before, 60)
+                assert cluster.client.get(f"/jobs/{job}").json()["state"] not in {"failed", "cancelled"}
+        assert_succeeds(cluster, job)
 
 
-def was_refused(cluster: Cluster) -> bool:
-    """Whether a worker has logged that the master has no room for its checkpoint."""
-    return any(b"(507 " in log.read_bytes() for log in (cluster.data / "nodes").rglob("log.txt"))
+def test_a_full_volume_of_the_nodes_costs_attempts_until_there_is_room(
+    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "nodes", "64m") as volume:
+        cluster = start_cluster(*SMALL, environment=RESERVE)
+        job = cluster.submit(job_of(rows))
+        cluster.until(job, past_step(200))
+        with filled(volume):
+            document = cluster.until(job, lambda one: len(one["attempts"]) > 1, 60)
+            assert document["state"] not in {"failed", "cancelled"}
+        assert_succeeds(cluster, job)
 
 
-def has_lost_an_attempt(cluster: Cluster, job: str) -> bool:
-    """Whether a worker has failed, as it can't write its checkpoint."""
-    return len(cluster.client.get(f"/jobs/{job}").json()["attempts"]) > 1
+def assert_succeeds(cluster: Cluster, job: str) -> None:
+    """The job ends with its logs and its model; then the cluster, whose volume is about to go, ends too."""
+    document = cluster.wait_for(job, "succeeded", 120)
+    assert document["result"]["steps"] == 2500
+    log = cluster.client.get(f"/jobs/{job}/logs").raise_for_status().text
+    assert "[trainer-0]" in log
+    archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
+    assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
+    os.kill(cluster.process.pid, signal.SIGTERM)
+    cluster.process.wait(30)
+
+
+def refusals(cluster: Cluster) -> int:
+    """The number of times that workers have logged that the master has no room for their checkpoints."""
+    return sum(log.read_bytes().count(b"(507 ") for log in (cluster.data / "nodes").rglob("log.txt"))
 
 
 def stored_steps(folder: Path) -> set[str]:
