@@ -109,7 +109,7 @@ def test_ctrl_c_stops_following_but_not_the_job(cluster: Cluster, rows: Path, tm
 
 
 def test_following_survives_a_killed_master(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
-    with submitted(cluster, long_job(rows, max_steps=3000), tmp_path) as (process, job):
+    with submitted(cluster, long_job(rows, max_steps=1000), tmp_path) as (process, job):
         cluster.until(job, past_step(10))
         os.kill(cluster.pid("master"), signal.SIGKILL)
         stdout, stderr = ended(process, 0)

@@ -16,12 +16,13 @@ from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SMALL = ("--trainers", "1")
+LONG = 2500
 RESERVE = {"ROLECALL_RESERVE_BYTES": "8MiB"}
 
 
-def job_of(rows: Path) -> dict[str, Any]:
+def job_of(rows: Path, max_steps: int = 1200) -> dict[str, Any]:
     """A few seconds of training, with a checkpoint every 100 steps."""
-    return long_job(rows, trainers=1, max_steps=2500, checkpoint_every_steps=100)
+    return long_job(rows, trainers=1, max_steps=max_steps, checkpoint_every_steps=100)
 
 
 def files_below(folder: Path) -> set[str]:
@@ -45,7 +46,7 @@ def test_a_cluster_on_postgresql_outlives_a_killed_master(
     assert len(document["attempts"]) == 1
     after = workers(document)
     assert {name: one["pid"] for name, one in after.items()} == {name: one["pid"] for name, one in before.items()}
-    assert document["result"]["steps"] == 2500
+    assert document["result"]["steps"] == 1200
     assert not list((cluster.data / "master").glob("*.db"))
 
 
@@ -77,7 +78,7 @@ def test_a_full_volume_of_the_master_loses_nothing_and_all_goes_on_when_there_is
     """Below the reserve, and then full: checkpoints and logs wait."""
     with mounted(tmp_path / "master", "64m") as volume:
         cluster = start_cluster(*SMALL, environment=RESERVE)
-        job = cluster.submit(job_of(rows))
+        job = cluster.submit(job_of(rows, LONG))
         cluster.until(job, past_step(200))
         with filled(volume, but=4 << 20):
             until(lambda: refusals(cluster), 60)
@@ -95,7 +96,7 @@ def test_a_full_volume_of_the_nodes_costs_attempts_until_there_is_room(
 ) -> None:
     with mounted(tmp_path / "nodes", "64m") as volume:
         cluster = start_cluster(*SMALL, environment=RESERVE)
-        job = cluster.submit(job_of(rows))
+        job = cluster.submit(job_of(rows, LONG))
         cluster.until(job, past_step(200))
         with filled(volume):
             document = cluster.until(job, lambda one: len(one["attempts"]) > 1, 60)
@@ -106,7 +107,7 @@ def test_a_full_volume_of_the_nodes_costs_attempts_until_there_is_room(
 def assert_succeeds(cluster: Cluster, job: str) -> None:
     """The job ends with its logs and its model; then the cluster, whose volume is about to go, ends too."""
     document = cluster.wait_for(job, "succeeded", 120)
-    assert document["result"]["steps"] == 2500
+    assert document["result"]["steps"] == LONG
     log = cluster.client.get(f"/jobs/{job}/logs").raise_for_status().text
     assert "[trainer-0]" in log
     archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
