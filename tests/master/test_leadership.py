@@ -32,13 +32,13 @@ NODE_TIMEOUT_S = 3.0
 def master(data: Path, database_url: str, **given: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A control program of the toy workload, in a process of its own, once it leads; and its URL."""
     port = free_port()
-    tests = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     own = {
         "ROLECALL_DATABASE_URL": database_url,
         "ROLECALL_PORT": str(port),
         "ROLECALL_TOKEN": TOKEN,
         "ROLECALL_NODE_TOKEN": NODE_TOKEN,
-        "PYTHONPATH": f"{tests.parent / 'services'}:{tests}",
+        "PYTHONPATH": f"{root / 'services'}:{root}",
         **given,
     }
     program = PROGRAM.replace("run(read_master(), CATALOGUE)", "sys.exit(run(read_master(), CATALOGUE))")
