@@ -124,9 +124,9 @@ async def serving(
                 await task
 
 
-def still_master(data: Path, clock: Clock | None = None) -> AbstractAsyncContextManager[Master]:
+def still_master(data: Path, clock: Clock | None = None, **values: Any) -> AbstractAsyncContextManager[Master]:
     """The parts of a master of which no loop runs."""
-    settings, clock = make_settings(data), clock or Clock()
+    settings, clock = make_settings(data, **values), clock or Clock()
     return open_master(settings, CATALOGUE, Leadership(settings, clock), clock)
 
 
