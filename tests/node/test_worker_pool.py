@@ -176,7 +176,7 @@ async def test_a_worker_that_cant_be_told_the_port_of_its_gang_fails_with_the_re
         assert "its gang's port could not be written" in await played.until(key, WorkerState.FAILED)
 
 
-async def test_killing_all_spares_those_that_have_ended_and_needs_a_reason_to_be_a_failure(tmp_path: Path) -> None:
+async def test_killing_all_spares_those_that_have_ended_and_the_first_reason_counts(tmp_path: Path) -> None:
     async with pool_of(tmp_path) as played:
         first, second, third = (launch(job, "stay") for job in "abc")
         done = await played.run(first)
@@ -190,6 +190,7 @@ async def test_killing_all_spares_those_that_have_ended_and_needs_a_reason_to_be
             await played.fork()
             key = Key.of(others[-1])
             played.pool.kill_all(reason)
+            played.pool.kill_all("too late")
             assert await played.dies(key)
             played.exits(key, -9)
             assert reason in await played.until(key, state)
