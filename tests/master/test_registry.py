@@ -132,16 +132,12 @@ async def test_an_entry_that_this_release_cant_read_is_logged_once_and_the_other
         assert (await gang(master)).workers[1].state is WorkerState.RUNNING
 
 
-@pytest.mark.parametrize(("heartbeat_s", "node_timeout_s", "most_s"), [(5.0, 30.0, 5.0), (5.0, 6.0, 2.0)])
-async def test_a_call_is_not_held_until_its_node_counts_as_lost(
-    tmp_path: Path, heartbeat_s: float, node_timeout_s: float, most_s: float
+@pytest.mark.parametrize(("heartbeat_s", "node_timeout_s"), [(0.1, 30.0), (5.0, 0.3)])
+async def test_a_call_is_held_until_its_node_should_call_again_but_not_until_it_counts_as_lost(
+    tmp_path: Path, heartbeat_s: float, node_timeout_s: float
 ) -> None:
     async with on_master(tmp_path, heartbeat_s=heartbeat_s, node_timeout_s=node_timeout_s) as (master, _):
-        assert registry.longest_wait_s(master) == most_s
-
-
-async def test_a_call_that_asks_to_be_held_longer_is_answered_in_time(tmp_path: Path) -> None:
-    async with on_master(tmp_path, heartbeat_s=0.1) as (master, _):
+        assert registry.longest_wait_s(master) == pytest.approx(0.1)
         first = await registry.next_answer(master, TRAINER.name, Heartbeat(started=TRAINER.started))
         waits = Heartbeat(started=TRAINER.started, seen=first.version, wait_s=30.0)
         async with asyncio.timeout(5):

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
 from rolecall.master.store import jobs, nodes
 from rolecall.master.waking import Waking
 from rolecall.spec.job import JobSpec
@@ -14,44 +12,38 @@ from rolecall.spec.role import Role
 from .harness import ManualClock, make_node, still_master
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
+JOBS, NODES = ("mine", "other"), ("near", "far")
 BOTH = ["reconciler", "placer"]
+WAYS: list[tuple[Callable[[Waking], None], list[str], set[str], set[str]]] = [
+    # the call, the loops that look again, the jobs and nodes that are read again, those whose calls are answered
+    (lambda waking: waking.jobs("mine"), BOTH, {"mine"}, {"mine"}),
+    (lambda waking: waking.queued("mine"), ["placer"], {"mine"}, {"mine"}),
+    (lambda waking: waking.gang("mine", ["near"]), BOTH, {"mine"}, {"mine", "near"}),
+    (lambda waking: waking.nodes("near"), BOTH, {"near"}, {"near"}),
+    (lambda waking: waking.followers("mine"), [], set(), {"mine"}),
+    (lambda waking: waking.loops(), BOTH, set(), set()),
+]
 
 
-@pytest.mark.parametrize(
-    ("wake", "loops", "followed", "answered", "read"),
-    [
-        (lambda waking: waking.jobs("mine"), BOTH, {"mine"}, set(), {"mine"}),
-        (lambda waking: waking.queued("mine"), ["placer"], {"mine"}, set(), {"mine"}),
-        (lambda waking: waking.gang("mine", ["near"]), BOTH, {"mine"}, {"near"}, {"mine"}),
-        (lambda waking: waking.nodes("near"), BOTH, set(), {"near"}, {"near"}),
-        (lambda waking: waking.followers("mine"), [], {"mine"}, set(), set()),
-        (lambda waking: waking.loops(), BOTH, set(), set(), set()),
-    ],
-    ids=["jobs", "queued", "gang", "nodes", "followers", "loops"],
-)
-async def test_those_whom_a_change_concerns_look_again_and_nobody_else(
-    tmp_path: Path,
-    *,
-    wake: Callable[[Waking], None],
-    loops: list[str],
-    followed: set[str],
-    answered: set[str],
-    read: set[str],
-) -> None:
+async def test_those_whom_a_change_concerns_look_again_and_nobody_else(tmp_path: Path) -> None:
     async with still_master(tmp_path, ManualClock()) as master:
         woken: list[str] = []
         master.waking.connect(lambda: woken.append("reconciler"), lambda: woken.append("placer"))
-        await master.view.refresh()
         async with master.database.write() as connection:
-            for job in ("mine", "other"):
+            for job in JOBS:
                 await jobs.add(connection, JobSpec(id=job, workload="toy", roles={Role.TRAINER: 1}), NOW)
-            for node in ("near", "far"):
+            for node in NODES:
                 await nodes.put(connection, make_node(node, Role.TRAINER), NOW)
-        followers = {job: master.news.ticket(job) for job in ("mine", "other")}
-        calls = {node: master.answers.ticket(node) for node in ("near", "far")}
-        wake(master.waking)
-        assert woken == loops
-        assert {job for job, ticket in followers.items() if ticket.is_set()} == followed
-        assert {node for node, ticket in calls.items() if ticket.is_set()} == answered
         await master.view.refresh()
-        assert {*master.view.queue, *master.view.nodes} == read
+        for wake, loops, read, answered in WAYS:
+            before = master.view.queue | master.view.nodes
+            calls = {job: master.news.ticket(job) for job in JOBS} | {
+                node: master.answers.ticket(node) for node in NODES
+            }
+            woken.clear()
+            wake(master.waking)
+            await master.view.refresh()
+            after = master.view.queue | master.view.nodes
+            assert woken == loops
+            assert {name for name in after if after[name] is not before[name]} == read
+            assert {name for name, ticket in calls.items() if ticket.is_set()} == answered
