@@ -159,7 +159,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def cancel_leftover_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Cancels the jobs that a test leaves in a shared cluster, so that the next tests don't wait for their slots."""
+    """Cancel the jobs that a test leaves in a shared cluster, so that the next tests don't wait for their slots."""
     yield
     for shared in request.node.funcargs.values():
         if isinstance(shared, Running):

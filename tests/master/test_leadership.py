@@ -199,7 +199,7 @@ async def test_a_standby_takes_over_from_a_killed_master_and_no_gang_notices(tmp
             process.kill()
             await ready(second)
             async with goes_on(node, second, job):
-                for _ in range(2):  # After twice this time, a node that is not heard is lost.
+                for _ in range(2):  # After twice this time, a silent node is lost.
                     clock.advance(NODE_TIMEOUT_S - 1)
                     async with asyncio.timeout(10):
                         while second.master.presence.silence_s(node.spec.name):

@@ -18,7 +18,7 @@ from .harness import CATALOGUE, make_settings, still_master
 
 @pytest.fixture
 def stops() -> list[str]:
-    """Grows when the program says that it has to end."""
+    """The calls by which the program says that it has to end."""
     return []
 
 
@@ -32,7 +32,7 @@ def tasks() -> set[str]:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether another master could lead in the folder."""
+    """Try to lead in the folder, as another master would."""
     lock = FolderLock(folder / "master.lock")
     taken = lock.take("the next master", utc_now())
     lock.release()

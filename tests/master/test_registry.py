@@ -111,7 +111,7 @@ async def test_a_report_of_a_worker_that_the_node_does_not_run_changes_nothing(t
 
 
 async def test_a_heartbeat_is_news_once(tmp_path: Path) -> None:
-    """Also if storing it changes what its own node should run: else each repetition would read the database."""
+    # Storing it changes what its own node should run. Even so, repetitions must not read the database.
     async with on_master(tmp_path) as (master, _):
         heartbeat = Heartbeat(started=SERVER.started, workers=(report(0, rendezvous_port=4711),))
         await registry.receive(master, SERVER.name, heartbeat)

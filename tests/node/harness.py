@@ -67,7 +67,7 @@ class ScriptedMaster:
         self.looking_s = 0.0
         self.has_forgotten = False
         self.taken = {"taken"}
-        """The names of nodes that another one bears."""
+        """Names that other nodes have taken."""
         self.heartbeat_s = 0.3
         self.refusal: int | None = None
         self.refused = 0

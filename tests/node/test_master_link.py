@@ -45,7 +45,7 @@ class Linked:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
-        """The link informs the master within the block."""
+        """Let the link inform the master within the block."""
         task = self.tasks.create_task(self.link.run())
         try:
             yield task
@@ -86,7 +86,7 @@ async def linked(master: ScriptedMaster, data: Path) -> AsyncIterator[Linked]:
 
 
 async def told(master: ScriptedMaster, what: Callable[[], _T]) -> _T:
-    """Wait until `what` is true of what the master was told."""
+    """Wait until `what` holds for what the master has received; return its value."""
     return await asyncio.to_thread(master.wait, what)
 
 

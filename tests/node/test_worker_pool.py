@@ -71,7 +71,7 @@ class Played:
         return not gone({self.processes[str(key)].pid}, 0.0)
 
     async def dies(self, key: Key) -> bool:
-        """Whether the worker's process ends."""
+        """Wait for the end of the worker's process; return whether it came."""
         return await asyncio.to_thread(gone, {self.processes[str(key)].pid}, 5.0)
 
     def _start(self, key: str) -> None:
