@@ -157,6 +157,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
+@pytest.fixture(autouse=True)
+def cancel_leftover_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Cancel the jobs that a test leaves in a shared cluster, so that the next tests don't wait for their slots."""
+    yield
+    for shared in request.node.funcargs.values():
+        if isinstance(shared, Running):
+            shared.cancel_all()
+
+
 @pytest.fixture
 def start_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     """Starts a cluster for one test that harms it; takes the arguments of `running_cluster`."""

@@ -11,6 +11,12 @@ import pytest
 ENDED = ("succeeded", "failed", "cancelled")
 
 
+def accepted(answer: httpx.Response) -> dict[str, Any]:
+    """The document of a job that the master accepted. If it refused the job, the failure shows the reason."""
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
 class Running(ABC):
     """What tests do with a cluster over HTTP."""
 
@@ -22,9 +28,7 @@ class Running(ABC):
 
     def submit(self, request: dict[str, Any]) -> str:
         """Submit a job; return its id."""
-        answer = self.client.post("/jobs", json=request)
-        assert answer.status_code == 201, answer.text
-        return answer.json()["id"]
+        return accepted(self.client.post("/jobs", json=request))["id"]
 
     def job(self, job: str) -> dict[str, Any]:
         """The job's document."""
@@ -47,6 +51,16 @@ class Running(ABC):
                 return document
             time.sleep(0.05)
         pytest.fail(f"job {job}: it did not happen within {timeout} s: {document}\n{self.logs()}")
+
+    def cancel_all(self) -> None:
+        """Cancel all jobs that have not ended, and wait until they have."""
+        self.await_up()
+        listed = self.client.get("/jobs").raise_for_status().json()["jobs"]
+        live = [job["id"] for job in listed if job["state"] not in ENDED]
+        for job in live:
+            self.client.post(f"/jobs/{job}/cancel")
+        for job in live:
+            self.until(job, lambda document: document["state"] in ENDED)
 
     def await_up(self, timeout: float = 20) -> None:
         """Wait until the master answers."""

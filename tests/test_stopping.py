@@ -13,6 +13,7 @@ import psutil
 import pytest
 from tests.cluster.jobs import long_job, past_step, workers
 from tests.containers import TOKEN, Container, bearer, container, node, until
+from tests.running import accepted
 
 from rolecall.master.shutdown import NOTICE_S
 
@@ -35,8 +36,7 @@ def cluster(folder: Path) -> Iterator[list[Container]]:
 
 def submit(master: Container, rows: Path, **params: Any) -> str:
     request = long_job(rows, trainers=1, checkpoint_every_steps=100_000, **params)
-    answer = httpx.post(f"http://127.0.0.1:{master.port}/jobs", headers=bearer(TOKEN), json=request)
-    return answer.raise_for_status().json()["id"]
+    return accepted(httpx.post(f"http://127.0.0.1:{master.port}/jobs", headers=bearer(TOKEN), json=request))["id"]
 
 
 def test_a_gang_stops_with_a_checkpoint_and_resumes_after_the_next_start(tmp_path: Path, rows: Path) -> None:

@@ -69,8 +69,6 @@ def test_two_jobs_share_the_nodes_and_a_third_waits_for_its_turn(cluster: Cluste
     assert "waiting for 1 trainer slot: 0 of 2 are free" in waiting["waiting_for"]
     cluster.client.post(f"/jobs/{first}/cancel")
     cluster.wait_for(third, "succeeded", 60)
-    cluster.client.post(f"/jobs/{second}/cancel")
-    cluster.wait_for(second, "cancelled", 30)
 
 
 def test_more_workers_than_the_cluster_has_wait_and_say_so(cluster: Cluster, rows: Path) -> None:

@@ -54,8 +54,6 @@ def test_it_examines_every_pair_beside_what_runs(cluster: Cluster, rows: Path) -
     assert document["result"]["errors"] == 0
     assert cluster.job(busy)["state"] == "running"
     assert len(cluster.job(busy)["attempts"]) == 1
-    cluster.client.post(f"/jobs/{busy}/cancel")
-    cluster.wait_for(busy, "cancelled", 40)
 
 
 def test_a_nodes_preflight_has_what_names_it(cluster: Cluster) -> None:
@@ -142,8 +140,6 @@ def test_a_node_that_is_cut_off_ends_its_own_workers(apart: ApartCluster) -> Non
             time.sleep(0.1)
         assert apart.job(job)["state"] == "running"
     assert "cut off from its master" in (apart.network.data / "observer-0.log").read_text()
-    apart.client.post(f"/jobs/{job}/cancel")
-    apart.wait_for(job, "cancelled", 40)
     await_nodes(apart.client, apart.network)
 
 

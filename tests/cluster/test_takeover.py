@@ -14,6 +14,7 @@ import httpx
 import pytest
 from tests.cluster.jobs import long_job
 from tests.containers import COMMAND, TOKEN, Container, bearer, container, node, until
+from tests.running import accepted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -90,8 +91,7 @@ def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, ro
         stack.enter_context(driver)
         until(lambda: all(first.node(one) for one in ("trainer", "parameter-server", "driver")), 120)
         request = long_job(rows, trainers=1, max_steps=3000, checkpoint_every_steps=200)
-        answer = httpx.post(f"http://127.0.0.1:{first.port}/jobs", headers=bearer(TOKEN), json=request)
-        job = answer.raise_for_status().json()["id"]
+        job = accepted(httpx.post(f"http://127.0.0.1:{first.port}/jobs", headers=bearer(TOKEN), json=request))["id"]
         ask = lambda master: master.ask(f"/jobs/{job}")  # noqa: E731
         before = until(lambda: (found := ask(first))["progress"]["step"] > 100 and found, 120)
         os.kill(first.process.pid, signal.SIGKILL)

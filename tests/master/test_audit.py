@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from tests.running import accepted
 
 from rolecall.master import refusals
 from rolecall.master.refusals import Refusal, Refusals
@@ -30,7 +31,7 @@ async def log(client: Client, count: int, **params: Any) -> list[AuditEntry]:
 @pytest.mark.slow
 async def test_the_audit_log_has_changes_and_refusals(client: Client) -> None:
     alice = await make_token(client, "alice", Scope.SUBMIT)
-    job = (await submit_as(client, alice)).json()["id"]
+    job = accepted(await submit_as(client, alice))["id"]
     await client.call(alice, "POST", f"/jobs/{job}/cancel")
     changes = await log(client, 3)
     assert [(one.token, one.action, one.target, one.outcome) for one in changes] == [

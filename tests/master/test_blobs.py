@@ -33,12 +33,15 @@ class Trouble:
     def __init__(self) -> None:
         self.goes_on = Event()
         self.goes_on.set()
+        self.met = Event()
+        """Set by every call to the store."""
         self.error: Exception | None = None
         self.sticks = False
         """Whether the first piece of a file is all that comes of it."""
 
     def meet(self) -> None:
         """Called by whoever calls the store."""
+        self.met.set()
         self.goes_on.wait()
         if self.error is not None:
             raise self.error
@@ -193,9 +196,10 @@ async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_st
 async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, trouble: Trouble) -> None:
     async with with_artifact(tmp_path, blob_timeout_s=4.0) as (client, node, job):
         trouble.goes_on.clear()
+        trouble.met.clear()
         downloading = asyncio.create_task(client.user("GET", f"/jobs/{job}/artifacts/model.bin"))
         begun = time.monotonic()
-        await asyncio.sleep(0.1)
+        assert await asyncio.to_thread(trouble.met.wait, 10)
         for path in ("/healthz", "/jobs", f"/jobs/{job}/logs"):
             assert (await client.user("GET", path)).is_success
         other = await client.submit(roles=ONE_TRAINER)

@@ -170,15 +170,18 @@ async def test_a_statement_that_takes_too_long_is_ended_by_the_server(postgres_u
 
 @pytest.mark.slow
 async def test_a_transaction_that_falls_silent_gives_its_locks_back(postgres_url: str) -> None:
+    locked = asyncio.Event()
+
     async def stall(database: Database) -> None:
         async with database.write() as connection:
             await connection.execute(text("LOCK TABLE idempotency IN EXCLUSIVE MODE"))
+            locked.set()
             await asyncio.sleep(3 * QUICK.idle_s)
             await connection.execute(text("SELECT 1"))
 
     async with opened(postgres_url) as database, opened(postgres_url, Limits()) as other:
         stalling = asyncio.create_task(complaint(lambda: stall(database)))
-        await asyncio.sleep(0.2)
+        await locked.wait()
         await write(other)
         assert "the database does not answer" in await stalling
 

@@ -22,7 +22,18 @@ from rolecall.master.store.session_lock import KEY, SessionLock
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.state import WorkerState
 
-from .harness import NODE_TOKEN, ONE_TRAINER, TOKEN, Client, Node, bearer, make_settings, one_trainer, serving
+from .harness import (
+    NODE_TOKEN,
+    ONE_TRAINER,
+    TOKEN,
+    Client,
+    ManualClock,
+    Node,
+    bearer,
+    make_settings,
+    one_trainer,
+    serving,
+)
 from .test_server import PROGRAM
 
 NODE_TIMEOUT_S = 3.0
@@ -32,13 +43,13 @@ NODE_TIMEOUT_S = 3.0
 def master(data: Path, database_url: str, **given: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A control program of the toy workload, in a process of its own, once it leads; and its URL."""
     port = free_port()
-    tests = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     own = {
         "ROLECALL_DATABASE_URL": database_url,
         "ROLECALL_PORT": str(port),
         "ROLECALL_TOKEN": TOKEN,
         "ROLECALL_NODE_TOKEN": NODE_TOKEN,
-        "PYTHONPATH": f"{tests.parent / 'services'}:{tests}",
+        "PYTHONPATH": f"{root / 'services'}:{root}",
         **given,
     }
     program = PROGRAM.replace("run(read_master(), CATALOGUE)", "sys.exit(run(read_master(), CATALOGUE))")
@@ -181,13 +192,19 @@ async def test_the_server_frees_the_lock_of_a_session_that_falls_silent(database
 async def test_a_standby_takes_over_from_a_killed_master_and_no_gang_notices(tmp_path: Path, database_url: str) -> None:
     with master(tmp_path / "first", database_url) as (process, url):
         node, job = await running_gang(url)
-        async with serving(standby_settings(tmp_path / "second", database_url)) as second:
+        clock = ManualClock()
+        async with serving(standby_settings(tmp_path / "second", database_url), clock=clock) as second:
             assert (await second.http.get("/healthz")).status_code == 200
             assert (await second.user("GET", "/readyz")).status_code == 503
             process.kill()
             await ready(second)
             async with goes_on(node, second, job):
-                await asyncio.sleep(NODE_TIMEOUT_S + 1)  # by when a node that is not heard is lost
+                for _ in range(2):  # After twice this time, a silent node is lost.
+                    clock.advance(NODE_TIMEOUT_S - 1)
+                    async with asyncio.timeout(10):
+                        while second.master.presence.silence_s(node.spec.name):
+                            await asyncio.sleep(0.02)
+                    await second.master.reconciler.reconcile()
 
 
 @pytest.mark.slow

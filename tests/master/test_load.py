@@ -151,7 +151,8 @@ async def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: 
 
 @pytest.mark.slow
 async def test_a_change_wakes_the_nodes_of_its_gang_and_reads_no_others(tmp_path: Path) -> None:
-    async with on_master(tmp_path) as (client, master):
+    clock = ManualClock()
+    async with on_master(tmp_path, clock) as (client, master):
         others = [await one_trainer(client, f"other-{number}", slots=1, boot=f"o{number}") for number in range(20)]
         gang = [await _server(client, number) for number in range(2)]
         job = (await client.submit(roles={"parameter-server": 2, "trainer": 1}))["id"]
@@ -159,17 +160,22 @@ async def test_a_change_wakes_the_nodes_of_its_gang_and_reads_no_others(tmp_path
         (host,) = [node for node in others if await node.beat()]
         workers = {node.spec.name: (await node.beat())[0] for node in (*gang, host)}
         idle = [node for node in others if node is not host]
-        held = {node.spec.name: asyncio.create_task(node.beat(30.0)) for node in (*idle, gang[1], host)}
-        await asyncio.sleep(1.0)
+        clock.advance(2)  # Nobody is expected to call any more, until the master holds a call again.
+        waiting = (*idle, gang[1], host)
+        held = {node.spec.name: asyncio.create_task(node.beat(30.0)) for node in waiting}
+        async with asyncio.timeout(20):
+            while not all(master.presence.is_expected(node.spec.started) for node in waiting):
+                await asyncio.sleep(0.02)
         with counted(master) as statements:
             await gang[0].say(workers[gang[0].spec.name], WorkerState.STARTING, rendezvous_port=4711)
             async with asyncio.timeout(20):
                 met = [await held[node.spec.name] for node in (gang[1], host)]
-            await asyncio.sleep(0.6)
+            await master.reconciler.reconcile()
+            await master.placer.place()
         assert {worker.launch.rendezvous_port for told in met for worker in told} == {4711}
         assert [name for name, call in held.items() if call.done()] == [gang[1].spec.name, host.spec.name]
         assert not [one for one in statements if "FROM nodes" in one and "WHERE" not in one]
-        assert len(statements) < 120, "for a gang of three, with two ticks of the loops"
+        assert len(statements) < 120, "for a gang of three, with a pass of each loop"
         for call in held.values():
             call.cancel()
 

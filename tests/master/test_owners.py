@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from tests.running import accepted
+
 from rolecall.spec.access import Scope
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
@@ -16,7 +18,7 @@ async def test_jobs_of_others_are_hidden_from_who_may_only_submit(client: Client
         await make_token(client, "both", Scope.SUBMIT, Scope.READ),
         await make_token(client, "eve", Scope.READ),
     )
-    job = (await submit_as(client, alice)).json()
+    job = accepted(await submit_as(client, alice))
     assert job["owner"] == "alice"
     for path, method in (("", "GET"), ("/events", "GET"), ("/logs", "GET"), ("/cancel", "POST")):
         hidden, unknown = [await client.call(bob, method, f"/jobs/{one}{path}") for one in (job["id"], "toy-none")]
@@ -51,7 +53,7 @@ async def test_idempotency_keys_belong_to_their_owner(client: Client) -> None:
     key = {"Idempotency-Key": "mine"}
     body = {"workload": "toy", "roles": ONE_TRAINER}
     first, again, others = [
-        (await client.call(token, "POST", "/jobs", json=body, headers=key)).json() for token in (alice, alice, bob)
+        accepted(await client.call(token, "POST", "/jobs", json=body, headers=key)) for token in (alice, alice, bob)
     ]
     assert first["id"] == again["id"] != others["id"]
     assert others["owner"] == "bob"
@@ -62,14 +64,14 @@ async def test_idempotency_keys_belong_to_their_owner(client: Client) -> None:
 
 async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:
     alice = await make_token(client, "alice", Scope.SUBMIT, max_queued=2)
-    first, second = [(await submit_as(client, alice)).json()["id"] for _ in range(2)]
+    first, second = [accepted(await submit_as(client, alice))["id"] for _ in range(2)]
     await client.call(alice, "POST", f"/jobs/{first}/pause")
     refused = await submit_as(client, alice)
     assert refused.status_code == 429, refused.text
     assert refused.headers["content-type"] == "application/problem+json"
     assert "max_queued is 2" in refused.json()["detail"]
     await client.call(alice, "POST", f"/jobs/{second}/cancel")
-    assert (await submit_as(client, alice)).status_code == 201
+    accepted(await submit_as(client, alice))
     retried = await client.call(alice, "POST", f"/jobs/{second}/retry")
     assert retried.status_code == 429
     assert (await client.user("PATCH", "/tokens/alice", json={"max_queued": None})).json()["max_queued"] is None
@@ -84,9 +86,9 @@ async def test_a_token_may_run_so_many_workers(client: Client) -> None:
     node = Node(client, make_node("trainer-0", Role.TRAINER, 4))
     await node.register()
     await node.beat()
-    first = (await submit_as(client, alice, roles={"parameter-server": 0, "trainer": 2})).json()["id"]
-    waits = (await submit_as(client, alice)).json()["id"]
-    other = (await submit_as(client, bob)).json()["id"]
+    first = accepted(await submit_as(client, alice, roles={"parameter-server": 0, "trainer": 2}))["id"]
+    waits = accepted(await submit_as(client, alice))["id"]
+    other = accepted(await submit_as(client, bob))["id"]
     await client.until(first, "placed")
     await client.until(other, "placed")
     told = await client.until(waits, "queued", also=lambda job: job["waiting_for"])
@@ -102,7 +104,7 @@ async def test_a_token_may_store_so_many_bytes(client: Client, tmp_path: Path) -
     size = len(b"weights at 1")
     alice = await make_token(client, "alice", Scope.SUBMIT, max_stored_bytes=size)
     node = await one_trainer(client)
-    job = (await submit_as(client, alice)).json()["id"]
+    job = accepted(await submit_as(client, alice))["id"]
     (worker,) = await node.workers()
     await node.say(worker, WorkerState.RUNNING)
     assert (await client.checkpoint(job, 1, 1)).status_code == 201

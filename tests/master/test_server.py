@@ -15,6 +15,7 @@ from threading import Thread
 
 import httpx
 import pytest
+from tests.running import accepted
 
 from rolecall.master.blobs import check_url
 from rolecall.master.store.database import Database
@@ -25,9 +26,7 @@ from .harness import NODE_TOKEN, ONE_TRAINER, TOKEN, Client, bearer, make_node
 
 PROGRAM = """
 import sys
-import time
-from pathlib import Path
-from master.harness import CATALOGUE
+from tests.master.harness import CATALOGUE
 from rolecall.master.server import run
 from rolecall.settings import read_master
 run(read_master(), CATALOGUE)
@@ -37,14 +36,14 @@ run(read_master(), CATALOGUE)
 @contextmanager
 def program(data: Path, port: int = 0, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running master and its URL."""
-    tests, services = Path(__file__).parents[1], Path(__file__).parents[2] / "services"
+    root = Path(__file__).parents[2]
     settings = {
         "ROLECALL_DATA": data,
         "ROLECALL_TOKEN": TOKEN,
         "ROLECALL_NODE_TOKEN": NODE_TOKEN,
         "ROLECALL_PORT": port,
     }
-    paths = {"PYTHONPATH": f"{services}:{tests}", "ROLECALL_HOST": "127.0.0.1", "ROLECALL_HEARTBEAT_S": "20"}
+    paths = {"PYTHONPATH": f"{root / 'services'}:{root}", "ROLECALL_HOST": "127.0.0.1", "ROLECALL_HEARTBEAT_S": "20"}
     environment = os.environ | {name: str(value) for name, value in (settings | paths | more).items()}
     command = [sys.executable, "-W", "error", "-c", PROGRAM]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
@@ -98,7 +97,7 @@ def test_log_records_are_json_objects_that_name_their_event_and_job(tmp_path: Pa
         beat = {"started": spec.started}
         httpx.post(f"{url}/internal/nodes/trainer-0/heartbeat", headers=headers, json=beat).raise_for_status()
         body = {"workload": "toy", "roles": ONE_TRAINER}
-        job = httpx.post(f"{url}/jobs", headers=bearer(TOKEN), json=body).json()["id"]
+        job = accepted(httpx.post(f"{url}/jobs", headers=bearer(TOKEN), json=body))["id"]
         assert process.stderr
         records = (json.loads(line) for line in process.stderr)
         placed = next(record for record in records if record.get("event") == "job_placed")
@@ -109,7 +108,7 @@ def test_log_records_are_json_objects_that_name_their_event_and_job(tmp_path: Pa
 @pytest.mark.slow
 def test_a_killed_master_loses_nothing(tmp_path: Path) -> None:
     with program(tmp_path) as (process, url):
-        job = httpx.post(f"{url}/jobs", headers=bearer(TOKEN), content='{"workload": "toy"}').json()["id"]
+        job = accepted(httpx.post(f"{url}/jobs", headers=bearer(TOKEN), json={"workload": "toy"}))["id"]
         process.kill()
         process.wait()
     with program(tmp_path) as (process, url):

@@ -8,8 +8,8 @@ import pytest
 from rolecall.network.routes import Route, await_route
 
 
-def test_the_route_to_loopback() -> None:
-    route = asyncio.run(await_route("127.0.0.1", 8080, print))
+async def test_the_route_to_loopback() -> None:
+    route = await await_route("127.0.0.1", 8080, print)
     assert route == Route("lo", "127.0.0.1")
     assert route.environment["GLOO_SOCKET_IFNAME"] == "lo"
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 import uvicorn
+from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -25,6 +26,7 @@ from starlette.routing import Route
 from rolecall import __version__
 from rolecall.node.reconcile import Key
 from rolecall.node.vitals import process_state
+from rolecall.settings import NodeSettings
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.report import WorkerReport
@@ -64,6 +66,9 @@ class ScriptedMaster:
         self.ahead_s = 0.0
         self.looking_s = 0.0
         self.has_forgotten = False
+        self.taken = {"taken"}
+        """Names that other nodes have taken."""
+        self.heartbeat_s = 0.3
         self.refusal: int | None = None
         self.refused = 0
         self.garbled = False
@@ -147,13 +152,13 @@ class ScriptedMaster:
         if request.headers["authorization"] != f"Bearer {TOKEN}":
             return JSONResponse({"detail": "wrong token"}, 401)
         spec = NodeSpec.model_validate_json(await request.body())
-        if spec.name == "taken":
-            return JSONResponse({"detail": "the name taken is taken: give another ROLECALL_NODE_NAME"}, 409)
+        if spec.name in self.taken:
+            return JSONResponse({"detail": f"the name {spec.name} is taken: give another ROLECALL_NODE_NAME"}, 409)
         with self.changed:
             self.specs.append(spec)
             self.has_forgotten = False
             self.changed.notify_all()
-        return JSONResponse(Registered(heartbeat_s=0.3, master_version=self.version_told).model_dump())
+        return JSONResponse(Registered(heartbeat_s=self.heartbeat_s, master_version=self.version_told).model_dump())
 
     async def _surroundings(self, _: Request) -> Response:
         await asyncio.sleep(self.looking_s)
@@ -216,6 +221,12 @@ class ScriptedMaster:
             self.left.append(request.path_params["name"])
             self.changed.notify_all()
         return Response(status_code=204)
+
+
+def make_settings(master: ScriptedMaster, data: Path, **values: Any) -> NodeSettings:
+    """Settings of a node of this master."""
+    own: dict[str, Any] = {"role": Role.TRAINER, "name": "n", "master_addr": "127.0.0.1", "port": master.port}
+    return NodeSettings(**(own | {"data": data, "node_token": SecretStr(TOKEN)} | values))
 
 
 def start_node(

@@ -1,6 +1,5 @@
 """The node's calls to a scripted master on a real socket."""
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -24,7 +23,7 @@ def master() -> Iterator[ScriptedMaster]:
         yield master
 
 
-def register(master: ScriptedMaster, *tokens: str | SettingsError) -> None:
+async def register(master: ScriptedMaster, *tokens: str | SettingsError) -> None:
     """Register with the tokens that the node's file holds from one read to the next."""
     left = list(tokens)
 
@@ -34,34 +33,31 @@ def register(master: ScriptedMaster, *tokens: str | SettingsError) -> None:
             raise token
         return token
 
-    async def call() -> None:
-        client = MasterClient(f"http://127.0.0.1:{master.port}", read)
-        try:
-            await client.register(SPEC)
-        finally:
-            await client.close()
-
-    asyncio.run(call())
+    client = MasterClient(f"http://127.0.0.1:{master.port}", read)
+    try:
+        await client.register(SPEC)
+    finally:
+        await client.close()
 
 
-def test_a_token_that_was_rotated_is_read_again(master: ScriptedMaster) -> None:
-    register(master, "the-token-before", TOKEN)
+async def test_a_token_that_was_rotated_is_read_again(master: ScriptedMaster) -> None:
+    await register(master, "the-token-before", TOKEN)
     assert [spec.name for spec in master.specs] == ["n"]
 
 
 @pytest.mark.parametrize("second", ["the-token-before", SettingsError("the file is being replaced")])
-def test_a_token_that_is_wrong_is_refused(master: ScriptedMaster, second: str | SettingsError) -> None:
+async def test_a_token_that_is_wrong_is_refused(master: ScriptedMaster, second: str | SettingsError) -> None:
     with pytest.raises(MasterRefuses, match="ROLECALL_NODE_TOKEN"):
-        register(master, "the-token-before", second)
+        await register(master, "the-token-before", second)
 
 
-def test_an_answer_that_can_not_be_decoded_is_no_answer(master: ScriptedMaster) -> None:
+async def test_an_answer_that_can_not_be_decoded_is_no_answer(master: ScriptedMaster) -> None:
     master.garbled = True
     with pytest.raises(MasterUnreachable, match="incorrect header check"):
-        register(master, TOKEN)
+        await register(master, TOKEN)
 
 
-def test_a_port_where_nothing_listens_is_not_a_cut_network() -> None:
+async def test_a_port_where_nothing_listens_is_not_a_cut_network() -> None:
     with pytest.raises(MasterUnreachable) as error:
-        register(ScriptedMaster(), TOKEN)
+        await register(ScriptedMaster(), TOKEN)
     assert not error.value.cut_off

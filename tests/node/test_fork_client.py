@@ -46,7 +46,7 @@ async def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE, errno.ESRCH])
-def test_where_the_kernel_gives_no_pidfd_the_servers_word_counts(
+async def test_where_the_kernel_gives_no_pidfd_the_servers_word_counts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
     """ENOSYS and EPERM come from old kernels and seccomp filters, ESRCH of a process that has ended already."""
@@ -54,20 +54,17 @@ def test_where_the_kernel_gives_no_pidfd_the_servers_word_counts(
     def refused(_: int) -> int:
         raise OSError(number, os.strerror(number))
 
-    async def flow() -> int:
-        ours, theirs = socket.socketpair()
-        client = ForkClient()
-        _, client._writer = await asyncio.open_connection(sock=ours)
-        client._ready.set()
-        with theirs:
-            forking = asyncio.create_task(client.fork(REQUEST))
-            await asyncio.sleep(0)
-            client._read(Forked(key=REQUEST.key, pid=2**22).model_dump_json().encode())
-            worker = await forking
-            client._read(Exited(key=REQUEST.key, pid=2**22, status=3).model_dump_json().encode())
-            client._writer.close()
-            return await worker.ended
-
     monkeypatch.setattr(os, "pidfd_open", refused)
-    assert asyncio.run(flow()) == 3
+    ours, theirs = socket.socketpair()
+    client = ForkClient()
+    _, client._writer = await asyncio.open_connection(sock=ours)
+    client._ready.set()
+    with theirs:
+        forking = asyncio.create_task(client.fork(REQUEST))
+        await asyncio.sleep(0)
+        client._read(Forked(key=REQUEST.key, pid=2**22).model_dump_json().encode())
+        worker = await forking
+        client._read(Exited(key=REQUEST.key, pid=2**22, status=3).model_dump_json().encode())
+        client._writer.close()
+        assert await worker.ended == 3
     assert (os.strerror(number) in caplog.text) is (number != errno.ESRCH)

@@ -1,6 +1,5 @@
 """A worker's log on its way to the master's segments, in bounded space at both ends."""
 
-import asyncio
 import random
 from pathlib import Path
 
@@ -47,14 +46,14 @@ class Log:
         with self.path.open("ab") as file:
             file.write(piece)
 
-    def ship(self) -> bool:
+    async def ship(self) -> bool:
         try:
-            return asyncio.run(self.stream.ship(self.shelf))  # type: ignore[arg-type]
+            return await self.stream.ship(self.shelf)  # type: ignore[arg-type]
         except MasterUnreachable:
             return False
 
-    def ship_all(self) -> None:
-        while self.ship():
+    async def ship_all(self) -> None:
+        while await self.ship():
             pass
 
     @property
@@ -78,47 +77,47 @@ def log(tmp_path: Path) -> Log:
     return Log(tmp_path)
 
 
-def test_what_has_been_sent_takes_no_space_here(log: Log) -> None:
+async def test_what_has_been_sent_takes_no_space_here(log: Log) -> None:
     for _ in range(12):
         log.write(1 << 20)
-        log.ship_all()
+        await log.ship_all()
         assert log.space <= 2 << 20
     (gap,) = log.check()
     assert gap[0] >= KEEP // 2
 
 
-def test_a_flood_while_the_master_is_away_leaves_the_head_and_the_newest_bytes(log: Log) -> None:
+async def test_a_flood_while_the_master_is_away_leaves_the_head_and_the_newest_bytes(log: Log) -> None:
     log.write(1000)
-    log.ship_all()
+    await log.ship_all()
     log.shelf.away = True
     for _ in range(20):
         log.write(1 << 20)
-        log.ship()
+        await log.ship()
         assert log.space <= KEEP + (2 << 20)
     log.shelf.away = False
-    log.ship_all()
+    await log.ship_all()
     ((begin, end),) = log.check()
     assert begin == KEEP // 2
     assert len(log.written) - end >= KEEP // 4
 
 
-def test_a_master_that_lost_its_last_bytes_gets_them_again(log: Log) -> None:
+async def test_a_master_that_lost_its_last_bytes_gets_them_again(log: Log) -> None:
     log.write(PIECE_BYTES + 10)
-    log.ship_all()
+    await log.ship_all()
     (only,) = segments.segments(log.shelf.folder)
     only.path.write_bytes(only.path.read_bytes()[:-100])
     log.write(10)
-    log.ship_all()
+    await log.ship_all()
     assert log.check() == []
 
 
-def test_a_master_that_lost_what_is_freed_here_gets_the_rest(log: Log) -> None:
+async def test_a_master_that_lost_what_is_freed_here_gets_the_rest(log: Log) -> None:
     log.write(3 << 20)
-    log.ship_all()
+    await log.ship_all()
     for segment in segments.segments(log.shelf.folder):
         segment.path.unlink()
     log.write(1 << 20)
-    log.ship_all()
+    await log.ship_all()
     ((begin, end),) = log.check()
     assert begin == 0
     assert end <= 3 << 20

@@ -1,6 +1,5 @@
 """How long a worker's end waits for what the worker wrote."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -44,33 +43,33 @@ def in_contact() -> Contact:
     return contact
 
 
-def seconds_to_ship(shelf: Shelf, progress: Stream, contact: Contact) -> float:
+async def seconds_to_ship(shelf: Shelf, progress: Stream, contact: Contact) -> float:
     """How long the worker's end waits for its progress."""
     clock = ManualClock()
     shipper = shipping.Shipper(shelf, contact, clock, clock.sleep_async)  # type: ignore[arg-type]
-    asyncio.run(shipper.ship_all(progress))
+    await shipper.ship_all(progress)
     return clock.now
 
 
 @pytest.mark.parametrize(
     ("error", "patience_s"), [(MasterFailed("500"), 15), (MasterUnreachable("503"), 600), (MasterFull("507"), 600)]
 )
-def test_a_piece_that_a_master_in_contact_does_not_take_is_given_up(
+async def test_a_piece_that_a_master_in_contact_does_not_take_is_given_up(
     progress: Stream, error: MasterUnreachable, patience_s: float
 ) -> None:
     """After some seconds if the master fails at it; a master that is busy or full gets more time."""
     shelf = Shelf(error)
-    assert patience_s < seconds_to_ship(shelf, progress, in_contact()) <= patience_s + 2
+    assert patience_s < await seconds_to_ship(shelf, progress, in_contact()) <= patience_s + 2
     assert shelf.sent == 0
 
 
-def test_progress_beyond_its_bound_is_not_sent(tmp_path: Path) -> None:
+async def test_progress_beyond_its_bound_is_not_sent(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "job/1/0")
     folder.make()
     (folder.path / "progress.jsonl").write_bytes(b"x" * (3 * PIECE_BYTES))
     shelf = Shelf(None)
     progress = Stream(Key("job", 1, 0), "progress", folder, "progress.jsonl", most_bytes=PIECE_BYTES + 10)
-    seconds_to_ship(shelf, progress, in_contact())
+    await seconds_to_ship(shelf, progress, in_contact())
     assert shelf.sent == PIECE_BYTES + 10
 
 
@@ -86,8 +85,8 @@ def test_a_line_that_is_too_long_is_skipped(tmp_path: Path) -> None:
     assert [read.step for _ in range(8) for read in reader.read()] == [2, 4]
 
 
-def test_a_master_that_is_away_is_waited_for_until_it_is_back(progress: Stream) -> None:
+async def test_a_master_that_is_away_is_waited_for_until_it_is_back(progress: Stream) -> None:
     contact, shelf = in_contact(), Shelf(MasterUnreachable("away"), failures=1000)
     contact.failed(MasterUnreachable("away"), 1.0)
-    assert seconds_to_ship(shelf, progress, contact) > 900
+    assert await seconds_to_ship(shelf, progress, contact) > 900
     assert shelf.sent == len("a line\n")

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from tests.cluster.jobs import short_job
 from tests.master.harness import make_settings
+from tests.running import accepted
 from tests.security.programs import await_end, await_nodes, containers
 
 from rolecall.master.blobs import check_url
@@ -88,7 +89,7 @@ def test_no_secret_is_shown_anywhere(rows: Path, tmp_path: Path, database_url: s
             for path, state in ((source, "succeeded"), (missing, "failed")):
                 body: dict[str, Any] = short_job(Path("rows"), trainers=1) | {"max_restarts": 0}
                 body["params"]["data"]["train"] = path
-                jobs.append(client.post("/jobs", json=body).raise_for_status().json()["id"])
+                jobs.append(accepted(client.post("/jobs", json=body))["id"])
                 planted.add_attempt(jobs[-1])
                 document = await_end(client, jobs[-1])
                 assert document["state"] == state, document["reason"]

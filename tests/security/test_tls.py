@@ -20,6 +20,7 @@ from tests.cluster.jobs import short_job
 from tests.conftest import TOKEN
 from tests.master.harness import make_node, make_settings
 from tests.node.harness import ScriptedMaster
+from tests.running import accepted
 from tests.security.certificates import Pair, make_ca, sign
 from tests.security.programs import await_end, await_nodes, containers
 
@@ -317,7 +318,7 @@ def test_a_job_runs_with_tls_on_every_way(ca: Pair, pair: Pair, rows: Path, tmp_
         with httpx.Client(base_url=url, verify=verified, headers=headers, trust_env=False, timeout=30) as client:
             await_nodes(client, 3)
             body = short_job(rows, trainers=1) | {"max_restarts": 0}
-            job = client.post("/jobs", json=body).raise_for_status().json()["id"]
+            job = accepted(client.post("/jobs", json=body))["id"]
             document = await_end(client, job)
             assert document["state"] == "succeeded", document["reason"]
             # What the workers sent for themselves.

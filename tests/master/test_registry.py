@@ -1,0 +1,144 @@
+"""Registrations and heartbeats of two nodes with a gang, at a master whose loops stand still."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolecall.master import registry
+from rolecall.master.program import Master
+from rolecall.master.store import attempts, jobs
+from rolecall.master.store.records import Gang
+from rolecall.spec.errors import Conflict
+from rolecall.spec.job import JobSpec
+from rolecall.spec.node import NodeSpec
+from rolecall.spec.report import WorkerReport
+from rolecall.spec.role import Role
+from rolecall.spec.state import WorkerState
+from rolecall.spec.wire import Desired, DesiredWorker, Heartbeat
+
+from .harness import ManualClock, make_node, still_master
+
+SERVER = make_node("server-0", Role.PARAMETER_SERVER, boot="m0")
+TRAINER = make_node("trainer-0", Role.TRAINER, boot="m1")
+
+
+@asynccontextmanager
+async def on_master(data: Path, **values: Any) -> AsyncIterator[tuple[Master, ManualClock]]:
+    """A master with two live nodes and the job `toy-1`, whose rank 0 is placed on one and rank 1 on the other."""
+    clock = ManualClock()
+    async with still_master(data, clock, **values) as master:
+        for node in (SERVER, TRAINER):
+            await registry.register(master, node)
+            await beat(master, node)
+        async with master.database.write() as connection:
+            roles = {Role.PARAMETER_SERVER: 1, Role.TRAINER: 1}
+            await jobs.add(connection, JobSpec(id="toy-1", workload="toy", roles=roles), clock.now())
+        master.waking.queued("toy-1")
+        await master.placer.place()
+        yield master, clock
+
+
+async def beat(master: Master, node: NodeSpec, *reports: WorkerReport) -> list[DesiredWorker]:
+    """The workers in the answer to a node's heartbeat."""
+    heartbeat = Heartbeat(started=node.started, workers=reports)
+    await registry.receive(master, node.name, heartbeat)
+    answer = await registry.next_answer(master, node.name, heartbeat)
+    return list(Desired.model_validate_json(answer.body).workers)
+
+
+def report(rank: int, state: WorkerState = WorkerState.STARTING, **values: Any) -> WorkerReport:
+    return WorkerReport(**({"job": "toy-1", "attempt": 1, "rank": rank, "state": state, "pid": 100 + rank} | values))
+
+
+async def gang(master: Master) -> Gang:
+    async with master.database.read() as connection:
+        return await attempts.gang(connection, await jobs.get(connection, "toy-1"))
+
+
+async def test_a_node_that_registers_again_keeps_its_workers(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (master, _):
+        moved = TRAINER.model_copy(update={"address": "10.9.9.9"})
+        await registry.register(master, moved)
+        assert [worker.launch.worker.node for worker in await beat(master, moved)] == ["trainer-0"]
+        await master.view.refresh()
+        assert master.view.nodes["trainer-0"].spec.address == "10.9.9.9"
+
+
+async def test_a_restarted_node_has_lost_its_workers_and_its_earlier_incarnation_the_name(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (master, clock):
+        await master.view.refresh()
+        clock.advance(2)  # The node does not call again.
+        second = TRAINER.model_copy(update={"started": "second"})
+        await registry.register(master, second)
+        await master.view.refresh()
+        server, trainer = master.view.gangs["toy-1"].workers
+        assert server.state is WorkerState.ASSIGNED
+        assert trainer.state is WorkerState.LOST
+        assert trainer.failure is not None
+        assert trainer.failure.message == "node trainer-0 restarted"
+        assert await beat(master, second) == []
+        clock.advance(master.settings.node_timeout_s + 1)
+        with pytest.raises(Conflict, match="the name trainer-0 is taken"):
+            await registry.register(master, TRAINER)
+
+
+async def test_the_gang_meets_where_its_rank_0_said_first(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (master, _):
+        (waiting,) = await beat(master, TRAINER, report(1, rendezvous_port=1))
+        assert waiting.launch.rendezvous_port is None
+        held = master.answers.ticket(TRAINER.name)
+        for port in (4711, 4712):
+            (server,) = await beat(master, SERVER, report(0, rendezvous_port=port))
+            assert server.launch.rendezvous_port == 4711
+        assert held.is_set(), "the other node's call is answered now"
+        (trainer,) = await beat(master, TRAINER, report(1))
+        assert trainer.launch.rendezvous_port == 4711
+
+
+async def test_a_report_of_a_worker_that_the_node_does_not_run_changes_nothing(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as (master, _):
+        before, failed = await gang(master), WorkerState.FAILED
+        strangers = report(0, failed), report(1, failed, attempt=7), report(9, failed), report(1, failed, job="toy-9")
+        await beat(master, TRAINER, *strangers, report(1, WorkerState.RUNNING))
+        server, trainer = (await gang(master)).workers
+        assert server == before.workers[0]
+        assert (trainer.state, trainer.pid) == (WorkerState.RUNNING, 101)
+
+
+async def test_a_heartbeat_is_news_once(tmp_path: Path) -> None:
+    # Storing it changes what its own node should run. Even so, repetitions must not read the database.
+    async with on_master(tmp_path) as (master, _):
+        heartbeat = Heartbeat(started=SERVER.started, workers=(report(0, rendezvous_port=4711),))
+        await registry.receive(master, SERVER.name, heartbeat)
+        assert master.answers.is_recorded(SERVER.name, heartbeat)
+
+
+async def test_an_entry_that_this_release_cant_read_is_logged_once_and_the_others_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_master(tmp_path) as (master, _):
+        entries = [{"job": "toy-1", "rank": "the first"}, report(1, WorkerState.RUNNING).model_dump()]
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                heartbeat = Heartbeat.model_validate({"started": TRAINER.started, "workers": entries})
+                await registry.receive(master, TRAINER.name, heartbeat)
+        (told,) = caplog.messages
+        assert "a part of node trainer-0's heartbeat is ignored" in told
+        assert (await gang(master)).workers[1].state is WorkerState.RUNNING
+
+
+@pytest.mark.parametrize(("heartbeat_s", "node_timeout_s"), [(0.1, 30.0), (5.0, 0.3)])
+async def test_a_call_is_held_until_its_node_should_call_again_but_not_until_it_counts_as_lost(
+    tmp_path: Path, heartbeat_s: float, node_timeout_s: float
+) -> None:
+    async with on_master(tmp_path, heartbeat_s=heartbeat_s, node_timeout_s=node_timeout_s) as (master, _):
+        assert registry.longest_wait_s(master) == pytest.approx(0.1)
+        first = await registry.next_answer(master, TRAINER.name, Heartbeat(started=TRAINER.started))
+        waits = Heartbeat(started=TRAINER.started, seen=first.version, wait_s=30.0)
+        async with asyncio.timeout(5):
+            assert await registry.next_answer(master, TRAINER.name, waits) == first

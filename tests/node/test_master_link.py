@@ -1,0 +1,209 @@
+"""A node's link to a master that the test plays on a real socket, by a clock that the test turns."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from tests.clock import ManualClock
+from tests.master.harness import make_node
+from tests.node.harness import TOKEN, ScriptedMaster, launch, make_settings
+
+from rolecall.network.routes import Route
+from rolecall.node import master_link
+from rolecall.node.checks import GpuInventory
+from rolecall.node.client import MasterClient
+from rolecall.node.contact import Contact
+from rolecall.node.fork_client import ForkClient
+from rolecall.node.health import NodeHealth
+from rolecall.node.master_link import MasterLink
+from rolecall.node.self_check import SelfCheck
+from rolecall.node.worker_pool import WorkerPool
+from rolecall.spec.errors import SettingsError
+from rolecall.spec.finding import Level
+from rolecall.spec.role import Role
+
+FENCE_S = 60.0
+SPEC = make_node("n", Role.TRAINER).model_copy(update={"address": "127.0.0.1", "interface": "lo"})
+_T = TypeVar("_T")
+
+
+@dataclass
+class Linked:
+    """A link with all that it works on. Nothing runs by itself."""
+
+    link: MasterLink
+    pool: WorkerPool
+    health: NodeHealth
+    news: asyncio.Event
+    clock: ManualClock
+    tasks: asyncio.TaskGroup
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Let the link inform the master within the block."""
+        task = self.tasks.create_task(self.link.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+
+    async def waits_for(self, text: str) -> None:
+        """Return when the node says that it waits for this."""
+        async with asyncio.timeout(10):
+            while text not in self.health.waiting_for:
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def linked(master: ScriptedMaster, data: Path) -> AsyncIterator[Linked]:
+    settings = make_settings(master, data, fence_s=FENCE_S)
+    client, contact, news, clock = (
+        MasterClient(settings.master_url, lambda: TOKEN),
+        Contact(FENCE_S),
+        asyncio.Event(),
+        ManualClock(),
+    )
+    health = NodeHealth("n", Role.TRAINER)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            pool = WorkerPool(
+                settings, client, contact, ForkClient(), Route("lo", "127.0.0.1"),
+                work=data, tasks=tasks, changed=news.set, clock=clock,
+            )  # fmt: skip
+            link = MasterLink(
+                settings, SPEC, client, contact, pool,
+                self_check=SelfCheck(settings, client, GpuInventory(0, 0)), health=health, news=news, clock=clock,
+            )  # fmt: skip
+            yield Linked(link, pool, health, news, clock, tasks)
+            pool.cancel()
+    finally:
+        await client.close()
+
+
+async def told(master: ScriptedMaster, what: Callable[[], _T]) -> _T:
+    """Wait until `what` holds for what the master has received; return its value."""
+    return await asyncio.to_thread(master.wait, what)
+
+
+async def test_news_ends_a_call_that_the_master_holds(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    master.heartbeat_s = 30.0
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            await told(master, lambda: master.beats and master.beats[-1].wait_s == 30.0)
+            node.link.draining = True
+            node.news.set()
+            await told(master, lambda: master.beats[-1].draining)
+            assert master.beats[-1].wait_s == 0.0
+
+
+async def test_what_was_not_delivered_is_sent_as_soon_as_the_master_is_back_which_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    master = ScriptedMaster()
+    master.heartbeat_s = 0.05
+    with master.serving(), caplog.at_level(logging.INFO, logger=master_link.__name__):
+        async with linked(master, tmp_path) as node, node.running():
+            await told(master, lambda: master.beats and master.beats[-1].wait_s)
+            master.refusal = 503
+            await told(master, lambda: master.refused >= 2)
+            await node.waits_for("the master is unavailable: ")
+            beats, master.refusal = len(master.beats), None
+            await told(master, lambda: len(master.beats) > beats + 1)
+    assert [beat.wait_s for beat in master.beats[beats : beats + 2]] == [0.0, 0.05]
+    *logged, away, back = [record.message for record in caplog.records if record.name == master_link.__name__]
+    assert away.startswith("the master is unavailable: ")
+    assert not any("unavailable" in message for message in logged)
+    assert back == "the master is back"
+    assert not node.health.waiting_for
+
+
+async def test_a_master_that_forgot_the_node_gets_all_again(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    master.heartbeat_s = 0.05
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            await told(master, lambda: master.beats and master.beats[-1].seen == 0)
+            beats, master.has_forgotten = len(master.beats), True
+            await told(master, lambda: len(master.specs) == 2 and len(master.beats) > beats)
+    assert master.beats[beats].seen == -1
+
+
+async def test_a_node_waits_for_its_name_and_gives_up_in_the_end(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    with master.serving():
+        for gives_up in (False, True):
+            master.taken = {"n"}
+            async with linked(master, tmp_path) as node:
+                task = asyncio.create_task(node.link.run())
+                await node.waits_for("the name n is taken")
+                if gives_up:
+                    node.clock.sleep(6.0)
+                    with pytest.raises(SettingsError, match="ROLECALL_NODE_NAME"):
+                        await task
+                else:
+                    master.taken = set()
+                    await told(master, lambda: master.beats)
+                    task.cancel()
+
+
+async def test_a_node_that_loses_its_address_too_while_the_master_is_away_ends_its_workers(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    key = master.want(launch("lonely", "stay"))
+    async with linked(master, tmp_path) as node, node.running():
+        reconciling = node.tasks.create_task(node.pool.reconcile())
+        with master.serving():
+            await told(master, lambda: key in master.reports)
+        await node.waits_for("the master is unavailable")
+        node.clock.sleep(FENCE_S + 1)
+        for address, killed in (("127.0.0.1", False), ("203.0.113.1", True)):
+            node.link.spec = node.link.spec.model_copy(update={"address": address})
+            failures = node.link.heartbeat_failures
+            async with asyncio.timeout(10):
+                while node.link.heartbeat_failures == failures:
+                    await asyncio.sleep(0.01)
+            assert node.pool.workers[key].actual.killed == killed
+        reconciling.cancel()
+
+
+async def test_a_report_that_the_master_refuses_as_a_whole_is_what_the_node_waits_for(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    master.most_bytes = 10
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            await node.waits_for("the master refuses this node's report: the body is larger than 10 bytes")
+            master.most_bytes = None
+            await told(master, lambda: master.beats)
+
+
+async def test_a_finding_of_another_level_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master_link, "CHECK_EVERY_S", 0.05)
+    master = ScriptedMaster()
+    master.heartbeat_s = 30.0
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            checking = node.tasks.create_task(node.link.keep_checking())
+            await told(master, lambda: master.beats and master.beats[-1].wait_s == 30.0)
+            beats, master.ahead_s = len(master.beats), 41.0
+            await told(master, lambda: len(master.beats) > beats)
+            (clock,) = [finding for finding in master.beats[-1].findings if finding.check == "clock"]
+            assert clock.level is Level.ERROR
+            checking.cancel()
+
+
+async def test_a_node_leaves_the_cluster_that_it_is_in(tmp_path: Path) -> None:
+    master = ScriptedMaster()
+    async with linked(master, tmp_path) as node:
+        with master.serving():
+            await node.link.leave()
+            assert master.left == []
+            async with node.running():
+                await told(master, lambda: master.beats)
+            await node.link.leave()
+            assert master.left == ["n"]
+        await node.link.leave()  # Nobody answers, which keeps no node from ending.
