@@ -5,6 +5,7 @@ bits. They are far above what a cluster of thousands of GPUs needs, and are no r
 """
 
 import math
+from importlib import import_module
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -190,3 +191,14 @@ def require_shares(batch_size: int, trainers: int) -> None:
             f"batch_size {batch_size} is shared by {trainers} trainers; set it to {trainers} or more, "
             f"or use at most {batch_size} trainers"
         )
+
+
+def check_precision(precision: Precision) -> None:
+    """Raises `InputError`, with the name of the device, if this worker's does not support `precision`.
+
+    For `check_node`, so that the job fails before its gang's rendezvous.
+    """
+    if precision == "bfloat16":
+        # The master imports this file, which therefore must not import torch.
+        kit = import_module("rolecall.kit.precision")
+        kit.require_precision(precision, kit.worker_device())

@@ -2,6 +2,7 @@
 
 from rolecall.kit.builders import Builder, check_builder
 from rolecall.kit.images.sources import check_images
+from rolecall.kit.params import check_precision
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
@@ -29,9 +30,10 @@ def _max_stages(params: Params) -> int:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a stage's node, raises `InputError` for missing images (any stage may be a first one) or a forbidden model."""
+    """Raises `InputError` if a stage's node lacks the images (any stage may be a first one), the model or precision."""
     if role is not Role.STAGE:
         return
+    check_precision(params.precision)
     if isinstance(params.model, Builder):
         check_builder(params.model)
     check_images(params.data)

@@ -2,6 +2,7 @@
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.divisors import nearest
+from rolecall.kit.params import check_precision
 from rolecall.kit.text.reading import check_text
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.params import Params
@@ -20,7 +21,8 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a stage's node, raises `InputError` for a file that is not text, or a forbidden layer builder."""
+    """Raises `InputError` for a file that is not text, a forbidden layer builder or a device without the precision."""
+    check_precision(params.precision)
     if params.model is not None:
         check_builder(params.model)
     check_text(params.text)
