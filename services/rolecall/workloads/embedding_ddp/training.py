@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.loop import EvalSplit
+from rolecall.kit.metrics import binary_metrics
 from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
 from rolecall.kit.parameter_server import (
     ServerOptimizers,
@@ -22,10 +23,7 @@ from rolecall.kit.parameter_server import (
 )
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext
-from rolecall.workloads.embedding_ddp.batches import Batch, Dataset
-from rolecall.workloads.embedding_ddp.dense import make_dense
-from rolecall.workloads.embedding_ddp.embedding import TABLE
-from rolecall.workloads.embedding_ddp.evaluation import compute_metrics
+from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
@@ -45,12 +43,12 @@ class Training(ShardedTrainingLoop[Batch, Params]):
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`; the result also has `bad_rows`."""
         result = super().run()
-        return result and result | {"bad_rows": float(self._dataset.bad_rows)}
+        return result and result | {"bad_rows": float(self._dataset.table.bad_rows)}
 
     @property
     def steps_per_epoch(self) -> int:
         """Global batches in one pass over the training rows."""
-        return self._dataset.steps_per_epoch
+        return self._dataset.batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
         """This trainer's shares of the epoch's global batches."""
@@ -72,14 +70,15 @@ class Training(ShardedTrainingLoop[Batch, Params]):
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Loss, AUC and accuracy over all trainers."""
-        if self._dataset.rows(split) == 0:
+        if self._dataset.table.rows[split] == 0:
             return None
         self._dense.eval()
         with torch.no_grad():
             batches = self._dataset.eval_batches(split, self.rank, self.world)
-            metrics = compute_metrics(((self._logits(batch), batch.labels) for batch in batches), self.context.device)
+            scored = ((self._logits(batch), batch.labels) for batch in batches)
+            metrics = binary_metrics(split, scored, self.context.device)
         self._dense.train()
-        return metrics.named(split)
+        return metrics
 
     def objective(self, metrics: dict[str, float]) -> float:
         """The validation AUC, or the negated validation loss."""

@@ -13,13 +13,13 @@ from torchvision.transforms import v2
 
 from rolecall.kit.data_order import DataOrder, derive_seed, share_of
 from rolecall.kit.images.loader import ImageSplit, TrainBatches, augmentation, eval_batches, open_splits
+from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
 from rolecall.kit.pipelining import one_forward_one_backward
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.costs import block_costs
-from rolecall.workloads.resnet_pipeline.evaluation import ImageMetrics, ImageMetricsAccumulator
 from rolecall.workloads.resnet_pipeline.model import blocks_of, normalized, resize_and_crop
 from rolecall.workloads.resnet_pipeline.model_part import ModelPart, whole_model
 from rolecall.workloads.resnet_pipeline.p2p import Outbox, inbox
@@ -91,7 +91,7 @@ class PipelineStage:
     def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Build this stage's blocks; `partition` has the block names of all stages."""
         self._part = ModelPart(self._params, classes, partition[self._index], self._context.device)
-        self._metrics = ImageMetricsAccumulator(classes, self._context.device)
+        self._metrics = ClassMetricsAccumulator(classes, self._context.device)
 
     def _outbox(self, index: int) -> Outbox:
         """The outbox to the stage at `index` of this replica."""
@@ -187,7 +187,7 @@ class PipelineStage:
 
     # Evaluation, checkpoints, export.
 
-    def evaluate(self, split: str, images: int) -> ImageMetrics | None:
+    def evaluate(self, split: str, images: int) -> ClassMetrics | None:
         """Evaluate this replica's share of a split of `images` images. Returns the metrics at a last stage."""
         share = share_of(images, self._replica, self._params.replicas)
         with self._part.inference():

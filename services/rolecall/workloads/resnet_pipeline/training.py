@@ -8,6 +8,7 @@ import torch
 from torch.distributed import rpc
 
 from rolecall.kit.loop import EvalSplit, TrainingLoop
+from rolecall.kit.metrics import merge
 from rolecall.kit.pipelining import best_cuts
 from rolecall.kit.same_input import require_same
 from rolecall.runtime.context import WorkerContext, worker_name
@@ -15,7 +16,6 @@ from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline import stage
-from rolecall.workloads.resnet_pipeline.evaluation import merge
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
 from rolecall.workloads.resnet_pipeline.pipeline import DatasetInfo, PipelineStage
