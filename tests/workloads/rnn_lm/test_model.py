@@ -14,10 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.spec.errors import InputError
+from rolecall.workloads.rnn_lm.build import make_recurrent
 from rolecall.workloads.rnn_lm.export import shape_of, write_model, write_sample
 from rolecall.workloads.rnn_lm.model import LanguageModel, load
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 
 TEXT = "The cat sat on the mat, as cats do.\nThe dog did not.\n" * 30
 

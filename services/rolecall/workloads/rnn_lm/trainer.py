@@ -6,9 +6,9 @@ from rolecall.kit.text.corpus import open_corpus
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
+from rolecall.workloads.rnn_lm.build import sharded_vocabulary
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.training import Training
-from rolecall.workloads.rnn_lm.vocabulary import sharded_vocabulary
 
 
 def run(context: WorkerContext[Params]) -> None:

@@ -22,14 +22,14 @@ from rolecall.kit.parameter_server import (
     make_local,
 )
 from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.runtime.context import WorkerContext
+from rolecall.workloads.rnn_lm.build import make_recurrent
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 from rolecall.workloads.rnn_lm.remote import RemoteDecoder
-from rolecall.workloads.rnn_lm.streams import Segment, TokenStreams, open_streams
 
 _STATE = "state/"
 

@@ -11,13 +11,13 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.text.batches import IGNORED
 from rolecall.workloads.transformer_pipeline.custom_layers import custom_layers
 from rolecall.workloads.transformer_pipeline.grid import Grid
 from rolecall.workloads.transformer_pipeline.meter import GpuClock, HostClock, Meter
 from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.schedules import rank_of, stages_of
-from rolecall.workloads.transformer_pipeline.sequences import IGNORED
 from rolecall.workloads.transformer_pipeline.split import build, head_cost, layer_cuts, manual_stages, traced_stages
 
 

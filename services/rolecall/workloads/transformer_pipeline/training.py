@@ -10,6 +10,7 @@ from torch import Tensor
 from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.pipelining import bubble
+from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
 from rolecall.runtime.checkpoint import flatten_optimizer, random_state, restore_optimizer, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
@@ -21,7 +22,6 @@ from rolecall.workloads.transformer_pipeline.meter import stage_times
 from rolecall.workloads.transformer_pipeline.model import Shape
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline, sum_loss
-from rolecall.workloads.transformer_pipeline.sequences import IGNORED, Epochs, Sequences
 
 _WEIGHTS = "weights/"
 
@@ -41,7 +41,8 @@ class Training(TrainingLoop[Batch, Params]):
         super().__init__(context)
         params = context.params
         self._corpus = corpus
-        self._epochs = Epochs(Sequences(corpus.tokens("train"), params.context), params.batch_size, params.seed)
+        sequences = Sequences(corpus.tokens("train"), params.context)
+        self._batches = SequenceBatches(sequences, params.batch_size, params.seed)
         self._grid = make_grid(params.replicas, context.device)
         self._shape = decoder_shape(params, corpus.vocabulary_size)
         self._pipeline = Pipeline(params, self._shape, self._grid)
@@ -56,11 +57,11 @@ class Training(TrainingLoop[Batch, Params]):
     @property
     def steps_per_epoch(self) -> int:
         """Full global batches in one pass."""
-        return self._epochs.steps_per_epoch
+        return self._batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
         """This replica's shares of the epoch's batches."""
-        for inputs, targets in self._epochs.shares(epoch, done, self._grid.replica, self._grid.replicas):
+        for inputs, targets in self._batches.shares(epoch, done, self._grid.replica, self._grid.replicas):
             yield Batch(inputs.to(self._grid.device), targets.to(self._grid.device))
 
     def samples(self, batch: Batch) -> int:

@@ -1,4 +1,9 @@
-"""Packed sequences of equal length from a text's tokens, and their shuffled batches."""
+"""A text's tokens in batches: as parallel streams, or as shuffled sequences of equal length.
+
+Streams are the columns of a global batch. They are read together, `bptt` tokens per step. Each trainer has a share of
+the columns, so that the global batches don't depend on the number of trainers, and a stream's recurrent state stays in
+its trainer.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +17,59 @@ from rolecall.spec.errors import InputError
 
 IGNORED = -100
 """The `ignore_index` of `torch.nn.functional.cross_entropy`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The next tokens of some streams."""
+
+    inputs: torch.Tensor
+    """[t, b] int64 tokens."""
+    targets: torch.Tensor
+    """[t, b] int64: the token after each of them."""
+    global_tokens: int
+    """Tokens of all streams, including those of other trainers."""
+    first: bool
+    """True at the start of the streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenStreams:
+    """`count` streams of a text [n] int32, `bptt` tokens a step; drops up to `count` tokens at its end."""
+
+    text: torch.Tensor
+    count: int
+    bptt: int
+
+    @property
+    def length(self) -> int:
+        """Target tokens in each stream."""
+        return (len(self.text) - 1) // self.count
+
+    @property
+    def steps(self) -> int:
+        """Segments in each stream; the last may be short."""
+        return -(-self.length // self.bptt)
+
+    def segments(self, columns: slice, start: int = 0) -> Iterator[Segment]:
+        """The segments of the streams `columns`, starting at segment `start`."""
+        size = self.count * self.length
+        inputs = self.text[:size].view(self.count, self.length)[columns]
+        targets = self.text[1 : size + 1].view(self.count, self.length)[columns]
+        for begin in range(start * self.bptt, self.length, self.bptt):
+            here = slice(begin, min(begin + self.bptt, self.length))
+            tokens = self.count * (here.stop - begin)
+            yield Segment(inputs[:, here].t().long(), targets[:, here].t().long(), tokens, begin == 0)
+
+
+def open_streams(text: torch.Tensor, count: int, bptt: int, split: str) -> TokenStreams:
+    """The text as streams; raises `InputError` if it is too short for `count` of them."""
+    if len(text) <= count:
+        raise InputError(
+            f"the {split} text has {len(text)} tokens, too few for {count} streams; "
+            f"lower batch_size below {len(text)}, or provide more text"
+        )
+    return TokenStreams(text, count, bptt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +99,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class Epochs:
+class SequenceBatches:
     """The training sequences in shuffled global batches; a position is one integer."""
 
     sequences: Sequences

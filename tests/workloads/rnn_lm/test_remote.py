@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from rolecall.kit.parameter_server import ShardSpec
+from rolecall.workloads.rnn_lm.build import sharded_vocabulary
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.vocabulary import DecoderShard, combine_loss_terms, sharded_vocabulary
+from rolecall.workloads.rnn_lm.remote import DecoderShard, combine_loss_terms
 
 
 def params() -> Params:
