@@ -19,15 +19,10 @@ from rolecall.kit.params import (
     TrainingParams,
     Width,
 )
+from rolecall.kit.schedules import MAX_MICRO_BATCHES, SCHEDULES, Schedule, ScheduleName
 from rolecall.kit.text.params import Sample, Text
-from rolecall.workloads.transformer_pipeline.schedules import (
-    MAX_MICRO_BATCHES,
-    SCHEDULES,
-    Name,
-    Schedule,
-    Split,
-    format_range,
-)
+
+Split = Literal["manual", "tracer"]
 
 
 class Subwords(Text):
@@ -70,7 +65,7 @@ class Params(TrainingParams):
     batch_size: BatchSize = 32
     """Sequences per step over all replicas. An incomplete last batch of an epoch is dropped, because stages need fixed
     shapes."""
-    schedule: Name = "1F1B"
+    schedule: ScheduleName = "1F1B"
     """Pipeline schedule: the order in which micro-batches pass through the stages."""
     split: Split = "manual"
     """How the model is split. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
@@ -154,10 +149,10 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _valid_schedule(self) -> Self:
         rules = self.rules
-        least, most = rules.virtual_stages
-        if not least <= self.stages_per_rank <= most:
+        minimum, maximum = rules.virtual_stages
+        if not minimum <= self.stages_per_rank <= maximum:
             raise ValueError(
-                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} requires {format_range(least, most)}"
+                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} requires {rules.virtual_stages_text}"
             )
         return self
 

@@ -9,16 +9,22 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from rolecall.kit.grid import Grid
+from rolecall.kit.meter import GpuClock, HostClock, Meter
 from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.schedules import rank_of, stages_of
 from rolecall.kit.text.batches import IGNORED
-from rolecall.workloads.transformer_pipeline.custom_layers import custom_layers
-from rolecall.workloads.transformer_pipeline.grid import Grid
-from rolecall.workloads.transformer_pipeline.meter import GpuClock, HostClock, Meter
+from rolecall.workloads.transformer_pipeline.build import (
+    build_decoder,
+    custom_layers,
+    head_cost,
+    layer_cuts,
+    manual_stages,
+    traced_stages,
+)
 from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.schedules import rank_of, stages_of
-from rolecall.workloads.transformer_pipeline.split import build, head_cost, layer_cuts, manual_stages, traced_stages
 
 
 def sum_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -155,7 +161,7 @@ class Pipeline:
 
     def _build(self, index: int | None) -> Decoder:
         cut = None if index is None else self.cuts[index]
-        return build(
+        return build_decoder(
             self._shape,
             cut,
             seed=self._params.seed,

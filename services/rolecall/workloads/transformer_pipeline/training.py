@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rolecall.kit.grid import make_grid
 from rolecall.kit.loop import EvalSplit, TrainingLoop
+from rolecall.kit.meter import stage_times
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
@@ -16,10 +18,8 @@ from rolecall.runtime.checkpoint import flatten_optimizer, random_state, restore
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
+from rolecall.workloads.transformer_pipeline.build import decoder_shape
 from rolecall.workloads.transformer_pipeline.export import export
-from rolecall.workloads.transformer_pipeline.grid import make_grid
-from rolecall.workloads.transformer_pipeline.meter import stage_times
-from rolecall.workloads.transformer_pipeline.model import Shape
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline, sum_loss
 
@@ -152,17 +152,3 @@ class Training(TrainingLoop[Batch, Params]):
         self._pipeline.forward(inputs, add)
         dist.all_reduce(sums)
         return float(sums[0] / sums[1])
-
-
-def decoder_shape(params: Params, vocabulary: int) -> Shape:
-    """The shape of the whole decoder."""
-    return Shape(
-        vocabulary=vocabulary,
-        context=params.context,
-        layers=params.layers,
-        dim=params.dim,
-        heads=params.heads,
-        hidden=params.hidden or 4 * params.dim,
-        positions=params.positions,
-        dropout=params.dropout,
-    )

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from rolecall.workloads.transformer_pipeline.grid import Grid
+from rolecall.kit.grid import Grid
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,11 +34,9 @@ class HostClock:
     """A clock for synchronous execution on the CPU."""
 
     def now(self) -> float:
-        """This moment."""
         return time.perf_counter()
 
     def between(self, begin: float, end: float) -> float:
-        """Seconds."""
         return end - begin
 
 

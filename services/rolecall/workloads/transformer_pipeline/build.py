@@ -1,4 +1,7 @@
-"""Cuts the decoder into virtual stages, with either of torch's two methods, and initializes its weights."""
+"""Builds what a job's parameters describe: the decoder's shape, custom layers, cuts and virtual stages.
+
+Initial weights depend only on the seed and the names of the parameters or the numbers of the layers, not on the cuts.
+"""
 
 import zlib
 from collections.abc import Sequence
@@ -8,11 +11,65 @@ import torch
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 
+from rolecall.kit.builders import build
 from rolecall.kit.data_order import derive_seed
-from rolecall.workloads.transformer_pipeline.grid import Grid
+from rolecall.kit.grid import Grid
+from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Layer, MakeLayer, Shape
+from rolecall.workloads.transformer_pipeline.params import Params
 
 _STD = 0.02
+
+
+def decoder_shape(params: Params, vocabulary: int) -> Shape:
+    """The shape of the whole decoder."""
+    return Shape(
+        vocabulary=vocabulary,
+        context=params.context,
+        layers=params.layers,
+        dim=params.dim,
+        heads=params.heads,
+        hidden=params.hidden or 4 * params.dim,
+        positions=params.positions,
+        dropout=params.dropout,
+    )
+
+
+def custom_layers(params: Params) -> MakeLayer | None:
+    """A function that builds the job's custom layers. Initial weights depend only on the seed and the layer's number.
+
+    None without custom layers; raises `InputError` if they can't run in a stage.
+    """
+    own = params.model
+    if own is None:
+        return None
+
+    def make(index: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(params.seed, index) % 2**63)
+            return build(own, params.dim, params.context)
+
+    _require_fit(make(0), params, own.builder)
+    return make
+
+
+@torch.no_grad()
+def _require_fit(layer: nn.Module, params: Params, name: str) -> None:
+    given = torch.randn(1, 2, params.dim, generator=torch.Generator().manual_seed(0))
+    changed = given.clone()
+    changed[:, -1] += 1.0
+    layer.eval()
+    before, after = layer(given), layer(changed)
+    if not isinstance(before, torch.Tensor) or before.shape != given.shape:
+        raise InputError(
+            f"{name} returned an incompatible layer: its output must have the shape of its input, [b, t, {params.dim}]"
+        )
+    if not torch.equal(before[:, 0], after[:, 0]):
+        raise InputError(f"{name} returned a layer in which a token sees later ones; use causal attention")
+    if not list(layer.parameters()):
+        raise InputError(f"{name} returned a layer without weights; each stage needs weights to train")
+    if len(layer.state_dict()) > len(list(layer.parameters())):
+        raise InputError(f"{name} returned a layer with persistent buffers; register them with persistent=False")
 
 
 def layer_cuts(layers: int, stages: int, head: float) -> list[Cut]:
@@ -36,7 +93,7 @@ def head_cost(shape: Shape, make_layer: MakeLayer | None = None) -> float:
     return shape.dim * shape.vocabulary / max(1, sum(weight.numel() for weight in layer.parameters()))
 
 
-def build(
+def build_decoder(
     shape: Shape,
     cut: Cut | None,
     *,
@@ -73,32 +130,24 @@ def manual_stages(
     Passes input and output shapes explicitly. Otherwise torch infers them by a forward pass, which in some versions
     (2.11) advances the random state for dropout, so that a resumed training would differ.
     """
-    return [
-        PipelineStage(
+    made: list[PipelineStage] = []
+    for index, part in parts.items():
+        shape, size = part.shape, (rows, part.shape.context)
+        dtype = next(part.parameters()).dtype
+        tokens = torch.empty(size, dtype=torch.int64, device="meta")
+        activations = torch.empty(*size, shape.dim, dtype=dtype, device="meta", requires_grad=True)
+        outputs = torch.empty(*size, shape.vocabulary, dtype=logits, device="meta", requires_grad=True)
+        stage = PipelineStage(
             part,
             index,
             stages,
             grid.device,
-            input_args=_tokens(part, rows) if index == 0 else _activations(part, rows),
-            output_args=_logits(part, rows, logits) if index == stages - 1 else _activations(part, rows),
+            input_args=tokens if index == 0 else activations,
+            output_args=outputs if index == stages - 1 else activations,
             group=grid.pipeline_group,
         )
-        for index, part in parts.items()
-    ]
-
-
-def _tokens(part: Decoder, rows: int) -> torch.Tensor:
-    return torch.empty(rows, part.shape.context, dtype=torch.int64, device="meta")
-
-
-def _activations(part: Decoder, rows: int) -> torch.Tensor:
-    kind = next(part.parameters()).dtype
-    return torch.empty(rows, part.shape.context, part.shape.dim, dtype=kind, device="meta", requires_grad=True)
-
-
-def _logits(part: Decoder, rows: int, kind: torch.dtype) -> torch.Tensor:
-    shape = part.shape
-    return torch.empty(rows, shape.context, shape.vocabulary, dtype=kind, device="meta", requires_grad=True)
+        made.append(stage)
+    return made
 
 
 def traced_stages(

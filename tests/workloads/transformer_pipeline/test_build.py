@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from rolecall.spec.errors import InputError
-from rolecall.workloads.transformer_pipeline.custom_layers import custom_layers
+from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape, layer_cuts
 from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.split import build, layer_cuts
-from rolecall.workloads.transformer_pipeline.training import decoder_shape
 
 _THEIRS = """
 import torch
@@ -62,7 +60,7 @@ def params(function: str, **arguments: Any) -> Params:
 def decoder(given: Params, shape: Shape, part: int | None = None) -> Decoder:
     cut = None if part is None else layer_cuts(4, 3, 0.0)[part]
     make = custom_layers(given)
-    return build(shape, cut, seed=0, dtype=torch.float32, device=torch.device("cpu"), make_layer=make)
+    return build_decoder(shape, cut, seed=0, dtype=torch.float32, device=torch.device("cpu"), make_layer=make)
 
 
 def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:

@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES, markdown_table, rank_of, stages_of
+from rolecall.kit.schedules import SCHEDULES, rank_of, stages_of
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_documentation_has_the_table_that_the_service_checks() -> None:
-    pages = [page.read_text() for page in sorted(DOCS.glob("workloads*.md"))]
-    assert any(markdown_table() in page for page in pages)
+    columns = "| `schedule` | virtual stages per rank | micro-batches of a replica | `activation_checkpointing` |"
+    lines = [columns, "|---|---|---|---|"]
+    for schedule in SCHEDULES.values():
+        name, rule = f"[{schedule.name}]({schedule.paper})", schedule.micro_batches.description
+        checkpointing = "with `split: manual`" if schedule.checkpointing else "no"
+        lines.append(f"| {name} | {schedule.virtual_stages_text} | {rule} | {checkpointing} |")
+    assert "\n".join(lines) in (DOCS / "workloads.md").read_text()
 
 
 @pytest.mark.parametrize(

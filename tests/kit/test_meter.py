@@ -1,9 +1,9 @@
-"""What the meter makes of a step."""
+"""The times of a step."""
 
 import pytest
 import torch
 
-from rolecall.workloads.transformer_pipeline.meter import GpuClock, Meter
+from rolecall.kit.meter import GpuClock, Meter
 
 
 class Ticks:

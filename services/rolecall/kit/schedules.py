@@ -1,7 +1,4 @@
-"""Pipeline schedules and their limits: one table for the checks at `POST /jobs` and for docs/workloads.md. Torch-free.
-
-The limits are those of `torch.distributed.pipelining`, 2.11 to 2.14. All schedules work with both splits.
-"""
+"""The schedules of `torch.distributed.pipelining` (2.11 to 2.14) and their limits. Torch-free, for checks of jobs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +6,9 @@ from typing import Literal, get_args
 
 from rolecall.kit.divisors import divisors
 
-Name = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
-Split = Literal["manual", "tracer"]
+ScheduleName = Literal[
+    "GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"
+]
 Placement = Literal["loop", "v"]
 
 MAX_VIRTUAL = 64
@@ -26,7 +24,7 @@ class MicroBatchRule:
     description: str
     """The rule as text, for messages and documentation."""
     is_valid: Callable[[int, int, int], bool]
-    """Whether (micro-batches, ranks, total virtual stages) are valid."""
+    """(micro-batches, ranks, total virtual stages) to True if they are valid."""
 
 
 _ANY = MicroBatchRule("1 or more", lambda count, ranks, stages: count >= 1)
@@ -42,13 +40,13 @@ _WHOLE_ROUNDS = MicroBatchRule(
 class Schedule:
     """A schedule and its limits."""
 
-    name: Name
+    name: ScheduleName
     paper: str
     virtual_stages: tuple[int, int]
     """Minimum and maximum virtual stages per rank."""
     micro_batches: MicroBatchRule
     checkpointing: bool = True
-    """Whether activation checkpointing is supported. With a split backward pass, each weight of a layer would recompute
+    """Support of activation checkpointing. With a split backward pass, each weight of a layer would recompute
     the whole layer: measured, 5 times instead of once."""
     placement: Placement = "loop"
     """`loop`: rank r holds virtual stages r, r + ranks, …; `v`: the r-th and the r-th from the end."""
@@ -58,13 +56,18 @@ class Schedule:
         """The default number of virtual stages per rank."""
         return min(2, self.virtual_stages[1])
 
+    @property
+    def virtual_stages_text(self) -> str:
+        """The valid numbers of virtual stages per rank as text, for messages and documentation."""
+        return " to ".join(str(count) for count in sorted(set(self.virtual_stages)))
+
     def valid_micro_batches(self, batch: int, ranks: int, stages: int) -> list[int]:
         """All valid numbers of micro-batches for a replica's batch of `batch` sequences."""
         counts = [count for count in divisors(batch) if count <= MAX_MICRO_BATCHES]
         return [count for count in counts if self.micro_batches.is_valid(count, ranks, stages)]
 
 
-SCHEDULES: dict[Name, Schedule] = {
+SCHEDULES: dict[ScheduleName, Schedule] = {
     schedule.name: schedule
     for schedule in (
         Schedule("GPipe", "https://arxiv.org/abs/1811.06965", (1, 1), _ANY),
@@ -78,24 +81,11 @@ SCHEDULES: dict[Name, Schedule] = {
             _WHOLE_ROUNDS,
             checkpointing=False,
         ),
-        Schedule(
-            "ZBVZeroBubble",
-            "https://arxiv.org/abs/2401.10241",
-            (2, 2),
-            _ANY,
-            checkpointing=False,
-            placement="v",
-        ),
-        Schedule(
-            "DualPipeV",
-            "https://arxiv.org/abs/2412.19437",
-            (2, 2),
-            _FILLING_STAGES,
-            placement="v",
-        ),
+        Schedule("ZBVZeroBubble", "https://arxiv.org/abs/2401.10241", (2, 2), _ANY, checkpointing=False, placement="v"),
+        Schedule("DualPipeV", "https://arxiv.org/abs/2412.19437", (2, 2), _FILLING_STAGES, placement="v"),
     )
 }
-assert tuple(SCHEDULES) == get_args(Name), "the table has a row for each name"
+assert tuple(SCHEDULES) == get_args(ScheduleName), "the table has a row for each name"
 
 
 def stages_of(rank: int, ranks: int, virtual_stages: int, placement: Placement) -> list[int]:
@@ -108,22 +98,3 @@ def rank_of(stage: int, ranks: int, placement: Placement) -> int:
     """The pipeline rank of a virtual stage."""
     lap, position = divmod(stage, ranks)
     return ranks - 1 - position if placement == "v" and lap == 1 else position
-
-
-def format_range(least: int, most: int) -> str:
-    """A range of counts as text."""
-    return f"{least}" if least == most else f"{least} to {most}"
-
-
-def markdown_table() -> str:
-    """The table in docs/workloads.md."""
-    columns = "| `schedule` | virtual stages per rank | micro-batches of a replica | `activation_checkpointing` |"
-    lines = [columns, "|---|---|---|---|"]
-    for schedule in SCHEDULES.values():
-        counts = format_range(*schedule.virtual_stages)
-        name, checkpointing = (
-            f"[{schedule.name}]({schedule.paper})",
-            "with `split: manual`" if schedule.checkpointing else "no",
-        )
-        lines.append(f"| {name} | {counts} | {schedule.micro_batches.description} | {checkpointing} |")
-    return "\n".join(lines) + "\n"
