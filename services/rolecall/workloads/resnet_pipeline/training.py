@@ -15,11 +15,10 @@ from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.resnet_pipeline import stage
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
-from rolecall.workloads.resnet_pipeline.pipeline import DatasetInfo, PipelineStage
-from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialProtocol
+from rolecall.workloads.resnet_pipeline.remote import TutorialProtocol
+from rolecall.workloads.resnet_pipeline.stage import DatasetInfo, PipelineStage, execute
 
 
 class Stages:
@@ -41,7 +40,7 @@ def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> l
 
     Has no timeout: steps may be long, and a stage that dies closes its connection.
     """
-    calls = [rpc.rpc_async(name, stage.execute, args=(method, *arguments), timeout=0) for name in names]
+    calls = [rpc.rpc_async(name, execute, args=(method, *arguments), timeout=0) for name in names]
     return torch.futures.wait_all(calls)
 
 
@@ -54,7 +53,9 @@ class PipelineTraining(TrainingLoop[int, Params]):
         self._stages = Stages(context.count(Role.STAGE), params.replicas)
         self._dataset = self._open_datasets()
         self._build()
-        self._tutorial = self._make_tutorial_protocol() if params.protocol == "tutorial" else None
+        self._tutorial: TutorialProtocol | None = None
+        if params.protocol == "tutorial":
+            self._tutorial = TutorialProtocol(params, call(self._stages.all, PipelineStage.tutorial_ref))
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`, then shuts down all stages."""
@@ -93,9 +94,6 @@ class PipelineTraining(TrainingLoop[int, Params]):
         # Replicas synchronize after every step, so the slowest replica determines the cost at each index.
         slowest = [[max(block) for block in zip(*costs[index::stages], strict=True)] for index in range(stages)]
         return best_cuts(slowest)
-
-    def _make_tutorial_protocol(self) -> TutorialProtocol:
-        return TutorialProtocol(self.params, call(self._stages.all, PipelineStage.tutorial_ref))
 
     @property
     def steps_per_epoch(self) -> int:

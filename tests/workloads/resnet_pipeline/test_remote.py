@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from rolecall.workloads.resnet_pipeline.p2p import Inbox
+from rolecall.workloads.resnet_pipeline.remote import Inbox
 
 
 def test_what_came_early_waits_for_its_turn() -> None:

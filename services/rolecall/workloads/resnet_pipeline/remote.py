@@ -1,26 +1,93 @@
-"""The RPC pipeline tutorial's protocol, corrected: RRefs, distributed autograd, DistributedOptimizer.
+"""Tensors between stages by RPC: point to point, or by the protocol of PyTorch's RPC pipeline tutorial.
 
-https://docs.pytorch.org/tutorials/intermediate/dist_pipeline_parallel_tutorial.html. One distributed autograd context
-per step has all micro-batches, with one backward call from all their losses (two calls in one context hang).
-Micro-batches pass each stage in order, so that running statistics are deterministic. Optimizer state is in the stages
-and not accessible.
+Point-to-point tensors are received by key in any order. The tutorial's protocol is corrected: RRefs, distributed
+autograd, DistributedOptimizer (https://docs.pytorch.org/tutorials/intermediate/dist_pipeline_parallel_tutorial.html).
+One distributed autograd context per step has all micro-batches, with one backward call from all their losses (two calls
+in one context hang). Micro-batches pass each stage in order, so that running statistics are deterministic. Optimizer
+state is in the stages and not accessible.
 """
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
+from torch.futures import Future
 
 from rolecall.kit.optimizers import dense_optimizer
 from rolecall.workloads.resnet_pipeline.model_part import ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
 
+Kind = Literal["activation", "gradient", "labels"]
+Key = tuple[Kind, int]
+"""The kind of tensor, and its micro-batch."""
 _Reference: TypeAlias = "rpc.RRef[torch.Tensor]"
+
+
+class Inbox:
+    """Tensors from other stages that the main thread has not taken yet. Blocks no RPC thread."""
+
+    def __init__(self) -> None:
+        self._received: dict[Key, tuple[torch.Tensor, Future[None]]] = {}
+        self._changed = threading.Condition()
+
+    def put(self, key: Key, tensor: torch.Tensor) -> Future[None]:
+        """Called by RPC threads in any order; the future completes when the tensor is taken."""
+        taken: Future[None] = Future()
+        with self._changed:
+            self._received[key] = tensor, taken
+            self._changed.notify()
+        return taken
+
+    def take(self, key: Key) -> torch.Tensor:
+        """Called by the main thread: wait for the tensor with this key."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._received)
+            tensor, taken = self._received.pop(key)
+        taken.set_result(None)
+        return tensor
+
+
+inbox = Inbox()
+"""The inbox of this process."""
+
+
+@rpc.functions.async_execution
+def deliver(key: Key, tensor: torch.Tensor) -> Future[None]:
+    """Called by other stages; completes when this stage has taken the tensor."""
+    if tensor.is_cuda:  # RPC receives it on a separate stream, and the main thread uses it on the default one.
+        torch.cuda.current_stream(tensor.device).synchronize()
+        tensor.record_stream(torch.cuda.default_stream(tensor.device))
+    return inbox.put(key, tensor)
+
+
+class Outbox:
+    """Sends tensors to one other stage."""
+
+    def __init__(self, name: str, *, accepts_gpu: bool) -> None:
+        self._name = name
+        self._accepts_gpu = accepts_gpu
+        self._pending: deque[Future[None]] = deque()
+
+    def send(self, kind: Kind, micro_batch: int, tensor: torch.Tensor, *, max_pending: int | None = None) -> None:
+        """Returns at once, or with `max_pending` when at most that many sent tensors are not yet taken."""
+        sent = tensor if self._accepts_gpu else tensor.cpu()
+        self._pending.append(rpc.rpc_async(self._name, deliver, args=((kind, micro_batch), sent)))
+        if max_pending is not None:
+            self._wait(max_pending)
+
+    def flush(self) -> None:
+        """Wait until all tensors are taken; raises the errors of their transfer."""
+        self._wait(0)
+
+    def _wait(self, max_pending: int) -> None:
+        while len(self._pending) > max_pending:
+            self._pending.popleft().wait()
 
 
 class _TurnLock:
@@ -97,7 +164,7 @@ class TutorialProtocol:
             self._optimizer.step(context_id)
         return float(sum(loss.detach() for loss in losses))
 
-    def _loss(self, micro_batch: int) -> "torch.futures.Future[torch.Tensor]":
+    def _loss(self, micro_batch: int) -> Future[torch.Tensor]:
         """Start the forward passes of a micro-batch; only references pass through this process."""
         first, last = self._stages[0], self._stages[-1]
         features = first.remote().images(micro_batch)
