@@ -5,6 +5,7 @@ bits. They are far above what a cluster of thousands of GPUs needs, and are no r
 """
 
 import math
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, Literal, cast
 
@@ -51,6 +52,11 @@ def _renamed(given: Any) -> Any:
 
 RenamedProtocol = BeforeValidator(_renamed)
 """For a `protocol` with the value `tutorial`: the error for its old name contains the new name."""
+
+
+def to_object(field: str) -> Callable[[Any], Any]:
+    """A validator that accepts a string for an object with only this field."""
+    return lambda given: {field: given} if isinstance(given, str) else given
 
 
 def to_list(given: Any) -> Any:

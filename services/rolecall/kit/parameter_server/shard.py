@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
-from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.runtime.context import current
 from rolecall.runtime.remote import StepBarrier
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -121,8 +121,7 @@ class Shard:
     def load(self, manifest: CheckpointManifest) -> None:
         """Restore what `save` wrote."""
         tensors = current().checkpoints.load_part(manifest, self._name)
-        weights = {key.removeprefix(_WEIGHTS): value for key, value in tensors.items() if key.startswith(_WEIGHTS)}
-        self._module.load_state_dict(weights)
+        self._module.load_state_dict(strip_prefix(tensors, _WEIGHTS))
         restore_optimizer(self._optimizer, tensors)
 
     def _apply(self, contributions: list[tuple[int, float]]) -> None:

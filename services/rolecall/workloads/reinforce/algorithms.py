@@ -1,4 +1,4 @@
-"""Policy updates from transitions: REINFORCE with a baseline, and PPO. No I/O, no clock."""
+"""Advantage estimation, and policy updates by REINFORCE with a baseline or PPO. No I/O, no clock."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -183,3 +183,36 @@ def _kl(change: Tensor) -> Tensor:
     """The k3 estimate from the changes [b] of the sampled actions' log-probabilities."""
     with torch.no_grad():
         return (change.exp() - 1 - change).mean()
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, terminated: Tensor, truncated: Tensor, *, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalized advantage estimates (Schulman et al., 2016), [T, n].
+
+    `rewards`, `terminated` and `truncated` are [T, n]; `values` [T + 1, n] has the value of the observation before
+    each step and after the last. Truncated episodes bootstrap from the value of their last observation, terminated ones
+    don't. With `gae_lambda` 1, advantage plus value is the discounted return.
+    """
+    deltas = rewards + gamma * values[1:] * ~terminated - values[:-1]
+    carried = gamma * gae_lambda * (~(terminated | truncated)).to(values)
+    found = torch.empty_like(deltas)
+    later = torch.zeros_like(deltas[0])
+    for step in reversed(range(len(deltas))):
+        later = deltas[step] + carried[step] * later
+        found[step] = later
+    return found
+
+
+def discounted_sums(rewards: Tensor, ended: Tensor, before: Tensor, gamma: float) -> Tensor:
+    """The discounted sums of past rewards after each step, [T, n]; `before` [n] is the sum before the first step.
+
+    `ended` [T, n] marks steps after which the sum restarts at 0.
+    """
+    sums = torch.empty_like(rewards)
+    running = before
+    for step in range(len(rewards)):
+        running = running * gamma + rewards[step]
+        sums[step] = running
+        running = running * ~ended[step]
+    return sums

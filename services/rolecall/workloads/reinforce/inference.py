@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
+from rolecall.kit.environments.rollouts import AgentOutputBuffer, AgentOutputs
 from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.trajectory import AgentOutputBuffer, AgentOutputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,22 @@ from typing import Any
 
 import torch
 
+from rolecall.kit.checkpoint import strip_prefix
+from rolecall.kit.environments import creation
+from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
 from rolecall.kit.loop import JobLoop
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import PeerLost, Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.workloads.reinforce import environments
-from rolecall.workloads.reinforce.export import write_export
+from rolecall.workloads.reinforce.build import new_policy
+from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.inference import Inference
-from rolecall.workloads.reinforce.learner import Learner, new_policy, strip_prefix
+from rolecall.workloads.reinforce.learner import Learner
 from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.movie import RenderError, record_episode
-from rolecall.workloads.reinforce.observer import CollectRollout, RolloutResult, Weights
-from rolecall.workloads.reinforce.observer_pool import ObserverPool
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.trajectory import EnvOutputs, Trajectory
+from rolecall.workloads.reinforce.remote import CollectRollout, ObserverPool, RolloutResult, Weights
 
 _PART = "agent"
 _BEST = "best/"
@@ -51,7 +51,7 @@ class Training(JobLoop[UpdatePosition, Params]):
     def __init__(self, context: WorkerContext[Params]) -> None:
         super().__init__(context, UpdatePosition())
         params = context.params
-        spaces = environments.describe(params.environment)
+        spaces = creation.describe(params.environment)
         self._learner = Learner(params, spaces, context.device)
         self._observers = ObserverPool(
             context.count(Role.OBSERVER), params.least_observers, context.report.event, self._poll

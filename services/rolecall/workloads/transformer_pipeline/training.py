@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rolecall.kit.checkpoint import flatten_optimizer, random_state, restore_optimizer, restore_random_state
 from rolecall.kit.grid import make_grid
 from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.meter import stage_times
@@ -14,7 +15,6 @@ from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
-from rolecall.runtime.checkpoint import flatten_optimizer, random_state, restore_optimizer, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role

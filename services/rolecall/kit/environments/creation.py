@@ -13,10 +13,10 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from rolecall.kit.builders import check_builder, find_allowed, import_allowed, shorten_error
+from rolecall.kit.builders import find_allowed, import_allowed, shorten_error
 from rolecall.kit.data_access import read_access
+from rolecall.kit.environments.params import Environment, Wrapper
 from rolecall.spec.errors import InputError
-from rolecall.workloads.reinforce.params import Custom, Environment, Params, Wrapper
 
 Env = gymnasium.Env[Any, Any]
 
@@ -71,21 +71,16 @@ def describe(environment: Environment) -> dict[str, Any]:
     """Observation and action space as JSON; raises `InputError` for spaces that policies don't support."""
     made = make(environment)
     try:
-        return {
-            "observation": _observation(made.observation_space),
-            "action": _action(made.action_space),
-        }
+        return {"observation": _observation(made.observation_space), "action": _action(made.action_space)}
     finally:
         made.close()
 
 
-def check(params: Params) -> None:
-    """Raises `InputError` unless environment and policy are available on this node."""
-    describe(params.environment)
-    if params.environment.vectorization == "own":
-        make_vector(params.environment, 1).close()
-    if isinstance(params.policy, Custom):
-        check_builder(params.policy)
+def check(environment: Environment) -> None:
+    """Raises `InputError` unless the environment is available on this node and policies support its spaces."""
+    describe(environment)
+    if environment.vectorization == "own":
+        make_vector(environment, 1).close()
 
 
 def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:
@@ -136,15 +131,11 @@ def _arguments(environment: Environment) -> dict[str, Any]:
     for name in _FILE_ARGUMENTS:
         given = arguments.get(name)
         if isinstance(given, str) and ("/" in given or given.startswith(("~", "."))):
-            arguments[name] = _readable(given)
+            access = read_access()
+            if (plain := access.plain_path(given)) is None:
+                raise InputError(f"{given} is a URL; an environment's files must be local")
+            arguments[name] = access.resolve(plain)
     return arguments
-
-
-def _readable(path: str) -> str:
-    access = read_access()
-    if (plain := access.plain_path(path)) is None:
-        raise InputError(f"{path} is a URL; an environment's files must be local")
-    return access.resolve(plain)
 
 
 def _observation(space: spaces.Space[Any]) -> dict[str, Any]:

@@ -1,23 +1,77 @@
-"""The agent's side of the observers: sends requests, gathers replies, and drops lost observers."""
+"""RPC between the agent and the observers: the agent's requests, and the pool that sends them.
+
+The pool gathers replies and drops lost observers. `inference` has the observers' requests for actions.
+"""
 
 import math
 import queue
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.distributed import rpc
+from torch.futures import Future
 
+from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
 from rolecall.runtime.context import worker_name
+from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import PeerLost
 from rolecall.spec.role import Role
-from rolecall.workloads.reinforce import observer
-from rolecall.workloads.reinforce.observer import CollectRollout, RolloutResult, RunEvaluation, Weights
-from rolecall.workloads.reinforce.trajectory import EnvOutputs
 
+Weights = dict[str, Tensor]
 _POLL_INTERVAL_S = 0.25
 _TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectRollout:
+    """A request for one update's trajectory."""
+
+    update: int
+    reset: bool
+    """True to reset the environments first."""
+    weights: Weights | None
+    """The policy's weights; None if the agent samples the actions."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluation:
+    """A request for one full episode per seed."""
+
+    seeds: tuple[int, ...]
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """The reply to a request."""
+
+    agent_outputs: AgentOutputs | None
+    """None if the agent sampled the actions and has recorded them."""
+    env_outputs: EnvOutputs
+
+
+# The state of an observer, which RPC handlers can reach only by module-level names.
+requests: Mailbox[CollectRollout | RunEvaluation | None, RolloutResult | None] = Mailbox()
+shutdown_requested = threading.Event()
+job_stopped = threading.Event()
+
+
+@rpc.functions.async_execution
+def execute(request: CollectRollout | RunEvaluation) -> Future[RolloutResult | None]:
+    """Called by the agent: execute a request in the main thread."""
+    return requests.post(request)
+
+
+def shutdown(stopped: bool) -> None:
+    """Called by the agent: leave, even during a request; `stopped` if the job is not done."""
+    if stopped:
+        job_stopped.set()
+    shutdown_requested.set()
+    requests.post(None)
 
 
 class ObserverPool:
@@ -33,7 +87,7 @@ class ObserverPool:
         self._pending: dict[int, CollectRollout | RunEvaluation] = {}
         self._rollouts: dict[int, RolloutResult] = {}
         self._evaluations: dict[int, RolloutResult] = {}
-        self._replies: queue.SimpleQueue[tuple[int, torch.futures.Future[Any]]] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
 
     @property
     def busy_count(self) -> int:
@@ -49,7 +103,7 @@ class ObserverPool:
         """Send a request to an idle observer."""
         self._pending[rank] = request
         # No timeout: episodes may be long, and an observer that dies closes its connection.
-        future = rpc.rpc_async(_name(rank), observer.execute, args=(request,), timeout=0)
+        future = rpc.rpc_async(_name(rank), execute, args=(request,), timeout=0)
         future.add_done_callback(lambda done: self._replies.put((rank, done)))
 
     def gather(self, share: float) -> dict[int, RolloutResult]:
@@ -83,7 +137,7 @@ class ObserverPool:
 
     def shutdown(self, *, stopped: bool) -> None:
         """Shut all observers down."""
-        replies = [rpc.rpc_async(_name(rank), observer.shutdown, (stopped,), timeout=_TIMEOUT_S) for rank in self.alive]
+        replies = [rpc.rpc_async(_name(rank), shutdown, (stopped,), timeout=_TIMEOUT_S) for rank in self.alive]
         for reply in replies:
             # An observer may exit before its reply is sent.
             with suppress(RuntimeError):
@@ -100,7 +154,7 @@ class ObserverPool:
             return
         (self._rollouts if isinstance(request, CollectRollout) else self._evaluations)[rank] = result
 
-    def _next(self) -> tuple[int, torch.futures.Future[Any]]:
+    def _next(self) -> tuple[int, Future[Any]]:
         while True:
             self._poll()
             try:

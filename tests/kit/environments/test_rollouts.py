@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rolecall.workloads.reinforce import environments
-from rolecall.workloads.reinforce.collector import ActFn, Collector
-from rolecall.workloads.reinforce.params import Environment
+from rolecall.kit.environments import creation
+from rolecall.kit.environments.params import Environment
+from rolecall.kit.environments.rollouts import ActFn, Collector
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ CORRIDOR = Environment(id="tests.workloads.reinforce.playgrounds:Corridor", kwar
 
 
 def collector(count: int) -> Collector:
-    made = Collector(environments.make_vector(CORRIDOR, count), lambda: None)
+    made = Collector(creation.make_vector(CORRIDOR, count), lambda: None)
     made.reset(list(range(count)))
     return made
 
@@ -64,7 +64,7 @@ def test_it_can_be_left_between_two_steps() -> None:
     def check_shutdown() -> None:
         raise InterruptedError
 
-    playing = Collector(environments.make_vector(CORRIDOR, 1), check_shutdown)
+    playing = Collector(creation.make_vector(CORRIDOR, 1), check_shutdown)
     playing.reset([0])
     with pytest.raises(InterruptedError):
         playing.collect_steps(always(1), 3)
