@@ -19,15 +19,11 @@ _COMPUTE_METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_
 
 
 class Clock(Protocol, Generic[Moment]):
-    """Records moments; reads the time between them later."""
+    """Records moments; reads the seconds between two of them later."""
 
-    def now(self) -> Moment:
-        """This moment."""
-        ...
+    def now(self) -> Moment: ...
 
-    def between(self, begin: Moment, end: Moment) -> float:
-        """Seconds between two moments."""
-        ...
+    def between(self, begin: Moment, end: Moment) -> float: ...
 
 
 class HostClock:

@@ -95,6 +95,5 @@ def stages_of(rank: int, ranks: int, virtual_stages: int, placement: Placement) 
 
 
 def rank_of(stage: int, ranks: int, placement: Placement) -> int:
-    """The pipeline rank of a virtual stage."""
     lap, position = divmod(stage, ranks)
     return ranks - 1 - position if placement == "v" and lap == 1 else position

@@ -119,7 +119,6 @@ class Shard:
         return current().checkpoints.save_part(step, self._name, weights | flatten_optimizer(self._optimizer))
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Restore what `save` wrote."""
         tensors = current().checkpoints.load_part(manifest, self._name)
         self._module.load_state_dict(strip_prefix(tensors, _WEIGHTS))
         restore_optimizer(self._optimizer, tensors)

@@ -114,7 +114,6 @@ def require_columns(file: TableFile, data: Data) -> None:
 
 
 def column_names(file: TableFile, csv: Csv) -> list[str]:
-    """The column names of the file."""
     with file.open() as stream, _parse_errors(file):
         if file.format == "parquet":
             return list(pq.ParquetFile(stream).schema_arrow.names)

@@ -37,7 +37,6 @@ class Corpus:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of distinct token ids."""
         return self.tokenizer.get_vocab_size()
 
     @property
@@ -62,7 +61,6 @@ class Corpus:
         return torch.from_file(str(path), size=_length(path), dtype=torch.int32) if _length(path) else _NO_TOKENS
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text."""
         return self.tokenizer.encode(text).ids
 
     def decode(self, ids: list[int]) -> str:

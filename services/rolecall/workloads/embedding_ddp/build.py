@@ -44,7 +44,6 @@ class Dataset:
 
     @property
     def table(self) -> EncodedTable:
-        """The fitted columns and the encoded rows."""
         return self.batches.table
 
     @property
@@ -54,7 +53,6 @@ class Dataset:
 
     @property
     def dense_inputs(self) -> int:
-        """The input width of the dense layers."""
         return self.width * self.params.embedding_dim + len(self.table.columns.numbers)
 
     def train_batches(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
@@ -121,6 +119,5 @@ class TableInitializer:
     std: float
 
     def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
-        """As the kit's `Initializer`."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) % 2**63)
         return torch.randn(size, generator=generator, dtype=torch.float64).mul_(self.std)

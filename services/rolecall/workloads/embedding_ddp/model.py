@@ -85,7 +85,6 @@ class ExportedModel(nn.Module):
         self.dense = DenseLayers(_make_layers(description, inputs)).to(table.dtype)
 
     def forward(self, lookup: Lookup, numbers: Tensor) -> Tensor:
-        """The logits [b]."""
         return self.dense(pool(F.embedding(lookup.ids.to(self.table.device), self.table), lookup), numbers)
 
     @torch.inference_mode()

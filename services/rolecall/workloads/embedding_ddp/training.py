@@ -47,15 +47,12 @@ class Training(ShardedTrainingLoop[Batch, Params]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches in one pass over the training rows."""
         return self._dataset.batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """This trainer's shares of the epoch's global batches."""
         return self._dataset.train_batches(epoch, done, self.rank, self.world)
 
     def samples(self, batch: Batch) -> int:
-        """Rows of the global batch."""
         return batch.global_rows
 
     def losses(self, batch: Batch) -> torch.Tensor:
@@ -69,7 +66,6 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         return self._dense(pool(vectors, batch), batch.numeric.to(self.context.device))
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        """Loss, AUC and accuracy over all trainers."""
         if self._dataset.table.rows[split] == 0:
             return None
         self._dense.eval()
@@ -86,7 +82,6 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         return metrics["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(metrics)
 
     def export(self) -> None:
-        """The first trainer writes and stores `model.zip`."""
         path: Path | None = None
         if self.rank == 0:
             blocks = self.shards.blocks(TABLE, "weight")

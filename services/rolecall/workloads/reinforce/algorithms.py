@@ -40,7 +40,6 @@ class Transitions:
         return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
 
     def select(self, indices: Tensor) -> "Transitions":
-        """The transitions at these indices."""
         return Transitions(*(getattr(self, field.name)[indices] for field in fields(self)))
 
 
@@ -56,7 +55,6 @@ class Losses:
     """The KL divergence from the policy that sampled the actions, in nats (Schulman's k3 estimator, 2020)."""
 
     def total(self, value_coefficient: float, entropy_coefficient: float) -> Tensor:
-        """The loss to minimize."""
         return self.policy + value_coefficient * self.value - entropy_coefficient * self.entropy
 
 
@@ -146,7 +144,6 @@ class Ppo:
 
 
 def make(params: spec.Reinforce | spec.Ppo) -> Algorithm:
-    """The algorithm of the parameters."""
     return Reinforce(params) if isinstance(params, spec.Reinforce) else Ppo(params)
 
 

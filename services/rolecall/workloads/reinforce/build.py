@@ -15,7 +15,7 @@ from rolecall.workloads.reinforce.params import Custom, Params
 
 
 class RandomStream(IntEnum):
-    """The purpose of a seed."""
+    """The purposes of seeds."""
 
     WEIGHTS = 0
     ENVIRONMENTS = 1

@@ -61,7 +61,6 @@ class Learner:
         return named | flatten_optimizer(self._optimizer) | random_state(self._device)
 
     def restore(self, tensors: Tensors) -> None:
-        """Restore what `tensors` returned."""
         self.policy.load_state_dict(strip_prefix(tensors, _POLICY))
         self._reward_normalizer.moments.load_state_dict(strip_prefix(tensors, _REWARDS))
         restore_optimizer(self._optimizer, tensors)

@@ -96,11 +96,9 @@ class ObserverPool:
 
     @property
     def idle(self) -> list[int]:
-        """Observers without a pending request."""
         return [rank for rank in self.alive if rank not in self._pending]
 
     def send(self, rank: int, request: CollectRollout | RunEvaluation) -> None:
-        """Send a request to an idle observer."""
         self._pending[rank] = request
         # No timeout: episodes may be long, and an observer that dies closes its connection.
         future = rpc.rpc_async(_name(rank), execute, args=(request,), timeout=0)
@@ -136,7 +134,6 @@ class ObserverPool:
         return env_outputs
 
     def shutdown(self, *, stopped: bool) -> None:
-        """Shut all observers down."""
         replies = [rpc.rpc_async(_name(rank), shutdown, (stopped,), timeout=_TIMEOUT_S) for rank in self.alive]
         for reply in replies:
             # An observer may exit before its reply is sent.

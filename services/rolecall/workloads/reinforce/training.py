@@ -63,7 +63,6 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     @property
     def step(self) -> int:
-        """Updates since the start of the job."""
         return self.position.update
 
     def run(self) -> dict[str, float]:
@@ -227,7 +226,6 @@ class Training(JobLoop[UpdatePosition, Params]):
         return [self.context.checkpoints.save_part(step, _PART, tensors)]
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Restore the agent's part."""
         tensors = self.context.checkpoints.load_part(manifest, _PART)
         self._learner.restore(tensors)
         self._best_weights = strip_prefix(tensors, _BEST)

@@ -118,7 +118,6 @@ class TutorialStage:
         self._turns = _TurnLock(micro_batches)
 
     def parameter_refs(self) -> list["rpc.RRef[torch.nn.Parameter]"]:
-        """The parameters for the optimizer."""
         return [rpc.RRef(parameter) for parameter in self._part.blocks.parameters()]
 
     def set_batch(self, images: torch.Tensor, labels: torch.Tensor) -> None:

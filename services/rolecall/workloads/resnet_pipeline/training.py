@@ -31,7 +31,6 @@ class Stages:
 
     @property
     def first_stages(self) -> list[str]:
-        """The first stage of every replica."""
         return [names[0] for names in self.pipelines]
 
 
@@ -101,15 +100,12 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return self._dataset.images["train"] // self.params.batch_size
 
     def batches(self, epoch: int, done: int) -> Iterator[int]:
-        """The numbers of the epoch's steps."""
         return iter(range(done, self.steps_per_epoch))
 
     def samples(self, batch: int) -> int:
-        """All batches are full."""
         return self.params.batch_size
 
     def train_step(self, batch: int) -> float:
-        """The mean loss over the global batch."""
         epoch = self.position.epoch
         if self._tutorial is not None:
             call(self._stages.first_stages, PipelineStage.load_tutorial_batch, epoch, batch)
@@ -118,7 +114,6 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return sum(losses) / self.params.replicas
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        """Loss and accuracy."""
         images = self._dataset.images.get(split, 0)
         if not images:
             return None
@@ -130,11 +125,9 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return call(self._stages.pipelines[0], PipelineStage.save, step)
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Restore all stages of all replicas."""
         call(self._stages.all, PipelineStage.load, manifest)
 
     def export(self) -> None:
-        """Write and store `model.zip`."""
         parts = call(self._stages.pipelines[0], PipelineStage.weights)
         weights = {name: value for part in parts for name, value in part.items()}
         path = write_export(self.context.workdir.scratch, self.params, self._dataset.classes, weights)

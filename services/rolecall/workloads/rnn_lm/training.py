@@ -52,7 +52,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Segments in each training stream."""
         return self._streams["train"].steps
 
     def batches(self, epoch: int, done: int) -> Iterator[Segment]:
@@ -60,7 +59,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         return self._streams["train"].segments(self._columns, done)
 
     def samples(self, batch: Segment) -> int:
-        """Tokens of all trainers."""
         return batch.global_tokens
 
     def losses(self, batch: Segment) -> Tensor:
@@ -95,7 +93,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         return float(total) / (streams.count * streams.length)
 
     def export(self) -> None:
-        """The first trainer writes and stores the model and the sample."""
         files: list[Path] = []
         if self.rank == 0:
             weights = {f"recurrent.{name}": value.cpu() for name, value in self._recurrent.module.state_dict().items()}
@@ -113,7 +110,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         return {f"{_STATE}{index}": one for index, one in enumerate(self._state or ())}
 
     def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the recurrent state of this trainer's streams."""
         count = sum(key.startswith(_STATE) for key in tensors)
         self._state = tuple(tensors[f"{_STATE}{index}"].to(self.context.device) for index in range(count)) or None
 

@@ -22,7 +22,6 @@ _STD = 0.02
 
 
 def decoder_shape(params: Params, vocabulary: int) -> Shape:
-    """The shape of the whole decoder."""
     return Shape(
         vocabulary=vocabulary,
         context=params.context,

@@ -95,22 +95,18 @@ class Params(TrainingParams):
 
     @property
     def rules(self) -> Schedule:
-        """The rules of the schedule."""
         return SCHEDULES[self.schedule]
 
     @property
     def stages_per_rank(self) -> int:
-        """Virtual stages per pipeline rank."""
         return self.virtual_stages or self.rules.default_virtual_stages
 
     @property
     def replica_batch(self) -> int:
-        """Sequences per step of one replica."""
         return self.batch_size // self.replicas
 
     @property
     def micro_batch(self) -> int:
-        """Sequences of one micro-batch."""
         return self.replica_batch // self.micro_batches
 
     @model_validator(mode="after")

@@ -52,17 +52,14 @@ class Pipeline:
 
     @property
     def first(self) -> bool:
-        """True on the rank with the first stage."""
         return 0 in self.model_parts
 
     @property
     def last(self) -> bool:
-        """True on the rank with the last stage."""
         return self._stages - 1 in self.model_parts
 
     @property
     def last_rank(self) -> int:
-        """The pipeline rank with the last stage."""
         return self.rank_of(self._stages - 1)
 
     @property
@@ -137,7 +134,6 @@ class Pipeline:
         return x
 
     def rank_of(self, stage: int) -> int:
-        """The pipeline rank of a virtual stage."""
         return rank_of(stage, self.grid.ranks, self._params.rules.placement)
 
     def _set_training(self, mode: bool) -> None:

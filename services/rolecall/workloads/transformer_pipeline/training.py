@@ -56,16 +56,13 @@ class Training(TrainingLoop[Batch, Params]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full global batches in one pass."""
         return self._batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """This replica's shares of the epoch's batches."""
         for inputs, targets in self._batches.shares(epoch, done, self._grid.replica, self._grid.replicas):
             yield Batch(inputs.to(self._grid.device), targets.to(self._grid.device))
 
     def samples(self, batch: Batch) -> int:
-        """Sequences of all replicas."""
         return self.params.batch_size
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -109,7 +106,6 @@ class Training(TrainingLoop[Batch, Params]):
         dist.barrier()
 
     def export(self) -> None:
-        """Write and store the model and a sample."""
         # Collect the times first: no collective may follow `export`, and waiting for it must not count.
         self._stage_times = stage_times(self._pipeline.meter, self._grid)
         export(self.context, self._pipeline, self._shape, self._corpus)
