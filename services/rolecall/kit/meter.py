@@ -104,11 +104,8 @@ def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:
     table = torch.zeros(grid.ranks, 3, dtype=torch.float64, device=grid.device)
     table[grid.rank] = table.new_tensor([compute, span - compute, whole - span])
     dist.all_reduce(table)
-    return _named((table / grid.replicas).tolist())
-
-
-def _named(table: list[list[float]]) -> dict[str, float]:
+    rows: list[list[float]] = (table / grid.replicas).tolist()
     kinds = ("compute", "wait", "idle")
-    times = {f"stage_{rank}_{kind}_s": row[i] for rank, row in enumerate(table) for i, kind in enumerate(kinds)}
-    whole = sum(map(sum, table))
-    return times | ({"bubble_measured": 1 - sum(row[0] for row in table) / whole} if whole else {})
+    times = {f"stage_{rank}_{kind}_s": row[i] for rank, row in enumerate(rows) for i, kind in enumerate(kinds)}
+    total = sum(map(sum, rows))
+    return times | ({"bubble_measured": 1 - sum(row[0] for row in rows) / total} if total else {})

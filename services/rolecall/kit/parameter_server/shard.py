@@ -1,9 +1,10 @@
-"""The parameter servers' side of sharded modules: shards and their optimizers."""
+"""The parameter servers' side of sharded modules: shards and their optimizers, and the `run` of a server."""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -14,8 +15,9 @@ from torch.futures import Future
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
-from rolecall.runtime.context import current
+from rolecall.runtime.context import WorkerContext, current
 from rolecall.runtime.remote import StepBarrier
+from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 _WEIGHTS = "weights/"
@@ -141,3 +143,12 @@ class Shard:
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)
         self._optimizer.step()
+
+
+def serve(context: WorkerContext[Any]) -> None:
+    """Returns at once, because RPC threads create the shards and serve calls; raises `Stopped` after a stop request.
+
+    Leaving the gang waits for all other workers, so the process serves until they are done.
+    """
+    if context.stop_requested():
+        raise Stopped("stopped before the training started, as requested")

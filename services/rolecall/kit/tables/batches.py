@@ -1,4 +1,8 @@
-"""A job's encoded rows in batches: the same global batches for any number of trainers. NumPy arrays, without torch."""
+"""A job's encoded rows in batches: the same global batches for any number of trainers. NumPy arrays, without torch.
+
+Rows that are parsed in every epoch, because they are too large for the disk, pass a shuffle buffer. Their order depends
+only on the seed, the epoch, the files and the buffer. Starting at a later step reads and drops the preceding rows.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,18 +12,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rolecall.kit.data_order import DataOrder, share_of
+from rolecall.kit.data_order import DataOrder, derive_seed, share_of
 from rolecall.kit.tables.encoded import EncodedTable, TableSource, open_encoded_table, open_table_source
 from rolecall.kit.tables.params import Data
 from rolecall.kit.tables.rows import BadRows
-from rolecall.kit.tables.shuffle import rebatch, shuffle
+
+Records = NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
     """One trainer's share of a global batch."""
 
-    rows: NDArray[np.void]
+    rows: Records
     """[b] of the dtype `Columns.record`; b may be 0."""
     global_rows: int
     """Rows of the global batch, over all trainers."""
@@ -75,3 +80,38 @@ def open_batches(data: Data, batch_size: int, seed: int, cache: Path) -> TableBa
     """
     source = open_table_source(data, seed)
     return TableBatches(source, open_encoded_table(source, cache), batch_size, seed)
+
+
+def shuffle(chunks: Iterator[Records], buffer_rows: int, seed: int, epoch: int) -> Iterator[Records]:
+    """The records of `chunks` in random order: each new record replaces a random one of `buffer_rows` in the buffer."""
+    random = np.random.Generator(np.random.Philox(key=derive_seed(seed, epoch)))
+    buffer: Records | None = None
+    for chunk in chunks:
+        held = chunk[:0].copy() if buffer is None else buffer
+        room = buffer_rows - len(held)
+        buffer = np.concatenate([held, chunk[:room]])
+        for start in range(room, len(chunk), buffer_rows):
+            incoming = chunk[start : start + buffer_rows]
+            indices = random.choice(len(buffer), len(incoming), replace=False)
+            outgoing = buffer[indices]
+            buffer[indices] = incoming
+            yield outgoing
+    if buffer is not None:
+        yield random.permutation(buffer)
+
+
+def rebatch(chunks: Iterator[Records], batch_size: int) -> Iterator[Records]:
+    """The same records in batches of `batch_size`; the last may be short."""
+    waiting: list[Records] = []
+    rows = 0
+    for chunk in chunks:
+        waiting.append(chunk)
+        rows += len(chunk)
+        if rows < batch_size:
+            continue
+        together = np.concatenate(waiting)
+        whole = rows - rows % batch_size
+        yield from np.split(together[:whole], whole // batch_size)
+        waiting, rows = [together[whole:]], rows - whole
+    if rows:
+        yield np.concatenate(waiting)

@@ -55,7 +55,10 @@ class _Observer:
     def _collect_rollout(self, request: CollectRollout) -> RolloutResult:
         key = (self._rank, request.update)
         if request.reset or self._params.algorithm.name == "reinforce":
-            self._collector.reset(self._seeds(key))
+            count, vectorization = self._params.environments, self._params.environment.vectorization
+            seeds = seeds_of(self._params.seed, RandomStream.ENVIRONMENTS, *key, count=count)
+            # A vector implementation takes a single seed.
+            self._collector.reset(seeds if vectorization == "loop" else seeds[0])
         if request.weights is None:
             return RolloutResult(None, self._run_environments(self._request_actions))
         self._policy.load_state_dict(request.weights)
@@ -98,11 +101,6 @@ class _Observer:
         except RuntimeError:
             _check_shutdown()  # The agent may have left with the request pending.
             raise
-
-    def _seeds(self, key: tuple[int, int]) -> list[int] | int:
-        """A seed for each environment, or a single one for a vector implementation."""
-        seeds = seeds_of(self._params.seed, RandomStream.ENVIRONMENTS, *key, count=self._params.environments)
-        return seeds if self._params.environment.vectorization == "loop" else seeds[0]
 
     def _make_collector(self, count: int, *, loop: bool = False) -> Collector:
         """`loop` is needed for one seed per episode, which vector implementations don't support."""

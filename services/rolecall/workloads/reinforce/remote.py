@@ -142,7 +142,11 @@ class ObserverPool:
 
     def _receive_reply(self) -> None:
         """Wait for a reply and store it; an observer whose call fails is lost."""
-        rank, future = self._next()
+        while True:
+            self._poll()
+            with suppress(queue.Empty):
+                rank, future = self._replies.get(timeout=_POLL_INTERVAL_S)
+                break
         request = self._pending.pop(rank)
         try:
             result = future.wait()
@@ -151,17 +155,10 @@ class ObserverPool:
             return
         (self._rollouts if isinstance(request, CollectRollout) else self._evaluations)[rank] = result
 
-    def _next(self) -> tuple[int, Future[Any]]:
-        while True:
-            self._poll()
-            try:
-                return self._replies.get(timeout=_POLL_INTERVAL_S)
-            except queue.Empty:
-                continue
-
     def _drop(self, rank: int, error: RuntimeError) -> None:
         self.alive.remove(rank)
-        lost = f"{_name(rank)} is lost ({_first_line(error)})"
+        reason = str(error).strip().partition("\n")[0]
+        lost = f"{_name(rank)} is lost ({reason})"
         if len(self.alive) < self._least:
             raise PeerLost(
                 f"{lost}: {len(self.alive)} of {self._count} observers remain, but least_observers is {self._least}"
@@ -179,7 +176,3 @@ def _shares(seeds: list[int], ranks: list[int]) -> dict[int, tuple[int, ...]]:
 
 def _name(rank: int) -> str:
     return worker_name(Role.OBSERVER, rank)
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().partition("\n")[0]

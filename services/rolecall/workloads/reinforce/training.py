@@ -21,7 +21,6 @@ from rolecall.workloads.reinforce.build import new_policy
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.inference import Inference
 from rolecall.workloads.reinforce.learner import Learner
-from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import CollectRollout, ObserverPool, RolloutResult, Weights
 
@@ -119,7 +118,8 @@ class Training(JobLoop[UpdatePosition, Params]):
         """Request rollouts from all idle observers, and train on those that are available."""
         update = self.position.update + 1
         self._start_rollouts(update)
-        trajectories = {rank: self._trajectory(rank, one) for rank, one in self._gather().items()}
+        rollouts = self._observers.gather(self.params.wait_for)
+        trajectories = {rank: self._trajectory(rank, one) for rank, one in rollouts.items()}
         rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
         losses = self._learner.train(update, trajectories, rate)
         env_outputs = {rank: trajectory.env_outputs for rank, trajectory in trajectories.items()}
@@ -143,9 +143,6 @@ class Training(JobLoop[UpdatePosition, Params]):
             sent = weights if self._inference is None else None
             self._observers.send(rank, CollectRollout(update, self._reset, sent))
         self._reset = False
-
-    def _gather(self) -> dict[int, RolloutResult]:
-        return self._observers.gather(self.params.wait_for)
 
     def _trajectory(self, rank: int, rollout: RolloutResult) -> Trajectory:
         agent_outputs = rollout.agent_outputs
@@ -238,17 +235,15 @@ class Training(JobLoop[UpdatePosition, Params]):
         scratch, artifacts = self.context.workdir.scratch, self.context.artifacts
         path = write_export(scratch, policy, self.params)
         artifacts.put(path.name, path)
-        if self.params.evaluation.movie:
-            self._record_movie(policy)
-
-    def _record_movie(self, policy: Policy) -> None:
-        path = self.context.workdir.scratch / "episode.gif"
+        if not self.params.evaluation.movie:
+            return
+        path = scratch / "episode.gif"
         try:
             record_episode(policy, self.params, path)
         except RenderError as error:
             self.context.report.event(f"no movie: {error}")
             return
-        self.context.artifacts.put(path.name, path)
+        artifacts.put(path.name, path)
 
     def _result(self) -> dict[str, float]:
         position = self.position

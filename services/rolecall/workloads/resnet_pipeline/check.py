@@ -11,7 +11,9 @@ _MAX_STAGES = 256
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` unless the stages are divisible by the replicas, and the model has a block for each stage."""
-    stages, replicas, max_stages = counts[Role.STAGE], params.replicas, _max_stages(params)
+    stages, replicas, max_stages = counts[Role.STAGE], params.replicas, _MAX_STAGES
+    if isinstance(params.model, str):  # A custom model is checked when it is built.
+        max_stages = len(block_names(params.model))
     if stages % replicas or not 2 <= stages // replicas <= max_stages:
         raise ValueError(
             f"{stages} stages for {replicas} replica(s): roles.stage is the total of all replicas, which each have at "
@@ -22,11 +24,6 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
             f"cuts has {len(params.cuts)} block(s) for {stages // replicas} stages per replica; it needs "
             f"{stages // replicas - 1}, one for each stage but the first"
         )
-
-
-def _max_stages(params: Params) -> int:
-    """The number of blocks; a custom model is checked when it is built."""
-    return len(block_names(params.model)) if isinstance(params.model, str) else _MAX_STAGES
 
 
 def check_node(params: Params, role: Role) -> None:

@@ -135,7 +135,8 @@ class PipelineStage:
             if kind == "B":
                 self._backward(micro_batch)
             elif self._is_last:
-                losses.append(self._forward_loss(micro_batch))
+                features, labels = inbox.take(("activation", micro_batch)), inbox.take(("labels", micro_batch))
+                losses.append(self._part.forward_loss(micro_batch, features, labels))
             else:
                 self._forward(micro_batch)
         self._flush()
@@ -158,10 +159,6 @@ class PipelineStage:
         features = self._images[micro_batch] if self._is_first else inbox.take(("activation", micro_batch))
         outputs = self._part.forward(micro_batch, features, needs_input_gradient=not self._is_first)
         self._outboxes[self._index + 1].send("activation", micro_batch, outputs)
-
-    def _forward_loss(self, micro_batch: int) -> torch.Tensor:
-        features, labels = inbox.take(("activation", micro_batch)), inbox.take(("labels", micro_batch))
-        return self._part.forward_loss(micro_batch, features, labels)
 
     def _backward(self, micro_batch: int) -> None:
         gradient = None if self._is_last else inbox.take(("gradient", micro_batch))

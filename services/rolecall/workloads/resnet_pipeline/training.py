@@ -28,10 +28,7 @@ class Stages:
         names = [worker_name(Role.STAGE, rank) for rank in range(stages)]
         self.all = names
         self.pipelines = [names[replica * stages // replicas :][: stages // replicas] for replica in range(replicas)]
-
-    @property
-    def first_stages(self) -> list[str]:
-        return [names[0] for names in self.pipelines]
+        self.first_stages = [pipeline[0] for pipeline in self.pipelines]
 
 
 def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -71,16 +68,16 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return found[0]
 
     def _build(self) -> None:
-        names = self._block_names()
+        model, classes = self.params.model, len(self._dataset.classes)
+        names: tuple[str, ...]
+        if isinstance(model, str):
+            names = block_names(model)
+        else:
+            names = call(self._stages.first_stages[:1], PipelineStage.block_names, classes)[0]
         cuts = self._cuts(names)
         partition = [names[begin:end] for begin, end in pairwise([0, *cuts, len(names)])]
-        call(self._stages.all, PipelineStage.build, partition, len(self._dataset.classes))
+        call(self._stages.all, PipelineStage.build, partition, classes)
         self.context.report.event(f"cut before {', '.join(names[cut] for cut in cuts)}")
-
-    def _block_names(self) -> tuple[str, ...]:
-        if isinstance(self.params.model, str):
-            return block_names(self.params.model)
-        return call(self._stages.first_stages[:1], PipelineStage.block_names, len(self._dataset.classes))[0]
 
     def _cuts(self, names: tuple[str, ...]) -> list[int]:
         """The first block of every stage but the first, as given or from measured costs."""

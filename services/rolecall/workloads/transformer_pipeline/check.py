@@ -32,9 +32,11 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
     """The number of ranks in one replica of the pipeline."""
     ranks, rest = divmod(workers, params.replicas)
     if rest:
+        # A pipeline has at least two ranks.
+        nearest_stages = sorted({params.replicas * max(2, count) for count in (ranks, ranks + 1)})
         raise ValueError(
             f"{workers} stages are not divisible by {params.replicas} replicas; "
-            f"use {params.replicas} × the number of pipeline ranks: {_nearest_stages(params.replicas, ranks)}"
+            f"use {params.replicas} × the number of pipeline ranks: {' or '.join(map(str, nearest_stages))}"
         )
     if ranks < 2:
         raise ValueError(
@@ -42,11 +44,6 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
             f"use {2 * params.replicas} stages, or set replicas to at most {max(1, workers // 2)}"
         )
     return ranks
-
-
-def _nearest_stages(replicas: int, ranks: int) -> str:
-    """The nearest valid numbers of stages, as text; a pipeline has at least two ranks."""
-    return " or ".join(str(replicas * count) for count in sorted({max(2, ranks), max(2, ranks + 1)}))
 
 
 def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:

@@ -117,7 +117,8 @@ class Pipeline:
         for index, part in self.model_parts.items():
             before, after = self.rank_of(index - 1), self.rank_of(index + 1)
             if index > 0 and before != self.grid.rank:
-                x = self._receive(tokens.shape, before)
+                x = torch.empty(*tokens.shape, self._shape.dim, dtype=self.dtype, device=self.grid.device)
+                dist.recv(x, group=self.grid.pipeline_group, group_src=before)
             with self._autocast():
                 x = part(x)
             if index == self._stages - 1:
@@ -127,11 +128,6 @@ class Pipeline:
                     pending_send.wait()
                 pending_send = dist.isend(x, group=self.grid.pipeline_group, group_dst=after)
         return pending_send
-
-    def _receive(self, shape: torch.Size, source: int) -> Tensor:
-        x = torch.empty(*shape, self._shape.dim, dtype=self.dtype, device=self.grid.device)
-        dist.recv(x, group=self.grid.pipeline_group, group_src=source)
-        return x
 
     def rank_of(self, stage: int) -> int:
         return rank_of(stage, self.grid.ranks, self._params.rules.placement)
