@@ -7,7 +7,7 @@ from rolecall.kit.meter import GpuClock, Meter
 
 
 class Ticks:
-    """A clock that is told when it is."""
+    """A clock with a settable time."""
 
     def __init__(self) -> None:
         self.time = 0.0
@@ -59,7 +59,7 @@ def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: moments are marks in its stream")
-def test_a_gpu_is_measured_by_what_it_does_and_not_by_what_it_is_told() -> None:
+def test_a_gpu_is_measured_by_events_in_its_stream() -> None:
     meter = Meter(GpuClock())
     matrix = torch.randn(4096, 4096, device="cuda")
     with meter.step():

@@ -107,7 +107,7 @@ def _rows(tokens: Tensor, rows: list[int], context: int) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far one rank's step was from the single process's."""
+    """Differences of one rank's step from the single process's."""
 
     case: str
     loss: float

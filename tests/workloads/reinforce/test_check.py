@@ -18,7 +18,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"environment": "CartPoll-v1"}, "CartPoll"),
         ({"environment": "subprocess:Popen"}, "not allowed subprocess"),
@@ -37,6 +37,6 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_the_node_refuses(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_the_node_refuses(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         check_node(Params.model_validate(given), Role.OBSERVER)

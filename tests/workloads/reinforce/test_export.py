@@ -1,4 +1,4 @@
-"""What a job leaves to its user."""
+"""The exported policy and the movie."""
 
 import os
 import subprocess

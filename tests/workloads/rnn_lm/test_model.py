@@ -65,7 +65,7 @@ def test_the_export_keeps_float64(params: Params, corpus: Corpus, trained: Langu
     assert load(tmp_path / "model").decoder.weight.dtype == torch.float64
 
 
-def test_perplexity_is_that_of_the_whole_text_in_one_piece(corpus: Corpus, trained: LanguageModel) -> None:
+def test_perplexity_is_that_of_the_whole_text_in_one_chunk(corpus: Corpus, trained: LanguageModel) -> None:
     ids = torch.tensor(corpus.encode(TEXT * 3)).unsqueeze(1)
     assert len(ids) > 1001
     loss = F.cross_entropy(trained(ids[:-1])[0].flatten(0, 1), ids[1:].flatten())

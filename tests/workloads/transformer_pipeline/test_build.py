@@ -76,7 +76,7 @@ def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "said"),
+    ("function", "arguments", "expected"),
     [
         ("averaging", {"reach": 1}, "sees later ones"),
         ("shrinking", {}, "must have the shape of its input"),
@@ -85,6 +85,6 @@ def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
         ("averaging", {"width": 3}, "can't be called with"),
     ],
 )
-def test_layers_that_no_stage_can_hold_are_refused(function: str, arguments: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_layers_that_no_stage_can_hold_are_refused(function: str, arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         custom_layers(params(function, **arguments))

@@ -37,7 +37,7 @@ class ShardedModule:
     servers: Sequence[int]
     """The role ranks of the parameter servers, one for each shard."""
     cpu: bool = False
-    """Whether shards stay on the CPU even if their server has a GPU."""
+    """True if shards stay on the CPU even if their server has a GPU."""
 
 
 def sharded_embedding(

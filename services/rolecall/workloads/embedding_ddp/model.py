@@ -34,7 +34,7 @@ class Lookup:
     width: int
     """Input vectors per row: one per column, or with `pooling: none` one per possible value."""
     mean: bool
-    """Whether vectors with the same slot are averaged instead of summed."""
+    """True if vectors with the same slot are averaged, not summed."""
 
 
 def pool(vectors: Tensor, lookup: Lookup) -> Tensor:

@@ -60,7 +60,7 @@ class Reinforce(workload.Params):
     entropy_coefficient: Weight = 0.01
     """Coefficient of the entropy bonus, which encourages exploration."""
     normalize_advantages: bool = True
-    """Whether to normalize the advantages of an update to mean 0 and standard deviation 1."""
+    """Normalize the advantages of an update to mean 0 and standard deviation 1."""
 
 
 class Ppo(workload.Params):
@@ -87,7 +87,7 @@ class Ppo(workload.Params):
     entropy_coefficient: Weight = 0.01
     """Coefficient of the entropy bonus, which encourages exploration."""
     normalize_advantages: bool = True
-    """Whether to normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
+    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: Positive | None = None
     """KL divergence of the policy (in nats) at which an update's passes end; by default no limit."""
 
@@ -111,9 +111,9 @@ class Evaluation(workload.Params):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 10_000
     """Seed of the first episode; each following episode uses the next integer."""
     deterministic: bool = True
-    """Whether to take the most likely action (for continuous actions the mean) instead of sampling one."""
+    """Take the most likely action (for continuous actions the mean) instead of sampling one."""
     movie: bool = True
-    """Whether to store the artifact `episode.gif`, the first episode of the last evaluation; needs an environment that
+    """Store the artifact `episode.gif`, the first episode of the last evaluation; needs an environment that
     can render (`rgb_array`)."""
 
 
@@ -135,7 +135,7 @@ class Params(workload.Params):
     environments: Annotated[int, Field(ge=1, le=4096)] = 8
     """Number of environments in each observer; one call of the policy selects the actions for all of them."""
     policy_at: Literal["agent", "observer"] = "observer"
-    """Where actions are selected. `observer`: the agent sends the weights to the observers before each update, they
+    """Place of action selection. `observer`: the agent sends the weights to the observers before each update, they
     return whole trajectories, and the same seed gives the same result; `agent`: the observers request actions from the
     agent at every step, and the agent sends its weights only for evaluations."""
     inference: Inference = Inference()
@@ -158,10 +158,10 @@ class Params(workload.Params):
     evaluation: Evaluation = Evaluation()
     """Evaluation of the policy."""
     normalize_observations: bool = False
-    """Whether to normalize observations to mean 0 and standard deviation 1 with running statistics, which the policy
+    """Normalize observations to mean 0 and standard deviation 1 with running statistics, which the policy
     keeps."""
     normalize_rewards: bool = False
-    """Whether to divide rewards by the running standard deviation of the discounted returns; reported returns are not
+    """Divide rewards by the running standard deviation of the discounted returns; reported returns are not
     changed."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] | None = None
     """Optimizer: `sgd`, `adam` or `adamw`; by default Adam with the learning rate 0.001 for PPO, which takes many steps

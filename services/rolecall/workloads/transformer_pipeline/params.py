@@ -68,7 +68,7 @@ class Params(TrainingParams):
     schedule: ScheduleName = "1F1B"
     """Pipeline schedule: the order in which micro-batches pass through the stages."""
     split: Split = "manual"
-    """How the model is split. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
+    """Split method. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""
     micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of micro-batches into which a replica splits its share of a batch; more micro-batches reduce idle time."""
@@ -80,7 +80,7 @@ class Params(TrainingParams):
     """Data type of weights and arithmetic. `bfloat16` computes in bfloat16 where it is safe (torch.autocast) and keeps
     float32 weights; a GPU without bfloat16 support is an error. `float64` is for parity tests."""
     activation_checkpointing: bool = False
-    """Whether to recompute each layer's inner activations in the backward pass instead of storing them."""
+    """Recompute each layer's inner activations in the backward pass instead of storing them."""
     max_grad_norm: Positive | None = 1.0
     """Maximum norm of the gradients over all stages; larger gradients are scaled down. With null, gradients are not
     clipped."""
