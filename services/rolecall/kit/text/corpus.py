@@ -95,7 +95,12 @@ def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
     for split in SPLITS:
         _write(folder / split, tokenizer, splits.get(split, ()))
         if split in splits and not _length(folder / split):
-            raise InputError(_empty_split(text, split))
+            if split in text.sources:
+                raise InputError(f"the {split} text has no tokens: {', '.join(text.sources[split])}")
+            raise InputError(
+                f"validation is {text.validation}, but no line begins in that share of the training text; "
+                "increase it, add line breaks to the text, or set paths"
+            )
 
 
 class _Lines:
@@ -138,12 +143,3 @@ def _batch_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 
 def _length(path: Path) -> int:
     return path.stat().st_size // 4
-
-
-def _empty_split(text: Text, split: Split) -> str:
-    if split in text.sources:
-        return f"the {split} text has no tokens: {', '.join(text.sources[split])}"
-    return (
-        f"validation is {text.validation}, but no line begins in that share of the training text; "
-        "increase it, add line breaks to the text, or set paths"
-    )

@@ -1,8 +1,8 @@
 """Advantage estimation, and policy updates by REINFORCE with a baseline or PPO. No I/O, no clock."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -58,42 +58,35 @@ class Losses:
         return self.policy + value_coefficient * self.value - entropy_coefficient * self.entropy
 
 
-class Algorithm(Protocol):
-    """The interface of algorithms for `update_policy`."""
-
-    gamma: float
-    gae_lambda: float
-    value_coefficient: float
-    entropy_coefficient: float
-    target_kl: float | None
-
-    def minibatches(self, count: int) -> Iterator[Tensor]:
-        """Indices of the transitions of each optimizer step, in [0, count)."""
-        ...
-
-    def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """The loss of one optimizer step."""
-        ...
-
-
-class Reinforce:
-    """REINFORCE with a baseline (Williams, 1992): log-probabilities weighted by advantages."""
+class Algorithm(ABC):
+    """The common settings of algorithms, and their interface for `update_policy`."""
 
     gae_lambda: float = 1.0
     target_kl: float | None = None
 
-    def __init__(self, params: spec.Reinforce) -> None:
+    def __init__(self, params: spec.Reinforce | spec.Ppo) -> None:
         self.gamma = params.gamma
         self.value_coefficient = params.value_coefficient
         self.entropy_coefficient = params.entropy_coefficient
         self._normalize = params.normalize_advantages
+
+    @abstractmethod
+    def minibatches(self, count: int) -> Iterator[Tensor]:
+        """Indices of the transitions of each optimizer step, in [0, count)."""
+
+    @abstractmethod
+    def losses(self, policy: Policy, batch: Transitions) -> Losses:
+        """The loss of one optimizer step."""
+
+
+class Reinforce(Algorithm):
+    """REINFORCE with a baseline (Williams, 1992): log-probabilities weighted by advantages."""
 
     def minibatches(self, count: int) -> Iterator[Tensor]:
         """One batch of all transitions: they are off-policy after one optimizer step."""
         yield torch.arange(count)
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """The loss of one optimizer step."""
         log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
         weights = normalize(batch.advantages) if self._normalize else batch.advantages
         return Losses(
@@ -104,14 +97,12 @@ class Reinforce:
         )
 
 
-class Ppo:
+class Ppo(Algorithm):
     """PPO (Schulman et al., 2017): several epochs of minibatches with a clipped probability ratio."""
 
     def __init__(self, params: spec.Ppo) -> None:
-        self.gamma = params.gamma
+        super().__init__(params)
         self.gae_lambda = params.gae_lambda
-        self.value_coefficient = params.value_coefficient
-        self.entropy_coefficient = params.entropy_coefficient
         self.target_kl = params.target_kl
         self._params = params
 
@@ -121,9 +112,8 @@ class Ppo:
             yield from (part for part in torch.randperm(count).split(self._params.minibatch_size) if len(part) > 1)
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """The loss of one minibatch."""
         log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
-        weights = normalize(batch.advantages) if self._params.normalize_advantages else batch.advantages
+        weights = normalize(batch.advantages) if self._normalize else batch.advantages
         change = log_probs - batch.log_probs
         ratio = change.exp()
         clipped = ratio.clamp(1 - self._params.clip, 1 + self._params.clip)

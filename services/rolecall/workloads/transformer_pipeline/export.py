@@ -43,20 +43,14 @@ def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, cor
     params, scratch = context.params, context.workdir.scratch
     files = list[Path]()
     if pipeline.grid.replica == 0:
-        files += _write_sample(scratch, pipeline, params, corpus)
+        sample = generate_sample(pipeline, params, corpus) if params.sample.tokens else ""
+        if sample and pipeline.grid.rank == 0:
+            files.append(scratch / "sample.txt")
+            files[0].write_text(sample + "\n")
         files += _write_model(scratch, pipeline, params, shape, corpus)
     dist.barrier()
     for path in files:
         context.artifacts.put(path.name, path)
-
-
-def _write_sample(scratch: Path, pipeline: Pipeline, params: Params, corpus: Corpus) -> list[Path]:
-    text = generate_sample(pipeline, params, corpus) if params.sample.tokens else ""
-    if not text or pipeline.grid.rank != 0:
-        return []
-    path = scratch / "sample.txt"
-    path.write_text(text + "\n")
-    return [path]
 
 
 def generate_sample(pipeline: Pipeline, params: Params, corpus: Corpus) -> str:
@@ -90,9 +84,15 @@ def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape
     weights = {path.name: path for path in _collect_files(pipeline, shape, scratch)}
     if pipeline.grid.rank != 0:
         return []
+    description = {
+        "workload": "transformer-pipeline",
+        "shape": asdict(shape),
+        "model": params.model and params.model.model_dump(mode="json"),
+        "text": params.text.model_dump(mode="json"),
+    }
     files: dict[str, str | bytes | Path] = {
         "model.py": Path(model.__file__),
-        "model.json": json.dumps(_description(params, shape), indent=1, ensure_ascii=False),
+        "model.json": json.dumps(description, indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
         "README.md": _README + (_CUSTOM_LAYERS.format(builder=params.model.builder) if params.model else ""),
     }
@@ -100,15 +100,6 @@ def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape
     for file in weights.values():
         file.unlink()
     return [path]
-
-
-def _description(params: Params, shape: Shape) -> dict[str, object]:
-    return {
-        "workload": "transformer-pipeline",
-        "shape": asdict(shape),
-        "model": params.model and params.model.model_dump(mode="json"),
-        "text": params.text.model_dump(mode="json"),
-    }
 
 
 def _collect_files(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]:

@@ -51,14 +51,6 @@ class Pipeline:
         self._schedule = self._make_schedule(stages)
 
     @property
-    def first(self) -> bool:
-        return 0 in self.model_parts
-
-    @property
-    def last(self) -> bool:
-        return self._stages - 1 in self.model_parts
-
-    @property
     def last_rank(self) -> int:
         return self.rank_of(self._stages - 1)
 
@@ -86,8 +78,8 @@ class Pipeline:
         Returns the contribution to the mean loss, float64, on the rank with the last stage, 0 on other ranks.
         """
         losses: list[Tensor] = []
-        inputs = (tokens,) if self.first else ()
-        wanted = {"target": targets, "losses": losses} if self.last else {}
+        inputs = (tokens,) if 0 in self.model_parts else ()
+        wanted = {"target": targets, "losses": losses} if self._stages - 1 in self.model_parts else {}
         zero = torch.zeros((), dtype=torch.float64, device=self.grid.device)
         with self.meter.step(), self._autocast():
             self._schedule.step(*inputs, **wanted, return_outputs=False)
