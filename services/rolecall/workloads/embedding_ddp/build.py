@@ -1,4 +1,4 @@
-"""Builds what a job's parameters describe: batches of tensors, the embedding table and the dense layers."""
+"""Builds what a job's parameters describe: batches of tensors, table, dense layers and their updates."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,15 +8,23 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from rolecall.kit.builders import build
-from rolecall.kit.optimizers import sparse_optimizer
-from rolecall.kit.parameter_server import ShardedModule, sharded_embedding
+from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
+from rolecall.kit.parameter_server import (
+    ServerOptimizers,
+    ShardedModule,
+    Shards,
+    TutorialProtocol,
+    UpdateProtocol,
+    sharded_embedding,
+)
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
 from rolecall.kit.tables.columns import PADDING
 from rolecall.kit.tables.encoded import EncodedTable
+from rolecall.runtime.context import WorkerContext
 from rolecall.workloads.embedding_ddp.model import DenseLayers, Lookup, mlp
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -121,3 +129,12 @@ class TableInitializer:
     def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) % 2**63)
         return torch.randn(size, generator=generator, dtype=torch.float64).mul_(self.std)
+
+
+def make_protocol(context: WorkerContext[Params], shards: Shards, dense: nn.Module) -> UpdateProtocol:
+    """The protocol that updates the weights on the servers and the local layers."""
+    optimizer = dense_optimizer(context.params.dense_optimizer)
+    if context.params.protocol == "tutorial":
+        sparse = sparse_optimizer(context.params.sparse_optimizer)
+        return TutorialProtocol(shards, sparse, dense, optimizer, in_step=False)
+    return ServerOptimizers(shards, context.role_rank, optimizer.build(dense.parameters()))

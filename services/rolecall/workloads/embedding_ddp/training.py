@@ -6,24 +6,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's convention
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.loop import EvalSplit
 from rolecall.kit.metrics import binary_metrics
-from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
-from rolecall.kit.parameter_server import (
-    ServerOptimizers,
-    ShardedEmbedding,
-    ShardedTrainingLoop,
-    Shards,
-    TutorialProtocol,
-    UpdateProtocol,
-    make_local,
-)
+from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop, Shards, make_local
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext
-from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense
+from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense, make_protocol
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
@@ -35,7 +25,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
     def __init__(self, context: WorkerContext[Params], dataset: Dataset, shards: Shards) -> None:
         params = context.params
         dense = make_local(context, lambda: make_dense(params, dataset.dense_inputs), weight_dtype(params.precision))
-        super().__init__(context, shards, _make_protocol(context, shards, dense), dense)
+        super().__init__(context, shards, make_protocol(context, shards, dense), dense)
         self._dense = DistributedDataParallel(dense)
         self._dataset = dataset
         self._table = ShardedEmbedding(shards.of(TABLE))
@@ -90,11 +80,3 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         dist.barrier()
         if path is not None:
             self.context.artifacts.put(path.name, path)
-
-
-def _make_protocol(context: WorkerContext[Params], shards: Shards, dense: nn.Module) -> UpdateProtocol:
-    optimizer = dense_optimizer(context.params.dense_optimizer)
-    if context.params.protocol == "tutorial":
-        sparse = sparse_optimizer(context.params.sparse_optimizer)
-        return TutorialProtocol(shards, sparse, dense, optimizer, in_step=False)
-    return ServerOptimizers(shards, context.role_rank, optimizer.build(dense.parameters()))

@@ -1,4 +1,4 @@
-"""Builds what a job's parameters describe: the recurrent part, and the layers on the parameter servers."""
+"""Builds what a job's parameters describe: the recurrent part, the layers on the servers, and the updates."""
 
 from functools import partial
 
@@ -8,8 +8,17 @@ from torch import Tensor, nn
 from rolecall.kit.builders import build
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.optimizers import dense_optimizer
-from rolecall.kit.parameter_server import ShardedModule, Uniform, sharded_embedding
+from rolecall.kit.parameter_server import (
+    ServerOptimizers,
+    ShardedModule,
+    Shards,
+    TutorialProtocol,
+    Uniform,
+    UpdateProtocol,
+    sharded_embedding,
+)
 from rolecall.kit.precision import weight_dtype
+from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.model import Recurrent
 from rolecall.workloads.rnn_lm.params import Params
@@ -59,3 +68,12 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
         sparse=False,  # every optimizer supports dense gradients
     )
     return [table, ShardedModule("decoder", vocabulary, partial(DecoderShard, params), optimizer, decoder)]
+
+
+def make_protocol(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> UpdateProtocol:
+    """The protocol that updates the weights on the servers and the local layers."""
+    params, optimizer = context.params, dense_optimizer(context.params.optimizer)
+    if params.protocol == "tutorial":
+        return TutorialProtocol(shards, optimizer, recurrent, optimizer, in_step=True)
+    local = optimizer.build(recurrent.parameters())
+    return ServerOptimizers(shards, context.role_rank, local, max_norm=params.max_grad_norm)

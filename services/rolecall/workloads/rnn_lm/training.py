@@ -11,21 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.data_order import share_of
 from rolecall.kit.loop import EvalSplit
-from rolecall.kit.optimizers import dense_optimizer
-from rolecall.kit.parameter_server import (
-    ServerOptimizers,
-    ShardedEmbedding,
-    ShardedTrainingLoop,
-    Shards,
-    TutorialProtocol,
-    UpdateProtocol,
-    make_local,
-)
+from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop, Shards, make_local
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.runtime.context import WorkerContext
-from rolecall.workloads.rnn_lm.build import make_recurrent
+from rolecall.workloads.rnn_lm.build import make_protocol, make_recurrent
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
@@ -40,7 +31,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
         recurrent = make_local(context, lambda: make_recurrent(params), weight_dtype(params.precision))
-        super().__init__(context, shards, _make_protocol(context, shards, recurrent), recurrent)
+        super().__init__(context, shards, make_protocol(context, shards, recurrent), recurrent)
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_splits(corpus, params)
@@ -112,14 +103,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
         count = sum(key.startswith(_STATE) for key in tensors)
         self._state = tuple(tensors[f"{_STATE}{index}"].to(self.context.device) for index in range(count)) or None
-
-
-def _make_protocol(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> UpdateProtocol:
-    params, optimizer = context.params, dense_optimizer(context.params.optimizer)
-    if params.protocol == "tutorial":
-        return TutorialProtocol(shards, optimizer, recurrent, optimizer, in_step=True)
-    local = optimizer.build(recurrent.parameters())
-    return ServerOptimizers(shards, context.role_rank, local, max_norm=params.max_grad_norm)
 
 
 def _open_splits(corpus: Corpus, params: Params) -> dict[str, TokenStreams]:

@@ -1,4 +1,4 @@
-"""Builds what a job's parameters describe: the decoder's shape, custom layers, cuts and virtual stages.
+"""Builds what a job's parameters describe: the decoder's shape, custom layers, cuts, virtual stages and the optimizer.
 
 Initial weights depend only on the seed and the names of the parameters or the numbers of the layers, not on the cuts.
 """
@@ -14,6 +14,7 @@ from torch.distributed.pipelining import PipelineStage, SplitPoint, pipeline
 from rolecall.kit.builders import build
 from rolecall.kit.data_order import derive_seed
 from rolecall.kit.grid import Grid
+from rolecall.kit.optimizers import dense_optimizer
 from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, Layer, MakeLayer, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
@@ -159,3 +160,11 @@ def traced_stages(
     points = {f"layers.{cut.first}": SplitPoint.BEGINNING for cut in cuts if not cut.embeds}
     pipe = pipeline(whole, mb_args=(micro_batch,), split_spec=points)
     return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices]
+
+
+def make_optimizer(params: Params, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer, with weight decay for matrices only, not for norms and biases."""
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1]
+    vectors = [parameter for parameter in parameters if parameter.ndim == 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return dense_optimizer(params.optimizer).build([group for group in groups if group["params"]])

@@ -11,14 +11,14 @@ from rolecall.kit.checkpoint import flatten_optimizer, random_state, restore_opt
 from rolecall.kit.grid import make_grid
 from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.meter import stage_times
-from rolecall.kit.optimizers import dense_optimizer, scale_rates
+from rolecall.kit.optimizers import scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.transformer_pipeline.build import decoder_shape
+from rolecall.workloads.transformer_pipeline.build import decoder_shape, make_optimizer
 from rolecall.workloads.transformer_pipeline.export import export
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline, sum_loss
@@ -47,7 +47,7 @@ class Training(TrainingLoop[Batch, Params]):
         self._shape = decoder_shape(params, corpus.vocabulary_size)
         self._pipeline = Pipeline(params, self._shape, self._grid)
         torch.manual_seed(params.seed + 1 + context.role_rank)  # different dropout masks on each worker
-        self._optimizer = self._make_optimizer()
+        self._optimizer = make_optimizer(params, self._parameters())
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`; the result also has the pipeline ranks' times, and the theoretical bubble."""
@@ -112,13 +112,6 @@ class Training(TrainingLoop[Batch, Params]):
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for _, parameter in self._pipeline.named_parameters()]
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, with weight decay for matrices only, not for norms and biases."""
-        matrices = [parameter for parameter in self._parameters() if parameter.ndim > 1]
-        vectors = [parameter for parameter in self._parameters() if parameter.ndim == 1]
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        return dense_optimizer(self.params.optimizer).build([group for group in groups if group["params"]])
 
     def _clip_and_reduce(self, loss: Tensor) -> Tensor:
         """Clip gradients by their norm over all stages, and sum the loss over all ranks, in one all-reduce."""
