@@ -1,4 +1,4 @@
-"""What a node makes once is whole or not there."""
+"""Cache entries are complete or missing."""
 
 import os
 import subprocess

@@ -26,7 +26,7 @@ from rolecall.testing.gang import FolderRecords
 
 @dataclass
 class Trained:
-    """What a loop did."""
+    """The calls of a loop."""
 
     batches: list[tuple[int, int]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)

@@ -1,11 +1,15 @@
 """One meaning of `precision` for all workloads."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from rolecall.kit.params import Precision
-from rolecall.kit.precision import autocast, require_precision, weight_dtype
+from rolecall.kit.params import Precision, check_precision
+from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.spec.errors import InputError
+from rolecall.spec.role import Role
+from rolecall.workloads import catalogue
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -24,9 +28,40 @@ def test_other_types_are_computed_in_as_they_are(precision: Precision) -> None:
         assert (weights @ weights).dtype == weights.dtype == getattr(torch, precision)
 
 
-def test_a_gpu_without_bfloat16_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose GPU emulates bfloat16."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(InputError, match="Tesla T4 does not support bfloat16; set precision to float32"):
-        require_precision("bfloat16", GPU)
-    require_precision("float32", GPU)
+
+
+@pytest.mark.usefixtures("old_gpu")
+def test_a_gpu_without_bfloat16_is_named() -> None:
+    for precision_check in (check_precision, lambda precision: autocast(precision, GPU)):
+        with pytest.raises(InputError, match="Tesla T4 does not support bfloat16; set precision to float32"):
+            precision_check("bfloat16")
+    check_precision("float32")
+
+
+def test_cpus_emulate_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check_precision("bfloat16")
+
+
+@pytest.mark.usefixtures("old_gpu")
+@pytest.mark.parametrize(
+    ("workload", "given"),
+    [
+        ("rnn-lm", {"text": {"train": "text"}}),
+        ("resnet-pipeline", {"data": {"train": "images"}}),
+        ("transformer-pipeline", {"text": {"train": "text"}}),
+    ],
+)
+def test_every_role_that_computes_checks_it_before_the_rendezvous(workload: str, given: dict[str, Any]) -> None:
+    found = catalogue.load(workload)
+    assert found.check_node is not None
+    params = found.params.model_validate({**given, "precision": "bfloat16"})
+    for role in set(found.roles) - {Role.MASTER}:
+        with pytest.raises(InputError, match="Tesla T4 does not support bfloat16"):
+            found.check_node(params, role)

@@ -5,7 +5,9 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("module", ["rolecall.kit", "rolecall.kit.worker", "rolecall.kit.parameter_server"])
+@pytest.mark.parametrize(
+    "module", ["rolecall.kit", "rolecall.kit.checkpoint", "rolecall.kit.worker", "rolecall.kit.parameter_server"]
+)
 def test_every_public_name_is_sorted_and_exists(module: str) -> None:
     imported = importlib.import_module(module)
     names = imported.__all__

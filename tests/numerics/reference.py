@@ -8,9 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from rolecall.kit.parameter_server import ShardSpec
-from rolecall.workloads.embedding_ddp.batches import open_dataset
-from rolecall.workloads.embedding_ddp.dense import make_dense
-from rolecall.workloads.embedding_ddp.embedding import sharded_table
+from rolecall.workloads.embedding_ddp.build import make_dense, open_dataset, sharded_table
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -30,9 +28,9 @@ class Reference:
 def train_alone(params: Params, cache: Path) -> Reference:
     """Plain PyTorch: one table, one optimizer for it, one for the dense layers, the whole global batch at once."""
     dtype = getattr(torch, params.precision)
-    dataset = open_dataset(params, cache, dtype=dtype)
-    table = nn.Embedding(dataset.num_ids, params.embedding_dim, sparse=True, dtype=dtype)
-    whole = sharded_table(params, dataset.num_ids, 1).make(ShardSpec(0, 1, dataset.num_ids))
+    dataset = open_dataset(params, cache)
+    table = nn.Embedding(dataset.table.columns.num_ids, params.embedding_dim, sparse=True, dtype=dtype)
+    whole = sharded_table(params, dataset.table.columns.num_ids, 1).make(ShardSpec(0, 1, dataset.table.columns.num_ids))
     table.load_state_dict(whole.state_dict())
     torch.manual_seed(params.seed)
     dense = make_dense(params, dataset.dense_inputs).to(dtype)

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
-from rolecall.workloads.reinforce import environments
-from rolecall.workloads.reinforce.learner import new_policy
+from rolecall.kit.environments import creation
+from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of, seeds_of
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.seeds import RandomStream, seed_of, seeds_of
 
 
 @dataclass
@@ -48,7 +47,7 @@ class Alone:
 
     def __init__(self, params: Params, observers: int) -> None:
         self.params = params
-        spaces = environments.describe(params.environment)
+        spaces = creation.describe(params.environment)
         self.discrete = "count" in spaces["action"]
         self.policy = new_policy(params, spaces)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=params.chosen_optimizer.lr, eps=1e-5)

@@ -12,10 +12,10 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 from tests.numerics.reinforce_reference import Alone
 
+from rolecall.kit.checkpoint import strip_prefix
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.testing.gang import GangResult, run_gang
-from rolecall.workloads.reinforce.learner import strip_prefix
 from rolecall.workloads.reinforce.params import Params
 
 PPO = {"name": "ppo", "steps": 96, "epochs": 3, "minibatch_size": 48, "entropy_coefficient": 0.01}

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def alone() -> Alone:
-    """What one process gives; gangs that differ only in their stages share it."""
+    """The result of one process; gangs that differ only in their stages share it."""
     answers = cache(lambda params: train_alone(Params.model_validate_json(params)))
     return lambda params: answers(json.dumps(params | {"cuts": None, "protocol": "1f1b"}, sort_keys=True))
 

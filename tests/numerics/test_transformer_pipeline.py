@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load as load_tensors
 from tests.numerics.transformer_pipeline_reference import Reference, case, legal_cases, train_alone, try_cases
 
+from rolecall.kit.schedules import SCHEDULES
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.testing.gang import GangResult, run_gang
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES
 
 GOLDEN = [2.628746757, 2.581284413, 2.538816789, 2.525525731]
 """Losses of steps 1, 4, 7 and 10 of `job`: they change only if the model, its first weights or the data's order do."""

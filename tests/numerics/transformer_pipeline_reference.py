@@ -21,16 +21,14 @@ from torch import Tensor
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 from rolecall.kit.data_order import DataOrder
+from rolecall.kit.grid import Grid, make_grid
+from rolecall.kit.schedules import SCHEDULES
 from rolecall.kit.text.corpus import open_corpus
-from rolecall.workloads.transformer_pipeline import split
-from rolecall.workloads.transformer_pipeline.custom_layers import custom_layers
-from rolecall.workloads.transformer_pipeline.grid import Grid, make_grid
+from rolecall.workloads.transformer_pipeline import build
+from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape
 from rolecall.workloads.transformer_pipeline.model import Decoder
-from rolecall.workloads.transformer_pipeline.params import Params
+from rolecall.workloads.transformer_pipeline.params import Params, Split
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
-from rolecall.workloads.transformer_pipeline.schedules import SCHEDULES, Split
-from rolecall.workloads.transformer_pipeline.split import build
-from rolecall.workloads.transformer_pipeline.training import decoder_shape
 
 CPU = torch.device("cpu")
 VOCABULARY = 29
@@ -40,7 +38,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.o
 def whole_decoder(params: Params, vocabulary: int) -> Decoder:
     """The model in one piece, with the first weights that the stages begin with."""
     dtype = torch.float64 if params.precision == "float64" else torch.float32
-    return build(
+    return build_decoder(
         decoder_shape(params, vocabulary),
         None,
         seed=params.seed,
@@ -109,7 +107,7 @@ def _rows(tokens: Tensor, rows: list[int], context: int) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far one rank's step was from the single process's."""
+    """Differences of one rank's step from the single process's."""
 
     case: str
     loss: float
@@ -168,7 +166,7 @@ def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
     (folder / "gang").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    split.pipeline = _traced_once
+    build.pipeline = _traced_once
     for given in cases:
         params = Params.model_validate(given)
         if params.split == "tracer":
@@ -185,7 +183,7 @@ def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
 
 def _trace(params: Params, ranks: int) -> None:
     shape = decoder_shape(params, VOCABULARY)
-    cuts = split.layer_cuts(shape.layers, ranks * params.stages_per_rank, split.head_cost(shape))
+    cuts = build.layer_cuts(shape.layers, ranks * params.stages_per_rank, build.head_cost(shape))
     tokens = torch.zeros(params.micro_batch, params.context, dtype=torch.int64)
     points = {f"layers.{cut.first}": SplitPoint.BEGINNING for cut in cuts if not cut.embeds}
     _traced_once(whole_decoder(params, VOCABULARY), (tokens,), points)

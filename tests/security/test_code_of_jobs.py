@@ -11,13 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 from rolecall.kit.builders import Builder, build, check_builder
+from rolecall.kit.environments import creation
 from rolecall.master.catalogue import load
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.catalogue import GROUP
-from rolecall.workloads.reinforce import environments
+from rolecall.workloads.reinforce.build import new_policy
 from rolecall.workloads.reinforce.check import check_node
-from rolecall.workloads.reinforce.learner import new_policy
 from rolecall.workloads.reinforce.params import Environment, Params
 
 PLUGIN = """
@@ -85,7 +85,7 @@ def test_without_an_operators_word_no_environment_names_a_module(name: str, vect
     given = {"id": name, "kwargs": {"command": f"touch {ran}"}, "vectorization": vectorization}
     assert "has not allowed " in refusal(given)
     with pytest.raises(InputError, match=r"has not allowed|has no vector implementation"):
-        environments.make_vector(Environment.model_validate(given), 1)
+        creation.make_vector(Environment.model_validate(given), 1)
     assert not ran.exists()
 
 
@@ -142,7 +142,7 @@ def test_an_allowed_module_gives_environments_and_wrappers_only(plugins: Path, r
     assert "is not a gymnasium.Env" in refusal({"id": "their_tasks:Stranger"})
     assert "is not a gymnasium.Wrapper" in refusal({"id": "CartPole-v1", "wrappers": ["their_tasks:Task"]})
     assert not ran.exists()
-    made = environments.make(Environment(id="their_tasks:make_task"))
+    made = creation.make(Environment(id="their_tasks:make_task"))
     assert type(made).__name__ == "Task"
     assert ran.exists()
 
@@ -196,9 +196,9 @@ def test_an_environments_file_is_data(monkeypatch: pytest.MonkeyPatch, tmp_path:
     for path in ("/etc/passwd", "../../../../../etc/passwd", "file:///etc/passwd"):
         assert "ROLECALL_DATA_ROOTS" in refusal({"id": "Model-v0", "kwargs": {"xml_file": path}})
     assert "is not expanded" in refusal({"id": "Model-v0", "kwargs": {"xml_file": "~/ant.xml"}})
-    environments.make(Environment(id="Model-v0", kwargs={"xml_file": str(tmp_path / "ant.xml")}))
+    creation.make(Environment(id="Model-v0", kwargs={"xml_file": str(tmp_path / "ant.xml")}))
     assert seen.file == str(tmp_path / "ant.xml")
-    environments.make(Environment(id="Model-v0", kwargs={"xml_file": "ant.xml"}))
+    creation.make(Environment(id="Model-v0", kwargs={"xml_file": "ant.xml"}))
     assert seen.file == "ant.xml"
 
 

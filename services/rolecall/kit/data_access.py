@@ -133,7 +133,6 @@ class DataAccess:
 
 
 def read_access() -> DataAccess:
-    """The access rules from the environment."""
     return DataAccess.of(read_worker())
 
 

@@ -39,6 +39,11 @@ class DataOrder:
         return permutation(np.arange(start + mine.start, start + mine.stop), self.rows, self.seed, epoch)
 
 
+def held_out(numbers: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
+    """A mask [b] of the row numbers in a validation split of `share` of all rows, by a seeded hash of each number."""
+    return splitmix64(numbers.astype(np.uint64), derive_seed(seed, 3)) < np.uint64(int(share * 2**64))
+
+
 def share_of(rows: int, rank: int, world: int) -> slice:
     """The contiguous share of `rank` of `world` in `rows` rows; sizes differ by at most one row."""
     return slice(rows * rank // world, rows * (rank + 1) // world)

@@ -26,7 +26,6 @@ class File:
 
     @property
     def gzipped(self) -> bool:
-        """True if the name ends with `.gz`."""
         return self.url.endswith(".gz")
 
     @property

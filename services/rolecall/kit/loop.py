@@ -184,20 +184,19 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         self.resume()
         first_sample = self.position.samples
         self._agreement = Agreement(self.position.step)
-        if not self._train_epochs():
-            return None
-        rate = (self.position.samples - first_sample) / (time.monotonic() - began)
-        self._load_best()
-        result = self._final_metrics() | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
-        self.export()
-        return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
-
-    def _train_epochs(self) -> bool:
         while not self._finished():
             if not self._train_epoch():
-                return False
+                return None
             self._finish_epoch()
-        return True
+        rate = (self.position.samples - first_sample) / (time.monotonic() - began)
+        if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
+            self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
+        metrics = self.evaluate("test")
+        if metrics is None:
+            metrics = self.evaluate("validation") or {}
+        result = metrics | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
+        self.export()
+        return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
 
     def _finished(self) -> bool:
         patience = self.params.early_stopping.patience if self.params.early_stopping else None
@@ -268,11 +267,6 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         self.position = replace(self.position, best=value, stale_epochs=0)
         return True
 
-    def _final_metrics(self) -> dict[str, float]:
-        """Metrics of the test split, or of the validation split if there is no test split."""
-        test = self.evaluate("test")
-        return test if test is not None else self.evaluate("validation") or {}
-
     def resume(self) -> None:
         """Restore the checkpoint that this attempt resumes from, if any."""
         super().resume()
@@ -280,10 +274,6 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         manifest = self.context.checkpoints.resume_from
         if manifest is not None and manifest.keep:
             self.position = replace(self.position, best_checkpoint=manifest.model_dump(mode="json"))
-
-    def _load_best(self) -> None:
-        if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
-            self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
 
 
 def _is_rank_zero() -> bool:

@@ -24,7 +24,6 @@ class OptimizerChoice:
 
 
 def dense_optimizer(chosen: spec.Sgd | spec.Adam | spec.AdamW) -> OptimizerChoice:
-    """An optimizer for dense gradients."""
     match chosen:
         case spec.Sgd():
             arguments = {"lr": chosen.lr, "momentum": chosen.momentum, "weight_decay": chosen.weight_decay}

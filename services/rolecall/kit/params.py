@@ -5,6 +5,8 @@ bits. They are far above what a cluster of thousands of GPUs needs, and are no r
 """
 
 import math
+from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -50,6 +52,11 @@ def _renamed(given: Any) -> Any:
 
 RenamedProtocol = BeforeValidator(_renamed)
 """For a `protocol` with the value `tutorial`: the error for its old name contains the new name."""
+
+
+def to_object(field: str) -> Callable[[Any], Any]:
+    """A validator that accepts a string for an object with only this field."""
+    return lambda given: {field: given} if isinstance(given, str) else given
 
 
 def to_list(given: Any) -> Any:
@@ -190,3 +197,14 @@ def require_shares(batch_size: int, trainers: int) -> None:
             f"batch_size {batch_size} is shared by {trainers} trainers; set it to {trainers} or more, "
             f"or use at most {batch_size} trainers"
         )
+
+
+def check_precision(precision: Precision) -> None:
+    """Raises `InputError`, with the name of the device, if this worker's does not support `precision`.
+
+    For `check_node`, so that the job fails before its gang's rendezvous.
+    """
+    if precision == "bfloat16":
+        # The master imports this file, which therefore must not import torch.
+        kit = import_module("rolecall.kit.precision")
+        kit.require_precision(precision, kit.worker_device())

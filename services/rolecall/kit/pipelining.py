@@ -110,17 +110,13 @@ def best_cuts(costs: Sequence[Sequence[float]]) -> list[int]:
         choices = [_best_cut(slowest, before[stage], stage, end) for end in range(blocks + 1)]
         slowest = [cost for cost, _ in choices]
         chosen.append([cut for _, cut in choices])
-    return _backtrack(chosen, blocks)
+    cuts: list[int] = []
+    for choices in reversed(chosen):
+        cuts.append(choices[cuts[-1] if cuts else blocks])
+    return cuts[::-1]
 
 
 def _best_cut(slowest: Sequence[float], before: Sequence[float], stage: int, end: int) -> tuple[float, int]:
     """The cost of the slowest stage and the best first block of `stage`, if `stage` ends with block `end - 1`."""
     options = [(max(slowest[cut], before[end] - before[cut]), cut) for cut in range(stage, end)]
     return min(options, default=(float("inf"), stage))
-
-
-def _backtrack(chosen: list[list[int]], blocks: int) -> list[int]:
-    cuts: list[int] = []
-    for choices in reversed(chosen):
-        cuts.append(choices[cuts[-1] if cuts else blocks])
-    return cuts[::-1]

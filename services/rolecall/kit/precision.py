@@ -1,7 +1,8 @@
 """The meaning of the parameter `precision` in all workloads.
 
 `float32` and `float64` are the dtype of weights and arithmetic. `bfloat16` keeps float32 weights and computes in
-bfloat16 under `torch.autocast`; on a device without bfloat16 it is an error.
+bfloat16 under `torch.autocast`. A device without bfloat16 is an error, which `kit.params.check_precision` raises before
+the gang's rendezvous.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ def weight_dtype(precision: Precision) -> torch.dtype:
 
 
 def require_precision(precision: Precision, device: torch.device) -> None:
-    """Raises `InputError` if `device` does not support `precision`; call it before any expensive setup."""
+    """Raises `InputError`, with the name of the device, if it does not support `precision`."""
     if precision == "bfloat16" and (lacking := _without_bfloat16(device)) is not None:
         raise InputError(f"{lacking} does not support bfloat16; set precision to float32")
 
@@ -27,6 +28,11 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
     """The autocast context of forward passes on `device`; raises `InputError` as `require_precision` does."""
     require_precision(precision, device)
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
+def worker_device() -> torch.device:
+    """The device of this worker before it has a context: its GPU, which is the only visible one, or the CPU."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @cache

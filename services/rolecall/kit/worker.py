@@ -1,6 +1,11 @@
-"""The context of a role's `run(context)`, and helpers for RPC between the workers of a gang."""
+"""The context of a role's `run(context)`, and helpers for the workers of a gang: RPC, and common decisions.
 
+`Agreement.after` returns the same `Decision` on all ranks of the process group after a step. `TrainingLoop` uses it;
+other loops with a process group call it to save and stop after the same step on all ranks.
+"""
+
+from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext, current, worker_name
 from rolecall.runtime.remote import Mailbox, StepBarrier, passed_on
 
-__all__ = ["Mailbox", "StepBarrier", "WorkerContext", "current", "passed_on", "worker_name"]
+__all__ = ["Agreement", "Decision", "Mailbox", "StepBarrier", "WorkerContext", "current", "passed_on", "worker_name"]

@@ -92,7 +92,7 @@ def test_replicas_share_each_global_batch(tmp_path: Path) -> None:
 
 
 def first_error(folder: Path, processes: int) -> str:
-    """What is said of a file that is no image."""
+    """The error message for a file that is not an image."""
     train = write_folder(folder / "train", 3, 24)
     (train / "rows" / "00002.png").write_bytes(b"no image")
     split = open_splits(images(folder, train=str(train), validation=0.0), seed=1)["train"]

@@ -1,4 +1,4 @@
-"""What is found in folders and IDX files, and what is said of those that are wrong."""
+"""Images in folders and IDX files, and the errors of invalid ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +72,7 @@ def a_file(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "expected"),
     [
         (lambda folder: str(folder / "nowhere"), "nowhere does not exist on this node"),
         (a_file, "can't be read as a folder"),
@@ -80,10 +80,10 @@ def a_file(folder: Path) -> str:
         (empty_classes, "has no image in its class folders; valid suffixes: .jpg"),
     ],
 )
-def test_a_wrong_folder_is_named(tmp_path: Path, make: Callable[[Path], str], said: str) -> None:
+def test_a_wrong_folder_is_named(tmp_path: Path, make: Callable[[Path], str], expected: str) -> None:
     source = make(tmp_path)
     for look in (check_source, open_source):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=expected):
             look(source)
 
 
@@ -94,7 +94,7 @@ def changed(idx: Idx, name: str, change: Callable[[bytes], bytes]) -> Idx:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "said"),
+    ("name", "change", "expected"),
     [
         ("images", lambda content: b"\x89PNG" + content, "begins with 89 50 4e 47, not 00 00 08 03"),
         ("labels", lambda content: content[:6], "is truncated within its header"),
@@ -106,10 +106,10 @@ def changed(idx: Idx, name: str, change: Callable[[bytes], bytes]) -> Idx:
     ],
 )
 def test_wrong_idx_headers_are_found_by_the_check(
-    tmp_path: Path, name: str, change: Callable[[bytes], bytes], said: str
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes], expected: str
 ) -> None:
     idx = changed(Idx(**write_idx(tmp_path, 7, 28)), name, change)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=expected):
         check_source(idx)
 
 

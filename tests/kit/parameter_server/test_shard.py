@@ -9,8 +9,9 @@ import torch.distributed.autograd as dist_autograd
 from torch import Tensor
 from torch.optim import SGD
 
+from rolecall.kit import Stopped
 from rolecall.kit.optimizers import OptimizerChoice
-from rolecall.kit.parameter_server import ShardedEmbedding, Shards, Uniform, make_shards, sharded_embedding
+from rolecall.kit.parameter_server import ShardedEmbedding, Shards, Uniform, make_shards, serve, sharded_embedding
 
 from .conftest import WorkerContextOfTest, manifest_of
 
@@ -89,3 +90,13 @@ def test_a_checkpoint_restores_the_rows(context: WorkerContextOfTest) -> None:
     assert not torch.equal(rows(shards), saved)
     shards.load(manifest_of(context, 3, parts))
     assert torch.equal(rows(shards), saved)
+
+
+def test_serving_returns_at_once(context: WorkerContextOfTest) -> None:
+    assert serve(context) is None
+
+
+def test_serving_stops_if_the_job_must_stop(context: WorkerContextOfTest) -> None:
+    context.workdir.stop.write_text("pause")
+    with pytest.raises(Stopped, match="stopped before the training started"):
+        serve(context)

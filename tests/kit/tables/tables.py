@@ -9,7 +9,7 @@ ROWS = ("1,a,1", "0,b,2", "1,a,3", "0,,4", "1,c,", "0,b,6")
 
 
 def described(train: Path | str | list[str], **others: Any) -> dict[str, Any]:
-    """What a user says about a table with a label `y`, a categorical column `c` and a numeric column `n`."""
+    """Parameters of a table with a label `y`, a categorical column `c` and a numeric column `n`."""
     given = {"train": train if isinstance(train, list) else str(train), "label": "y", "categorical": ["c"]}
     return given | {"numeric": ["n"], "validation": 0.0} | others
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolecall.kit.tables.encoded import EncodedTable, held_out_rows, open_encoded_table, open_table_source
+from rolecall.kit.data_order import held_out
+from rolecall.kit.tables.encoded import EncodedTable, open_encoded_table, open_table_source
 from rolecall.spec.errors import InputError
 
 from .tables import ROWS, csv, table
@@ -38,7 +39,7 @@ def test_the_hold_out_separates_the_rows(tmp_path: Path) -> None:
     encoded = opened(tmp_path, *rows, validation=0.25)
     source = open_table_source(table(tmp_path / "rows.csv", validation=0.25), 0)
     numbers = encoded.records("train")["label"].size
-    held = held_out_rows(np.arange(200), 0.25, 0)
+    held = held_out(np.arange(200), 0.25, 0)
     assert (numbers, encoded.rows["validation"]) == (200 - held.sum(), held.sum())
     assert 25 < held.sum() < 75
     assert encoded.fingerprint == open_encoded_table(source, tmp_path / "other").fingerprint

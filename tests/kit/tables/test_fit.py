@@ -1,4 +1,4 @@
-"""What is learnt from the training rows, against numpy on the whole column."""
+"""Columns fitted to the training rows, against numpy on the whole column."""
 
 from collections import Counter
 from typing import Any
@@ -28,8 +28,8 @@ def chunks(values: Any, cuts: int) -> list[Any]:
     return np.array_split(values, cuts)
 
 
-def learnt(numbers: NDArray[np.float64], cuts: int, column: dict[str, Any]) -> Columns:
-    """What `Fit` knows of one numeric column after `cuts` chunks, shown from the last to the first."""
+def fitted(numbers: NDArray[np.float64], cuts: int, column: dict[str, Any]) -> Columns:
+    """State of `Fit` about one numeric column after `cuts` chunks, shown from the last to the first."""
     given = table("a.csv", categorical=["c"], numeric=[{"column": "n"} | column])
     learner = fit.Fit(given, seed=3)
     parts = zip(chunks(np.arange(len(numbers)), cuts), chunks(numbers, cuts), strict=True)
@@ -63,7 +63,7 @@ def test_a_dictionary_keeps_what_is_frequent_enough(values: list[str], min_count
 
 @given(numbers=columns, cuts=st.integers(1, 5), log=st.booleans())
 def test_mean_and_deviation_are_numpys(numbers: NDArray[np.float64], cuts: int, log: bool) -> None:
-    (column,) = learnt(numbers, cuts, {"log": log}).numbers
+    (column,) = fitted(numbers, cuts, {"log": log}).numbers
     known = numbers[~np.isnan(numbers)]
     values = np.sign(known) * np.log1p(np.abs(known)) if log else known
     assert column.mean == pytest.approx(values.mean() if len(values) else 0.0, rel=1e-9, abs=1e-9)
@@ -77,13 +77,13 @@ def test_mean_and_deviation_are_numpys(numbers: NDArray[np.float64], cuts: int, 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e6, -2.5e-3])
 def test_a_column_of_one_value_is_not_blown_up(value: float) -> None:
-    (column,) = learnt(np.full(50, value), 3, {}).numbers
+    (column,) = fitted(np.full(50, value), 3, {}).numbers
     assert np.abs(normalized(column, np.full(3, value))).max() < 1e-6
 
 
 @given(numbers=columns, cuts=st.integers(1, 5), buckets=st.integers(2, 12))
 def test_bucket_bounds_are_numpys_quantiles(numbers: NDArray[np.float64], cuts: int, buckets: int) -> None:
-    column = learnt(numbers, cuts, {"transform": "buckets", "buckets": buckets}).ids[1]
+    column = fitted(numbers, cuts, {"transform": "buckets", "buckets": buckets}).ids[1]
     known = numbers[~np.isnan(numbers)]
     expected = np.unique(np.quantile(known, np.arange(1, buckets) / buckets)) if len(known) else np.empty(0)
     np.testing.assert_array_equal(column.bounds, expected)
@@ -96,7 +96,7 @@ def test_bucket_bounds_are_numpys_quantiles(numbers: NDArray[np.float64], cuts: 
 def test_the_sample_for_quantiles_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "_SAMPLE_SIZE", 500)
     numbers = np.random.default_rng(0).normal(size=20_000)
-    one, many = (learnt(numbers, cuts, {"transform": "buckets", "buckets": 4}).ids[1].bounds for cuts in (1, 37))
+    one, many = (fitted(numbers, cuts, {"transform": "buckets", "buckets": 4}).ids[1].bounds for cuts in (1, 37))
     assert one == many
     np.testing.assert_allclose(one, np.quantile(numbers, [0.25, 0.5, 0.75]), atol=0.15)
 

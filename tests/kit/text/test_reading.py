@@ -18,7 +18,7 @@ def test_good_text_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"", "the train text is empty"),
         ("Grüße".encode("latin-1"), "is not UTF-8 text"),
@@ -26,10 +26,10 @@ def test_good_text_passes(tmp_path: Path) -> None:
         (gzip.compress(b"cut off" * 100, mtime=0)[:-12], "can't be read"),
     ],
 )
-def test_bad_text_is_named(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / ("text.gz" if "read" in said else "text")
+def test_bad_text_is_named(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / ("text.gz" if "read" in expected else "text")
     path.write_bytes(content)
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(InputError, match=expected) as error:
         check_text(Text(train=[str(path)]))
     assert str(path) in str(error.value)
 

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.kit.tables.tables import described
 
-from rolecall.workloads.embedding_ddp.batches import Dataset, open_dataset
+from rolecall.workloads.embedding_ddp.build import Dataset, open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
 
 
@@ -16,4 +15,4 @@ def params(train: Path | str | list[str], *, data: dict[str, Any] | None = None,
 
 
 def opened(folder: Path, given: Params) -> Dataset:
-    return open_dataset(given, folder / "cache", dtype=torch.float64)
+    return open_dataset(given, folder / "cache")

@@ -8,7 +8,7 @@ from tests.kit.tables.tables import ROWS, csv
 
 from rolecall.kit.tables.encoded import open_encoded_table, open_table_source
 from rolecall.spec.errors import InputError
-from rolecall.workloads.embedding_ddp.batches import Batch, Dataset
+from rolecall.workloads.embedding_ddp.build import Batch, Dataset
 from rolecall.workloads.embedding_ddp.params import Params
 
 from .tables import opened, params
@@ -30,7 +30,7 @@ def many(path: Path, rows: int = 103) -> Path:
 def test_trainers_share_the_global_batches_of_one(tmp_path: Path, stream: bool) -> None:
     dataset = opened(tmp_path, params(many(tmp_path / "a.csv"), data={"stream": stream, "shuffle_buffer": 32}))
     alone = epoch(dataset)
-    assert len(alone) == dataset.steps_per_epoch == 26
+    assert len(alone) == dataset.batches.steps_per_epoch == 26
     assert len(set(labels_and_numbers(alone))) == 103
     for whole, *parts in zip(alone, *(epoch(dataset, rank=rank, world=3) for rank in range(3)), strict=True):
         assert labels_and_numbers(parts) == labels_and_numbers([whole])
@@ -67,7 +67,7 @@ def test_none_pads_and_the_others_share_slots(tmp_path: Path) -> None:
     (pooled,) = opened(tmp_path, params(path, data=data, pooling="mean")).train_batches(0, 0, 0, 1)
     assert apart.width == 3
     assert sorted(apart.slots.tolist()) in ([0, 1, 3], [0, 3, 4])
-    assert pooled.offsets.tolist() in ([0, 2, 3], [0, 1, 3])
+    assert pooled.slots.tolist() in ([0, 0, 1], [0, 1, 1])
     assert torch.equal(apart.ids, pooled.ids)
 
 
@@ -91,6 +91,6 @@ def test_workers_that_come_together_build_one_cache(tmp_path: Path) -> None:
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     given = params(many(tmp_path / "a.csv"))
-    assert opened(tmp_path, given).rows("train") == 103
+    assert opened(tmp_path, given).table.rows["train"] == 103
     many(tmp_path / "a.csv", 200)
-    assert opened(tmp_path, given).rows("train") == 200
+    assert opened(tmp_path, given).table.rows["train"] == 200

@@ -16,7 +16,7 @@ from rolecall.workloads.embedding_ddp.params import Params
 from .tables import opened, params
 
 ROWS = 2_000_000
-PIECE = 100_000
+CHUNK = 100_000
 BUILD = """
 import json, sys
 from pathlib import Path
@@ -40,19 +40,19 @@ PEAK_MIB = 140
 def large(path: Path) -> Params:
     """Parameters for a CSV file of about 240 MB: 8 categorical columns with up to 50,000 values and 4 numeric ones."""
     random = np.random.default_rng(0)
-    with csv.CSVWriter(path, _piece(random).schema) as writer:
-        for _ in range(ROWS // PIECE):
-            writer.write_table(_piece(random))
+    with csv.CSVWriter(path, _chunk(random).schema) as writer:
+        for _ in range(ROWS // CHUNK):
+            writer.write_table(_chunk(random))
     numeric = ["n0", "n1", "n2", {"column": "n3", "transform": "buckets"}]
     data = {"categorical": [f"c{i}" for i in range(8)], "numeric": numeric}
     return params(path, data=data, batch_size=1024)
 
 
-def _piece(random: np.random.Generator) -> pa.Table:
+def _chunk(random: np.random.Generator) -> pa.Table:
     known = pa.array([f"value-{i}" for i in range(50_000)])
-    texts = {f"c{i}": known.take(pa.array(random.zipf(1.3, PIECE) % (50 << i) % 50_000)) for i in range(8)}
-    numbers = {f"n{i}": np.round(random.normal(size=PIECE), 6) for i in range(4)}
-    return pa.table({"y": random.integers(0, 2, PIECE), **texts, **numbers})
+    texts = {f"c{i}": known.take(pa.array(random.zipf(1.3, CHUNK) % (50 << i) % 50_000)) for i in range(8)}
+    numbers = {f"n{i}": np.round(random.normal(size=CHUNK), 6) for i in range(4)}
+    return pa.table({"y": random.integers(0, 2, CHUNK), **texts, **numbers})
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What a job is refused for before its gang meets."""
+"""Refusals of a job before its gang starts."""
 
 import os
 from collections.abc import Iterator
@@ -56,8 +56,8 @@ def test_good_files_pass_and_only_trainers_look(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_every_split_is_looked_at(tmp_path: Path, split: str) -> None:
     path = tmp_path / "nowhere.csv"
-    told = refusal(csv(tmp_path / "a.csv", *ROWS), **{split: str(path)})
-    assert told == f"{path} does not exist on this node; paths must be the same on every node that reads them"
+    message = refusal(csv(tmp_path / "a.csv", *ROWS), **{split: str(path)})
+    assert message == f"{path} does not exist on this node; paths must be the same on every node that reads them"
 
 
 def test_a_file_that_may_not_be_read(public: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_folder_that_may_not_be_entered(public: Path) -> None:
     path = csv(closed / "a.csv", *ROWS)
     closed.chmod(0)
     with without_privileges():
-        told = refusal(path)
-    assert str(path) in told
-    assert "Permission denied" in told
+        message = refusal(path)
+    assert str(path) in message
+    assert "Permission denied" in message
 
 
 def test_a_path_below_a_file(tmp_path: Path) -> None:
@@ -90,16 +90,16 @@ def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, fo
         csv(path, "1,a,1", header="y,city,n")
     else:
         pq.write_table(pa.table({"y": [1], "city": ["a"], "n": [1.0]}), path)
-    told = refusal(path, categorical=["ctiy"])
-    assert told == f"{path} has no column 'ctiy'; did you mean 'city'? its columns are: y, city, n"
+    message = refusal(path, categorical=["ctiy"])
+    assert message == f"{path} has no column 'ctiy'; did you mean 'city'? its columns are: y, city, n"
 
 
 def test_every_file_of_a_list_is_looked_at(tmp_path: Path) -> None:
     good = csv(tmp_path / "a.csv", *ROWS)
     other = csv(tmp_path / "b.csv", *ROWS, header="y,c,zzz")
-    told = refusal(str(tmp_path / "*.csv"))
-    assert str(other) in told
-    assert str(good) not in told
+    message = refusal(str(tmp_path / "*.csv"))
+    assert str(other) in message
+    assert str(good) not in message
 
 
 def test_a_glob_without_a_match(tmp_path: Path) -> None:

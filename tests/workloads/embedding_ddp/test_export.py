@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from tests.kit.tables.tables import csv
 
 from rolecall.kit.tables.encoding import stable_hash
-from rolecall.workloads.embedding_ddp.dense import make_dense
+from rolecall.workloads.embedding_ddp.build import make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 
@@ -69,7 +69,7 @@ def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, plugins: P
     given = params(path, data=data, pooling=pooling, batch_size=64, precision="float64", **changes)
     dataset = opened(tmp_path, given)
     torch.manual_seed(0)
-    table = torch.randn(dataset.num_ids, 3, dtype=torch.float64)
+    table = torch.randn(dataset.table.columns.num_ids, 3, dtype=torch.float64)
     dense = make_dense(given, dataset.dense_inputs).double()
     (batch,) = dataset.eval_batches("test", 0, 1)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a user may say, what comes back when it is not legal, and that workers read what the master stored."""
+"""Parameters of a job, the errors of invalid ones, and their way from the master to workers."""
 
 import json
 from collections.abc import Iterator
@@ -138,7 +138,7 @@ def test_every_field_is_described() -> None:
 
 
 def refusal(params: dict[str, Any]) -> str:
-    """Where each error is and what it says, as the API would show it."""
+    """Place and message of each error, as the API shows them."""
     with pytest.raises(ValidationError) as caught:
         Params.model_validate(params)
     problems = caught.value.errors()
@@ -146,7 +146,7 @@ def refusal(params: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"categorical": [{"column": "c", "buckets": 9}]}, "buckets requires ids: hash; set both or"),
         ({"categorical": [{"column": "c", "ids": "hash"}]}, "buckets requires ids: hash"),
@@ -166,14 +166,14 @@ def refusal(params: dict[str, Any]) -> str:
         ({"max_bad_rows": -1}, "greater than or equal to 0"),
     ],
 )
-def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], said: str) -> None:
-    told = refusal({"data": DATA | changed})
-    assert said in told
-    assert told.startswith("data")
+def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], expected: str) -> None:
+    message = refusal({"data": DATA | changed})
+    assert expected in message
+    assert message.startswith("data")
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "expected"),
     [
         ({"pooling": "max"}, "'sum', 'mean' or 'none'"),
         ({"protocol": "hogwild"}, "'sync', 'async' or 'tutorial'"),
@@ -198,8 +198,8 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], said: st
         ),
     ],
 )
-def test_a_refusal_names_what_is_legal(changed: dict[str, Any], said: str) -> None:
-    assert said in refusal({"data": DATA} | changed)
+def test_a_refusal_names_what_is_legal(changed: dict[str, Any], expected: str) -> None:
+    assert expected in refusal({"data": DATA} | changed)
 
 
 @pytest.mark.parametrize(("step", "factor"), [(0, 0.25), (3, 1.0), (4, 1.0), (7, 0.5), (10, 0.0)])

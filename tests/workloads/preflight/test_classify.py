@@ -1,4 +1,4 @@
-"""What figures mean."""
+"""Findings from probes and measurements."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a few nodes whose calls stall cost the examination of many; the clock is the test's."""
+"""The cost of a few stalling nodes for the measurement of many; the clock is the test's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

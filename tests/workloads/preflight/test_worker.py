@@ -1,4 +1,4 @@
-"""What becomes of what was found when the gang's RPC does not come about, or stalls."""
+"""Findings are reported even if the gang's RPC does not start, or stalls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ NODES = ("a", "b")
 
 
 class Told:
-    """What a worker reports."""
+    """The reports of a worker."""
 
     def __init__(self) -> None:
         self.findings: list[NodeFinding] = []

@@ -87,7 +87,7 @@ class Levers(Maze):
 
 
 def no_environment() -> dict[str, Any]:
-    """What an entry point must not give."""
+    """An entry point that is not an environment."""
     return {}
 
 
@@ -116,5 +116,5 @@ class Shared(nn.Module):
 
 
 def _is_observer(rank: int) -> bool:
-    """Whether this process plays the observer of that number."""
+    """True in the process of the observer with this number."""
     return os.environ.get("ROLE") == "observer" and os.environ.get("ROLE_RANK") == str(rank)

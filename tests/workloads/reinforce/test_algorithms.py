@@ -1,4 +1,4 @@
-"""What one update does beyond what tests/numerics proves step by step."""
+"""Properties of one update that tests/numerics does not cover."""
 
 import pytest
 import torch

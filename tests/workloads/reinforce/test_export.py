@@ -1,4 +1,4 @@
-"""What a job leaves to its user."""
+"""The exported policy and the movie."""
 
 import os
 import subprocess
@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 from PIL.GifImagePlugin import GifImageFile
 
-from rolecall.workloads.reinforce import environments
-from rolecall.workloads.reinforce.export import write_export
-from rolecall.workloads.reinforce.learner import new_policy
-from rolecall.workloads.reinforce.movie import RenderError, record_episode
+from rolecall.kit.environments import creation
+from rolecall.workloads.reinforce.build import new_policy
+from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.params import Params
 
 PLAY = """
@@ -32,10 +31,10 @@ print(action.tolist())
 @pytest.mark.slow
 def test_the_exported_policy_acts_in_a_fresh_process(tmp_path: Path) -> None:
     params = Params.model_validate({"environment": "Pendulum-v1", "normalize_observations": True})
-    policy = new_policy(params, environments.describe(params.environment))
+    policy = new_policy(params, creation.describe(params.environment))
     with zipfile.ZipFile(write_export(tmp_path, policy, params)) as archive:
         archive.extractall(tmp_path / "model")
-    environment = environments.make(params.environment)
+    environment = creation.make(params.environment)
     observation, _ = environment.reset(seed=1)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     played = subprocess.check_output([sys.executable, "-c", PLAY], cwd=tmp_path / "model", env=clean, text=True)
@@ -45,7 +44,7 @@ def test_the_exported_policy_acts_in_a_fresh_process(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_episode_is_recorded(tmp_path: Path) -> None:
     params = Params.model_validate({"environment": "CartPole-v1"})
-    record_episode(new_policy(params, environments.describe(params.environment)), params, tmp_path / "episode.gif")
+    record_episode(new_policy(params, creation.describe(params.environment)), params, tmp_path / "episode.gif")
     with Image.open(tmp_path / "episode.gif") as movie:
         assert movie.size == (300, 200)
         assert isinstance(movie, GifImageFile)
@@ -55,6 +54,6 @@ def test_an_episode_is_recorded(tmp_path: Path) -> None:
 def test_what_can_not_be_rendered_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
     params = Params.model_validate({"environment": "tests.workloads.reinforce.playgrounds:Corridor"})
-    policy = new_policy(params, environments.describe(params.environment))
+    policy = new_policy(params, creation.describe(params.environment))
     with pytest.raises(RenderError, match="render_mode"):
         record_episode(policy, params, tmp_path / "episode.gif")

@@ -1,4 +1,4 @@
-"""What a job may say."""
+"""Parameters of a job: forms, defaults and errors."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def test_names_stand_for_objects() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         (
             {"protocol": "tutorial"},
@@ -46,19 +46,19 @@ def test_names_stand_for_objects() -> None:
         ({"algorithm": "sarsa"}, "'reinforce', 'ppo'"),
     ],
 )
-def test_what_contradicts_itself_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_what_contradicts_itself_is_refused(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
         params(**given)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"least_observers": 3}, "least_observers is 3, but the job has 2 observers; set it to at most 2"),
         ({"policy_at": "agent", "inference": {"batch": 3}}, "never be full with 2 observers; set it to at most 2"),
     ],
 )
-def test_counts_must_fit(given: dict[str, Any], said: str) -> None:
+def test_counts_must_fit(given: dict[str, Any], expected: str) -> None:
     check_counts(params(**given), {Role.TRAINER: 1, Role.OBSERVER: 3})
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=expected):
         check_counts(params(**given), {Role.TRAINER: 1, Role.OBSERVER: 2})

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from rolecall.kit.environments.rollouts import EnvOutputs
 from rolecall.spec.role import Role
 from rolecall.testing.gang import run_gang
-from rolecall.workloads.reinforce.observer_pool import _shares
+from rolecall.workloads.reinforce.remote import _shares
 from rolecall.workloads.reinforce.training import episode_metrics, evaluation_scores
-from rolecall.workloads.reinforce.trajectory import EnvOutputs
 
 GANG = {Role.TRAINER: 1, Role.OBSERVER: 2}
 HERE = "tests.workloads.reinforce.playgrounds"

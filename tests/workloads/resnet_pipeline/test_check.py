@@ -1,4 +1,4 @@
-"""What a node looks at before the gang meets, without torch."""
+"""Checks on a node before the rendezvous, without torch."""
 
 import subprocess
 import sys

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rolecall.spec.errors import CheckpointError, InputError
-from rolecall.workloads.resnet_pipeline.costs import block_costs
+from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
 from rolecall.workloads.resnet_pipeline.model import blocks_of
-from rolecall.workloads.resnet_pipeline.model_part import ModelPart, whole_model
+from rolecall.workloads.resnet_pipeline.model_part import ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
 NAMES = block_names("resnet18")

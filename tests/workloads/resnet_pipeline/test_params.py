@@ -1,4 +1,4 @@
-"""What a user may say, and what comes back when it is not legal."""
+"""Parameters of a job and the errors of invalid ones."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_blocks_have_torchvisions_names(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         (
             {"batch_size": 128, "micro_batches": 3},
@@ -90,14 +90,14 @@ def test_blocks_have_torchvisions_names(model: str) -> None:
         ({"model": "resnet19"}, "resnet19"),
     ],
 )
-def test_illegal_parameters_are_explained(changes: dict[str, Any], said: str) -> None:
+def test_illegal_parameters_are_explained(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError) as error:
         params(**changes)
-    assert said in str(error.value)
+    assert expected in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "stages", "said"),
+    ("changes", "stages", "expected"),
     [
         ({}, 1, "1 stages for 1 replica(s)"),
         ({}, 11, "valid: 1 times 2 to 10"),
@@ -106,8 +106,8 @@ def test_illegal_parameters_are_explained(changes: dict[str, Any], said: str) ->
         ({"cuts": ["layer2.0"]}, 3, "cuts has 1 block(s) for 3 stages per replica; it needs 2"),
     ],
 )
-def test_stages_that_dont_fit_are_refused(changes: dict[str, Any], stages: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+def test_stages_that_dont_fit_are_refused(changes: dict[str, Any], stages: int, expected: str) -> None:
+    with pytest.raises(ValueError, match=expected.replace("(", r"\(").replace(")", r"\)")):
         check_counts(params(**changes), {Role.MASTER: 1, Role.STAGE: stages})
 
 
@@ -134,9 +134,9 @@ def test_cuts_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cuts", "said"),
+    ("cuts", "expected"),
     [(["a"], "no block a to cut before; valid: b, c"), (["c", "b"], "in the model's order"), (["b", "b"], "once")],
 )
-def test_cuts_that_the_model_cant_have_are_refused(cuts: list[str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_cuts_that_the_model_cant_have_are_refused(cuts: list[str], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
         cut_indices(cuts, ["a", "b", "c"])

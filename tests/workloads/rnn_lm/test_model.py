@@ -14,10 +14,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.spec.errors import InputError
+from rolecall.workloads.rnn_lm.build import make_recurrent
 from rolecall.workloads.rnn_lm.export import shape_of, write_model, write_sample
 from rolecall.workloads.rnn_lm.model import LanguageModel, load
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 
 TEXT = "The cat sat on the mat, as cats do.\nThe dog did not.\n" * 30
 
@@ -65,7 +65,7 @@ def test_the_export_keeps_float64(params: Params, corpus: Corpus, trained: Langu
     assert load(tmp_path / "model").decoder.weight.dtype == torch.float64
 
 
-def test_perplexity_is_that_of_the_whole_text_in_one_piece(corpus: Corpus, trained: LanguageModel) -> None:
+def test_perplexity_is_that_of_the_whole_text_in_one_chunk(corpus: Corpus, trained: LanguageModel) -> None:
     ids = torch.tensor(corpus.encode(TEXT * 3)).unsqueeze(1)
     assert len(ids) > 1001
     loss = F.cross_entropy(trained(ids[:-1])[0].flatten(0, 1), ids[1:].flatten())

@@ -1,4 +1,4 @@
-"""What is wrong with a job is said before its gang meets."""
+"""Checks of a job before its gang starts."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def params(**given: Any) -> Params:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
         ({"protocol": "tutorial"}, "set max_grad_norm to null"),
         ({"protocol": "tutorial", "max_grad_norm": None, "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
@@ -42,8 +42,8 @@ def params(**given: Any) -> Params:
         ({"hidden": 3}, "Extra inputs are not permitted"),
     ],
 )
-def test_what_does_not_go_together_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
         params(**given)
 
 

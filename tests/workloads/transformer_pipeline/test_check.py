@@ -1,4 +1,4 @@
-"""What a job is refused for, with the legal values."""
+"""Refusals of a job, with the valid values."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def params(**changes: Any) -> Params:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"tied_embeddings": True}, "share weights between"),
         ({"dim": 12, "heads": 5}, "nearest valid: 4 or 6"),
@@ -35,13 +35,13 @@ def params(**changes: Any) -> Params:
         ({"model": {"builder": "mine:layer"}, "heads": 4}, "heads have no effect on custom layers"),
     ],
 )
-def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
         params(**changes)
 
 
 @pytest.mark.parametrize(
-    ("stages", "changes", "said"),
+    ("stages", "changes", "expected"),
     [
         (3, {"replicas": 2}, "use 2 × the number of pipeline ranks: 4"),
         (2, {"replicas": 2}, "use 4 stages, or set replicas to at most 1"),
@@ -56,8 +56,8 @@ def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any]
         ),
     ],
 )
-def test_counts_that_make_no_pipeline_are_refused(stages: int, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_counts_that_make_no_pipeline_are_refused(stages: int, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ValueError, match=expected):
         check_counts(params(**changes), {Role.STAGE: stages})
 
 

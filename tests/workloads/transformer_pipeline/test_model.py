@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rolecall.workloads.transformer_pipeline.build import build_decoder, head_cost, layer_cuts
 from rolecall.workloads.transformer_pipeline.model import Cut, Decoder, RotaryEmbedding, Shape
-from rolecall.workloads.transformer_pipeline.split import build, head_cost, layer_cuts
 
 SHAPE = Shape(vocabulary=31, context=12, layers=3, dim=16, heads=2, hidden=24, positions="rope")
 CPU = torch.device("cpu")
 
 
 def decoder(shape: Shape = SHAPE, cut: Cut | None = None) -> Decoder:
-    return build(shape, cut, seed=1, dtype=torch.float64, device=CPU).eval()
+    return build_decoder(shape, cut, seed=1, dtype=torch.float64, device=CPU).eval()
 
 
 def tokens(rows: int = 3) -> torch.Tensor:

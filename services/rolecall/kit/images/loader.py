@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
-from rolecall.kit.data_order import DataOrder, derive_seed, splitmix64
+from rolecall.kit.data_order import DataOrder, derive_seed, held_out
 from rolecall.kit.images.params import Images
 from rolecall.kit.images.sources import LabeledImages, open_source
 from rolecall.process import die_with_parent
@@ -24,7 +24,6 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Transform = Callable[[Image.Image], Image.Image]
 _Key = tuple[int, int]  # epoch, index in the split
 
-_SPLITS = ("train", "validation", "test")
 _MIN_CROP_AREA = 0.25  # a zoom keeps at least a quarter of the image's area
 _INPUT_ERROR = f"{InputError.__module__}.{InputError.__qualname__}: "
 
@@ -54,17 +53,14 @@ def open_splits(images: Images, seed: int) -> dict[str, ImageSplit]:
             splits[split] = ImageSplit(opened, np.arange(len(opened.labels)))
     if images.has_validation and "validation" not in splits:
         assert isinstance(images.validation, float)
-        splits |= _hold_out(train, images.validation, seed)
+        numbers = splits["train"].numbers
+        held = held_out(numbers, images.validation, seed)
+        if held.all() or not held.any():
+            raise InputError(
+                f"data.validation {images.validation} of {len(held)} images leaves a split empty; choose another share"
+            )
+        splits |= {"train": ImageSplit(train, numbers[~held]), "validation": ImageSplit(train, numbers[held])}
     return splits
-
-
-def _hold_out(source: LabeledImages, share: float, seed: int) -> dict[str, ImageSplit]:
-    """Training and validation split of the training images, by a seeded hash of each image's number."""
-    numbers = np.arange(len(source.labels))
-    held = splitmix64(numbers.astype(np.uint64), derive_seed(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
-    if held.all() or not held.any():
-        raise InputError(f"data.validation {share} of {len(held)} images leaves a split empty; choose another share")
-    return {"train": ImageSplit(source, numbers[~held]), "validation": ImageSplit(source, numbers[held])}
 
 
 def augmentation(images: Images) -> list[v2.Transform]:

@@ -62,7 +62,6 @@ class Images(workload.Params):
 
     @property
     def has_validation(self) -> bool:
-        """True if the job has validation images."""
         return self.validation != 0.0
 
     @property

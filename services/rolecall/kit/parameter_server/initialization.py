@@ -30,7 +30,6 @@ class ShardSpec:
 
     @property
     def size(self) -> int:
-        """The number of rows in this shard."""
         return len(range(self.index, self.rows, self.count))
 
 
@@ -42,7 +41,6 @@ class Uniform:
     bound: float
 
     def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
-        """As `Initializer`."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, block))
         return torch.rand(size, generator=generator, dtype=torch.float64).mul_(2).sub_(1).mul_(self.bound)
 
@@ -55,7 +53,6 @@ class Normal:
     std: float
 
     def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
-        """As `Initializer`."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, block))
         return torch.randn(size, generator=generator, dtype=torch.float64).mul_(self.std)
 

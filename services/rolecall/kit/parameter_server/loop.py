@@ -9,10 +9,10 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 from torch import Tensor, nn
 
+from rolecall.kit.checkpoint import random_state, restore_random_state, strip_prefix
 from rolecall.kit.loop import Batch, P, TrainingLoop
 from rolecall.kit.parameter_server.protocols import UpdateProtocol
 from rolecall.kit.parameter_server.remote import Shards
-from rolecall.runtime.checkpoint import random_state, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -86,8 +86,7 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         restore_random_state(own, self.context.device)
         self.restore_trainer_state(own)
         shared = self.context.checkpoints.load_part(manifest, self._part_name(0))
-        local = {name.removeprefix(_LOCAL): value for name, value in shared.items() if name.startswith(_LOCAL)}
-        self._local.load_state_dict(local)
+        self._local.load_state_dict(strip_prefix(shared, _LOCAL))
         self._protocol.restore(shared)
         dist.barrier()  # No trainer may look up rows before the servers are restored.
 

@@ -27,9 +27,7 @@ class UpdateProtocol(Protocol):
         """The optimizer state in this trainer, for checkpoints."""
         ...
 
-    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore what `state` returned."""
-        ...
+    def restore(self, tensors: dict[str, torch.Tensor]) -> None: ...
 
 
 class ServerOptimizers:
@@ -71,7 +69,6 @@ class ServerOptimizers:
         return flatten_optimizer(self._local) if self._local else {}
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore the local optimizer."""
         if self._local:
             restore_optimizer(self._local, tensors)
 

@@ -31,7 +31,6 @@ class ShardReference:
         return self.call(Shard.compute, method, torch.is_grad_enabled(), inputs)
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Call a method of `Shard`."""
         return rpc.rpc_async(self.shard.owner(), _call_remote, args=(self.shard, method.__name__, arguments))
 
     def join(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -76,15 +75,12 @@ class Shards:
         return [shard.call(Shard.update, step, scale, rate_factor) for shard in self._shards]
 
     def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
-        """References to all weights, for torch's DistributedOptimizer."""
         return [reference for found in self._call_all(Shard.parameters) for reference in found]
 
     def save(self, step: int) -> list[Future[CheckpointPart]]:
-        """Write all shards' checkpoint parts concurrently."""
         return [shard.call(Shard.save, step) for shard in self._shards]
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Restore all shards from `manifest`."""
         self._call_all(Shard.load, manifest)
 
     def blocks(self, module: str, parameter: str) -> Iterator[Tensor]:

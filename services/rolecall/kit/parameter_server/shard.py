@@ -1,9 +1,10 @@
-"""The parameter servers' side of sharded modules: shards and their optimizers."""
+"""The parameter servers' side of sharded modules: shards and their optimizers, and the `run` of a server."""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
-from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
-from rolecall.runtime.context import current
+from rolecall.runtime.context import WorkerContext, current
 from rolecall.runtime.remote import StepBarrier
+from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 _WEIGHTS = "weights/"
@@ -35,7 +37,7 @@ class ShardedModule:
     servers: Sequence[int]
     """The role ranks of the parameter servers, one for each shard."""
     cpu: bool = False
-    """Whether shards stay on the CPU even if their server has a GPU."""
+    """True if shards stay on the CPU even if their server has a GPU."""
 
 
 def sharded_embedding(
@@ -119,10 +121,8 @@ class Shard:
         return current().checkpoints.save_part(step, self._name, weights | flatten_optimizer(self._optimizer))
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Restore what `save` wrote."""
         tensors = current().checkpoints.load_part(manifest, self._name)
-        weights = {key.removeprefix(_WEIGHTS): value for key, value in tensors.items() if key.startswith(_WEIGHTS)}
-        self._module.load_state_dict(weights)
+        self._module.load_state_dict(strip_prefix(tensors, _WEIGHTS))
         restore_optimizer(self._optimizer, tensors)
 
     def _apply(self, contributions: list[tuple[int, float]]) -> None:
@@ -143,3 +143,12 @@ class Shard:
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)
         self._optimizer.step()
+
+
+def serve(context: WorkerContext[Any]) -> None:
+    """Returns at once, because RPC threads create the shards and serve calls; raises `Stopped` after a stop request.
+
+    Leaving the gang waits for all other workers, so the process serves until they are done.
+    """
+    if context.stop_requested():
+        raise Stopped("stopped before the training started, as requested")

@@ -50,7 +50,6 @@ class Columns:
         )
 
     def encode(self, rows: Rows, data: Data) -> NDArray[np.void]:
-        """The records [b] of these rows."""
         records = np.zeros(len(rows.labels), self.record)
         records["label"] = rows.labels
         self._encode_ids(rows, data, records["ids"])

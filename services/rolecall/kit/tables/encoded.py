@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rolecall.edge.logs import about
 from rolecall.kit.cache import build_once
-from rolecall.kit.data_order import derive_seed, splitmix64
+from rolecall.kit.data_order import held_out
 from rolecall.kit.tables.columns import Columns
 from rolecall.kit.tables.encoding import IdColumn, NumberColumn
 from rolecall.kit.tables.files import TableFile, find_tables
@@ -67,8 +67,8 @@ class TableSource:
             yield from read(self.files.get(split, []), self.data, bad)
             return
         for rows in read(self.files["train"], self.data, bad):
-            held_out = held_out_rows(rows.numbers, share, self.seed)
-            yield rows.take(np.flatnonzero(held_out == (split == "validation")))
+            in_validation = held_out(rows.numbers, share, self.seed)
+            yield rows.take(np.flatnonzero(in_validation == (split == "validation")))
 
     @property
     def key(self) -> str:
@@ -81,11 +81,6 @@ class TableSource:
 def open_table_source(data: Data, seed: int) -> TableSource:
     """Find the input files; raises `InputError` if one does not exist."""
     return TableSource(data, seed, {split: find_tables(paths, data) for split, paths in data.sources.items()})
-
-
-def held_out_rows(numbers: NDArray[np.int64], share: float, seed: int) -> NDArray[np.bool_]:
-    """A mask [b] of the row numbers in the validation split, by a seeded hash of each number."""
-    return splitmix64(numbers.astype(np.uint64), derive_seed(seed, len(_SPLITS))) < np.uint64(int(share * 2**64))
 
 
 def open_encoded_table(source: TableSource, folder: Path) -> EncodedTable:
@@ -114,18 +109,14 @@ def _fit_columns(source: TableSource, bad: BadRows) -> tuple[Columns, int]:
         fit.add(rows)
         count += len(rows.labels)
         positive += float(rows.labels.sum())
-    if positive in (0, count):
-        raise InputError(_single_class_error(source.data, count, positive))
-    return fit.columns(), count
-
-
-def _single_class_error(data: Data, count: int, positive: float) -> str:
     if not count:
-        return "the training files contain no rows; check data.train"
-    which = "positive" if positive else "negative"
-    return (
-        f"all {count} training rows are {which}; check data.label: column {data.label.column!r} and its positive value"
-    )
+        raise InputError("the training files contain no rows; check data.train")
+    if positive in (0, count):
+        which, label = "positive" if positive else "negative", source.data.label
+        raise InputError(
+            f"all {count} training rows are {which}; check data.label: column {label.column!r} and its positive value"
+        )
+    return fit.columns(), count
 
 
 def _write(path: Path, columns: Columns, source: TableSource, split: str, bad: BadRows) -> int:

@@ -42,7 +42,6 @@ class Fit:
             fitter.add(numbers[known], keys[known])
 
     def columns(self) -> Columns:
-        """The fitted columns."""
         fitters = (*self._dictionaries, *(one for one in self._numeric if isinstance(one, _Quantiles)))
         ids: list[IdColumn] = []
         for fitter in fitters:

@@ -36,7 +36,7 @@ class Categorical(workload.Params):
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     """Maximum number of values per row; the first ones are kept. Above 1, the column is multi-valued."""
     ids: Literal["dictionary", "hash"] = "dictionary"
-    """How values become ids. `dictionary`: one id per value in the training rows; `hash`: a stable hash modulo
+    """Mapping of values to ids. `dictionary`: one id per value in the training rows; `hash`: a stable hash modulo
     `buckets`."""
     buckets: Annotated[int, Field(ge=1, le=2**31)] | None = None
     """Number of hash buckets; required with `ids: hash`, and only allowed there."""
@@ -60,13 +60,13 @@ class Numeric(workload.Params):
     column: Name
     """Name of the column."""
     transform: Literal["normalize", "buckets"] = "normalize"
-    """How values are transformed. `normalize`: to mean 0 and standard deviation 1, as an input of the dense layers;
+    """Transformation of the values. `normalize`: to mean 0 and standard deviation 1, as an input of the dense layers;
     `buckets`: to an id per quantile, which is looked up in the table. A column can be listed once with each
     transform."""
     buckets: Annotated[int, Field(ge=2, le=10_000)] | None = None
     """Number of quantile buckets with `transform: buckets`; 32 by default. Equal quantiles are merged."""
     log: bool = False
-    """Whether to apply sign(x) · log(1 + |x|) before normalizing."""
+    """Apply sign(x) · log(1 + |x|) before normalizing."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -122,7 +122,7 @@ class Data(workload.Params):
     csv: Csv = Csv()
     """Dialect of CSV and TSV files."""
     stream: bool = False
-    """Whether to read the training rows in order in every epoch, through a shuffle buffer, instead of from a local
+    """Read the training rows in order in every epoch, through a shuffle buffer, instead of from a local
     cache. Use it for data that is too large for the disk. Validation and test rows are always cached."""
     shuffle_buffer: Annotated[int, Field(ge=1, le=10_000_000)] = 65_536
     """Number of rows in the shuffle buffer, with `stream`."""

@@ -114,7 +114,6 @@ def require_columns(file: TableFile, data: Data) -> None:
 
 
 def column_names(file: TableFile, csv: Csv) -> list[str]:
-    """The column names of the file."""
     with file.open() as stream, _parse_errors(file):
         if file.format == "parquet":
             return list(pq.ParquetFile(stream).schema_arrow.names)
@@ -261,10 +260,10 @@ def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)  # Polars writes large lists.
 
 
-def _first_values(parents: pa.Array, flat: pa.Array, most: int, missing: Sequence[str]) -> Values:
+def _first_values(parents: pa.Array, flat: pa.Array, maximum: int, missing: Sequence[str]) -> Values:
     texts = _cleaned(_texts(flat), missing)
     present = pc.fill_null(pc.not_equal(texts, ""), False)
     rows = parents.filter(present).to_numpy(zero_copy_only=False).astype(np.int64)
     positions = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    kept = positions < most
+    kept = positions < maximum
     return Values(texts.filter(present).filter(pa.array(kept)), rows[kept], positions[kept])

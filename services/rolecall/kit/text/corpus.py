@@ -37,7 +37,6 @@ class Corpus:
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of distinct token ids."""
         return self.tokenizer.get_vocab_size()
 
     @property
@@ -62,7 +61,6 @@ class Corpus:
         return torch.from_file(str(path), size=_length(path), dtype=torch.int32) if _length(path) else _NO_TOKENS
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text."""
         return self.tokenizer.encode(text).ids
 
     def decode(self, ids: list[int]) -> str:
@@ -97,7 +95,12 @@ def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
     for split in SPLITS:
         _write(folder / split, tokenizer, splits.get(split, ()))
         if split in splits and not _length(folder / split):
-            raise InputError(_empty_split(text, split))
+            if split in text.sources:
+                raise InputError(f"the {split} text has no tokens: {', '.join(text.sources[split])}")
+            raise InputError(
+                f"validation is {text.validation}, but no line begins in that share of the training text; "
+                "increase it, add line breaks to the text, or set paths"
+            )
 
 
 class _Lines:
@@ -140,12 +143,3 @@ def _batch_lines(lines: Iterable[str]) -> Iterator[list[str]]:
 
 def _length(path: Path) -> int:
     return path.stat().st_size // 4
-
-
-def _empty_split(text: Text, split: Split) -> str:
-    if split in text.sources:
-        return f"the {split} text has no tokens: {', '.join(text.sources[split])}"
-    return (
-        f"validation is {text.validation}, but no line begins in that share of the training text; "
-        "increase it, add line breaks to the text, or set paths"
-    )

@@ -29,7 +29,7 @@ class Text(workload.Params):
     """Maximum size of the vocabulary. It contains the most frequent tokens, and with `word` and `character` a token
     `<unk>` for all others."""
     lowercase: bool = False
-    """Whether to convert the text to lower case."""
+    """Convert the text to lower case."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -3,9 +3,9 @@
 After the PyTorch tutorial "Combining Distributed DataParallel with Distributed RPC Framework". Input: tables of
 categorical and numeric columns with a binary label.
 
-`params`: the parameters. `check`: checks before the gang starts. `batches`: tensors from the rows of `kit.tables`.
-Model: `embedding` (on the servers), `dense` (in the trainers), `model` (shared with exported models). `training`: the
-loop. `evaluation`: metrics. `export`: the exported archive. This file, `params` and `check` never import torch.
+`params`: the parameters. `check`: checks before the gang starts. `build`: batches, the table on the servers and the
+dense layers in the trainers. `model`: the model, shared with exports. `training`: the loop. `export`: the exported
+archive. This file, `params` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -12,7 +12,7 @@ from torch import nn
 from rolecall.kit.export import write_archive
 from rolecall.kit.tables import encoding
 from rolecall.workloads.embedding_ddp import model
-from rolecall.workloads.embedding_ddp.batches import Dataset
+from rolecall.workloads.embedding_ddp.build import Dataset
 from rolecall.workloads.embedding_ddp.params import Params
 
 _DTYPES = {torch.float32: "F32", torch.float64: "F64"}
@@ -37,7 +37,7 @@ def write_export(
     """
     weights = {f"dense.{name}": value for name, value in dense.state_dict().items()}
     tensors = folder / "model.safetensors"
-    write_weights(tensors, (dataset.num_ids, params.embedding_dim), blocks, weights)
+    write_weights(tensors, (dataset.table.columns.num_ids, params.embedding_dim), blocks, weights)
     description = json.dumps(_description(dataset, params), indent=1, ensure_ascii=False)
     files: dict[str, str | Path] = {
         "README.md": _readme(dataset, params),
@@ -61,12 +61,12 @@ def _description(dataset: Dataset, params: Params) -> dict[str, object]:
         "dropout": params.dropout,
         "model": params.model and params.model.model_dump(),
         "missing": params.data.missing,
-        **asdict(dataset.columns),
+        **asdict(dataset.table.columns),
     }
 
 
 def _readme(dataset: Dataset, params: Params) -> str:
-    names = dict.fromkeys(column.name for column in (*dataset.columns.ids, *dataset.columns.numbers))
+    names = dict.fromkeys(column.name for column in (*dataset.table.columns.ids, *dataset.table.columns.numbers))
     example = "{" + ", ".join(f'"{name}": None' for name in names) + "}"
     text = _README.replace("{example}", example).replace("{label}", params.data.label.column)
     return text + (_CUSTOM_LAYERS.replace("{builder}", params.model.builder) if params.model else "")

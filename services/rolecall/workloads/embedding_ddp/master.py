@@ -8,7 +8,7 @@ from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
-from rolecall.workloads.embedding_ddp.embedding import sharded_table
+from rolecall.workloads.embedding_ddp.build import sharded_table
 from rolecall.workloads.embedding_ddp.params import Params
 
 

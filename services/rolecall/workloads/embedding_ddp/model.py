@@ -34,7 +34,7 @@ class Lookup:
     width: int
     """Input vectors per row: one per column, or with `pooling: none` one per possible value."""
     mean: bool
-    """Whether vectors with the same slot are averaged instead of summed."""
+    """True if vectors with the same slot are averaged, not summed."""
 
 
 def pool(vectors: Tensor, lookup: Lookup) -> Tensor:
@@ -85,7 +85,6 @@ class ExportedModel(nn.Module):
         self.dense = DenseLayers(_make_layers(description, inputs)).to(table.dtype)
 
     def forward(self, lookup: Lookup, numbers: Tensor) -> Tensor:
-        """The logits [b]."""
         return self.dense(pool(F.embedding(lookup.ids.to(self.table.device), self.table), lookup), numbers)
 
     @torch.inference_mode()

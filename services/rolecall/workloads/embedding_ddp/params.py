@@ -41,8 +41,8 @@ class Params(TrainingParams):
     embedding_std: Weight = 0.05
     """Standard deviation of the table's initial values."""
     pooling: Literal["sum", "mean", "none"] = "mean"
-    """How the values of a multi-valued column become inputs of the dense layers: `sum` and `mean` combine them into one
-    vector; `none` keeps `max_values` vectors, padded with zeros."""
+    """Combination of the values of a multi-valued column for the dense layers: `sum` and `mean` make them one vector;
+    `none` keeps `max_values` vectors, padded with zeros."""
     hidden: Widths = (128, 64)
     """Widths of the hidden layers; an empty list gives a logistic regression on the embeddings."""
     dropout: Fraction = 0.0

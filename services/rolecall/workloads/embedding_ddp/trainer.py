@@ -4,13 +4,12 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.parameter_server import Shards
-from rolecall.kit.precision import weight_dtype
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
-from rolecall.workloads.embedding_ddp.batches import open_dataset
+from rolecall.workloads.embedding_ddp.build import open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
 from rolecall.workloads.embedding_ddp.training import Training
 
@@ -20,12 +19,13 @@ _train_requests: Mailbox[Shards, dict[str, float] | None] = Mailbox()
 
 def run(context: WorkerContext[Params]) -> None:
     """Read the input, report the table size to the master (first trainer), then serve its training request."""
-    dataset = open_dataset(context.params, context.cache, dtype=weight_dtype(context.params.precision))
-    if dataset.bad_rows and context.role_rank == 0:
-        context.report.event(f"{dataset.bad_rows} rows can't be parsed and are skipped; the log lists the first ones")
-    require_same_in_group(dataset.fingerprint, Role.TRAINER, "data")
+    dataset = open_dataset(context.params, context.cache)
+    table = dataset.table
+    if table.bad_rows and context.role_rank == 0:
+        context.report.event(f"{table.bad_rows} rows can't be parsed and are skipped; the log lists the first ones")
+    require_same_in_group(table.fingerprint, Role.TRAINER, "data")
     if context.role_rank == 0:
-        _table_size_requests.serve(lambda _: dataset.num_ids)
+        _table_size_requests.serve(lambda _: table.columns.num_ids)
     if _train_requests.serve(lambda shards: Training(context, dataset, shards).run()) is None:
         raise Stopped("stopped between two steps, as requested")
 

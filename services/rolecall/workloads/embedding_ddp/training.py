@@ -6,26 +6,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's convention
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.loop import EvalSplit
-from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
-from rolecall.kit.parameter_server import (
-    ServerOptimizers,
-    ShardedEmbedding,
-    ShardedTrainingLoop,
-    Shards,
-    TutorialProtocol,
-    UpdateProtocol,
-    make_local,
-)
+from rolecall.kit.metrics import binary_metrics
+from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop, Shards, make_local
 from rolecall.kit.precision import weight_dtype
 from rolecall.runtime.context import WorkerContext
-from rolecall.workloads.embedding_ddp.batches import Batch, Dataset
-from rolecall.workloads.embedding_ddp.dense import make_dense
-from rolecall.workloads.embedding_ddp.embedding import TABLE
-from rolecall.workloads.embedding_ddp.evaluation import compute_metrics
+from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense, make_protocol
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
@@ -37,7 +25,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
     def __init__(self, context: WorkerContext[Params], dataset: Dataset, shards: Shards) -> None:
         params = context.params
         dense = make_local(context, lambda: make_dense(params, dataset.dense_inputs), weight_dtype(params.precision))
-        super().__init__(context, shards, _make_protocol(context, shards, dense), dense)
+        super().__init__(context, shards, make_protocol(context, shards, dense), dense)
         self._dense = DistributedDataParallel(dense)
         self._dataset = dataset
         self._table = ShardedEmbedding(shards.of(TABLE))
@@ -45,19 +33,16 @@ class Training(ShardedTrainingLoop[Batch, Params]):
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`; the result also has `bad_rows`."""
         result = super().run()
-        return result and result | {"bad_rows": float(self._dataset.bad_rows)}
+        return result and result | {"bad_rows": float(self._dataset.table.bad_rows)}
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches in one pass over the training rows."""
-        return self._dataset.steps_per_epoch
+        return self._dataset.batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """This trainer's shares of the epoch's global batches."""
         return self._dataset.train_batches(epoch, done, self.rank, self.world)
 
     def samples(self, batch: Batch) -> int:
-        """Rows of the global batch."""
         return batch.global_rows
 
     def losses(self, batch: Batch) -> torch.Tensor:
@@ -71,15 +56,15 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         return self._dense(pool(vectors, batch), batch.numeric.to(self.context.device))
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        """Loss, AUC and accuracy over all trainers."""
-        if self._dataset.rows(split) == 0:
+        if self._dataset.table.rows[split] == 0:
             return None
         self._dense.eval()
         with torch.no_grad():
             batches = self._dataset.eval_batches(split, self.rank, self.world)
-            metrics = compute_metrics(((self._logits(batch), batch.labels) for batch in batches), self.context.device)
+            scored = ((self._logits(batch), batch.labels) for batch in batches)
+            metrics = binary_metrics(split, scored, self.context.device)
         self._dense.train()
-        return metrics.named(split)
+        return metrics
 
     def objective(self, metrics: dict[str, float]) -> float:
         """The validation AUC, or the negated validation loss."""
@@ -87,7 +72,6 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         return metrics["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(metrics)
 
     def export(self) -> None:
-        """The first trainer writes and stores `model.zip`."""
         path: Path | None = None
         if self.rank == 0:
             blocks = self.shards.blocks(TABLE, "weight")
@@ -96,11 +80,3 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         dist.barrier()
         if path is not None:
             self.context.artifacts.put(path.name, path)
-
-
-def _make_protocol(context: WorkerContext[Params], shards: Shards, dense: nn.Module) -> UpdateProtocol:
-    optimizer = dense_optimizer(context.params.dense_optimizer)
-    if context.params.protocol == "tutorial":
-        sparse = sparse_optimizer(context.params.sparse_optimizer)
-        return TutorialProtocol(shards, sparse, dense, optimizer, in_step=False)
-    return ServerOptimizers(shards, context.role_rank, optimizer.build(dense.parameters()))

@@ -8,7 +8,7 @@ from rolecall.workloads.preflight.measuring import Speed
 from rolecall.workloads.preflight.pairs import Pair
 from rolecall.workloads.preflight.params import Params
 
-_MOST_NAMES = 3
+_MAX_NAMES = 3
 
 
 def classify_links(links: Sequence[Link]) -> Iterator[NodeFinding]:
@@ -41,7 +41,7 @@ def stalled(pair: Pair, why: str) -> NodeFinding:
 
 
 def unmeasured(nodes: Sequence[str]) -> NodeFinding:
-    """Why there are no speeds."""
+    """The finding that speeds are missing, and the reason."""
     return NodeFinding(
         nodes=tuple(nodes),
         check="rpc",
@@ -63,7 +63,7 @@ def not_started(nodes: Sequence[str], why: str) -> NodeFinding:
 
 
 def left_out(skipped: Sequence[Pair], guilty: Mapping[str, Sequence[str]]) -> Iterator[NodeFinding]:
-    """One finding for each guilty node that was not tried against the rest, because its calls stalled."""
+    """One finding for each guilty node that was not measured with the other nodes, because its calls stalled."""
     for node, others in guilty.items():
         rest = sum(node in pair for pair in skipped)
         if not rest:
@@ -78,7 +78,7 @@ def left_out(skipped: Sequence[Pair], guilty: Mapping[str, Sequence[str]]) -> It
 
 
 def cut_short(left: Sequence[Pair], total: int, seconds: float, guilty: Mapping[str, Sequence[str]]) -> NodeFinding:
-    """The measuring has been given up before all pairs had their turn."""
+    """The finding that the measurements ended before all pairs were measured."""
     stalls = f", because the calls of {_listed(list(guilty))} stall" if guilty else ""
     return NodeFinding(
         nodes=tuple(sorted({node for pair in left for node in pair})),
@@ -90,8 +90,8 @@ def cut_short(left: Sequence[Pair], total: int, seconds: float, guilty: Mapping[
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _ping(pair: Pair, speed: Speed, params: Params) -> NodeFinding:

@@ -1,4 +1,4 @@
-"""What a node knows about itself, and the findings when the nodes' facts are compared."""
+"""The facts of a node about itself, and the findings from the comparison of all nodes' facts."""
 
 import platform
 import socket
@@ -47,7 +47,7 @@ def collect(context: WorkerContext[Any]) -> Facts:
 
 
 def compare(facts: Sequence[Facts]) -> list[NodeFinding]:
-    """What the facts of all nodes say: interfaces, names, versions."""
+    """Findings from the facts of all nodes: interfaces, names, versions."""
     spans = any(not is_loopback(one.address) for one in facts)
     return [
         *(_interface(one, spans=spans) for one in facts),

@@ -1,4 +1,4 @@
-"""How fast RPC is between two nodes. Runs in the worker that calls; rank 0 says when."""
+"""The speed of RPC between two nodes. Runs in the calling worker at the request of rank 0."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _GROWING = (256 << 10, 1 << 20, 4 << 20, 8 << 20)
 
 
 class Speed(NamedTuple):
-    """What was measured of one pair."""
+    """The measurements of one pair."""
 
     ping_ms: float
     """The median round trip of a small call."""

@@ -1,17 +1,17 @@
-"""Who is measured with whom, and when; and who is no longer, because its calls stall. Pure."""
+"""The order in which pairs of nodes are measured, and the nodes that are excluded because their calls stall. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
 
 Pair = tuple[str, str]
 _STALLS = 2
-"""Stalls against so many others are a node's own: one may be the other's."""
+"""Minimum stalls with different nodes to blame a node: a single one may be the other node's."""
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
-    """Every pair of `count` players once, in as few rounds as there can be; no one plays twice in a round.
+    """Every pair of `count` nodes once, in the minimum number of rounds; no node is twice in a round.
 
-    The circle method of round-robin tournaments (Kirkman 1847): one player stays, the others move on by one place.
+    The circle method of round-robin tournaments (Kirkman, 1847): one node stays, the others move on by one place.
     """
     seats = [*range(count), *([None] if count % 2 else [])]
     found: list[list[tuple[int, int]]] = []
@@ -23,10 +23,10 @@ def rounds(count: int) -> list[list[tuple[int, int]]]:
 
 
 def blamed(stalls: Sequence[Pair]) -> dict[str, list[str]]:
-    """The nodes whom the stalls are to be laid at, each with those against whom its calls stalled.
+    """The nodes that cause the stalls, each with the nodes of its stalled calls.
 
-    The node with most stalls takes the blame for all of its own, and what is left is examined again: so a good node
-    that met two bad ones is cleared as soon as these have met others.
+    The node with the most stalls is blamed for all of its own, and the rest is examined again. So a good node that was
+    measured with two bad ones is cleared as soon as these are measured with others.
     """
     guilty: dict[str, list[str]] = {}
     left: list[Pair] = list(stalls)

@@ -6,7 +6,7 @@ from rolecall.spec.workload import PerNodeParams
 
 
 class Params(PerNodeParams):
-    """Which nodes, for how long, and what counts as slow."""
+    """The nodes, the duration of the measurements, and the limits of a good link."""
 
     measure_s: float = Field(default=15.0, gt=0, le=3600)
     """Seconds for all measurements. If calls stall or are slow, they may take 40 s longer, then the rest is skipped and

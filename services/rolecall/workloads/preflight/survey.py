@@ -11,9 +11,9 @@ from rolecall.workloads.preflight.pairs import Pair, blamed, rounds
 from rolecall.workloads.preflight.params import Params
 
 GRACE_S = 4 * CALL_S
-"""No round begins so long after the measurements should have ended: a few stalls fit in, one for each node does not."""
+"""No round starts later than this after the planned end: enough for a few stalls, not for one of each node."""
 Meter = Callable[[Sequence[Pair], float], Iterable[Speed | str]]
-"""Measures pairs at the same time, each in about so many seconds: the speed of each, or in one line why RPC fails."""
+"""Measures pairs concurrently, each in about the given seconds: the speed of each, or the error of RPC in one line."""
 
 
 @dataclass
@@ -23,19 +23,19 @@ class Survey:
     nodes: Sequence[str]
     params: Params
     meter: Meter
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     _stalls: list[Pair] = field(default_factory=list[Pair], init=False)
     _skipped: list[Pair] = field(default_factory=list[Pair], init=False)
 
     def findings(self) -> Iterator[NodeFinding]:
-        """What is found of each pair, and then what was not measured and why."""
+        """The findings of each pair, then the pairs that were not measured, with the reason."""
         plan = [[(self.nodes[a], self.nodes[b]) for a, b in pairs] for pairs in rounds(len(self.nodes))]
         begin, done = self.clock(), 0
         while done < len(plan) and self.clock() - begin <= self.params.measure_s + GRACE_S:
             yield from self._round(plan[done], self.params.measure_s / len(plan))
             done += 1
-            self.tell(f"measured {done} of {len(plan)} rounds of pairs")
+            self.report(f"measured {done} of {len(plan)} rounds of pairs")
         yield from self._unmeasured(plan, done, self.clock() - begin)
 
     def _round(self, pairs: Sequence[Pair], budget_s: float) -> Iterator[NodeFinding]:

@@ -1,4 +1,4 @@
-"""What every node runs: probe all links, then join the gang and be measured; rank 0 reports the findings."""
+"""The worker of every node: probes all links, joins the gang and measures RPC; rank 0 reports the findings."""
 
 import logging
 from collections import Counter
@@ -82,7 +82,7 @@ def _measure_all(context: WorkerContext[Params]) -> Iterator[NodeFinding]:
 
 
 def _begin(one: str, other: str, budget_s: float) -> "torch.futures.Future[Speed | str]":
-    # The call that stalls inside must be over first, or nobody would say which one it was.
+    # The inner call must time out first: its error names the pair that stalls.
     patience_s = budget_s + 2 * CALL_S
     return rpc.rpc_async(one, measure, (other, budget_s), timeout=patience_s)
 

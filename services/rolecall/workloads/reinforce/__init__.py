@@ -3,10 +3,10 @@
 After the PyTorch tutorial "Getting Started with Distributed RPC Framework", where observers request
 each action from the agent. Environments are Gymnasium's, algorithms REINFORCE with a baseline and PPO.
 
-`params`: the parameters. `check`, `environments`: checks before the gang starts. Observers: `observer` runs
-environments, `collector` records trajectories. Agent: `observer_pool` calls the observers, `inference` serves their
-requests for actions, `learner`, `advantages`, `algorithms` and `normalization` update the policy, `training` is the
-loop. Result: `model` (shared with exports), `export`, `movie`. This file, `params` and `check` import neither torch nor
+`params`: the parameters. `check`: checks before the gang starts. `model`: the policy, shared with exports. `build`: its
+initial weights, and all seeds. `observer`: runs environments. `remote`: the agent's calls of the observers.
+`inference`: actions for observers that request them. `learner`: updates the policy by `algorithms`. `training`: the
+agent's loop. `export`: the exported archive and a movie. This file, `params` and `check` import neither torch nor
 Gymnasium.
 """
 

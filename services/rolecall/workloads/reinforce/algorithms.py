@@ -1,8 +1,8 @@
-"""Policy updates from transitions: REINFORCE with a baseline, and PPO. No I/O, no clock."""
+"""Advantage estimation, and policy updates by REINFORCE with a baseline or PPO. No I/O, no clock."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,6 @@ class Transitions:
         return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
 
     def select(self, indices: Tensor) -> "Transitions":
-        """The transitions at these indices."""
         return Transitions(*(getattr(self, field.name)[indices] for field in fields(self)))
 
 
@@ -56,46 +55,38 @@ class Losses:
     """The KL divergence from the policy that sampled the actions, in nats (Schulman's k3 estimator, 2020)."""
 
     def total(self, value_coefficient: float, entropy_coefficient: float) -> Tensor:
-        """The loss to minimize."""
         return self.policy + value_coefficient * self.value - entropy_coefficient * self.entropy
 
 
-class Algorithm(Protocol):
-    """The interface of algorithms for `update_policy`."""
-
-    gamma: float
-    gae_lambda: float
-    value_coefficient: float
-    entropy_coefficient: float
-    target_kl: float | None
-
-    def minibatches(self, count: int) -> Iterator[Tensor]:
-        """Indices of the transitions of each optimizer step, in [0, count)."""
-        ...
-
-    def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """The loss of one optimizer step."""
-        ...
-
-
-class Reinforce:
-    """REINFORCE with a baseline (Williams, 1992): log-probabilities weighted by advantages."""
+class Algorithm(ABC):
+    """The common settings of algorithms, and their interface for `update_policy`."""
 
     gae_lambda: float = 1.0
     target_kl: float | None = None
 
-    def __init__(self, params: spec.Reinforce) -> None:
+    def __init__(self, params: spec.Reinforce | spec.Ppo) -> None:
         self.gamma = params.gamma
         self.value_coefficient = params.value_coefficient
         self.entropy_coefficient = params.entropy_coefficient
         self._normalize = params.normalize_advantages
+
+    @abstractmethod
+    def minibatches(self, count: int) -> Iterator[Tensor]:
+        """Indices of the transitions of each optimizer step, in [0, count)."""
+
+    @abstractmethod
+    def losses(self, policy: Policy, batch: Transitions) -> Losses:
+        """The loss of one optimizer step."""
+
+
+class Reinforce(Algorithm):
+    """REINFORCE with a baseline (Williams, 1992): log-probabilities weighted by advantages."""
 
     def minibatches(self, count: int) -> Iterator[Tensor]:
         """One batch of all transitions: they are off-policy after one optimizer step."""
         yield torch.arange(count)
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """The loss of one optimizer step."""
         log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
         weights = normalize(batch.advantages) if self._normalize else batch.advantages
         return Losses(
@@ -106,14 +97,12 @@ class Reinforce:
         )
 
 
-class Ppo:
+class Ppo(Algorithm):
     """PPO (Schulman et al., 2017): several epochs of minibatches with a clipped probability ratio."""
 
     def __init__(self, params: spec.Ppo) -> None:
-        self.gamma = params.gamma
+        super().__init__(params)
         self.gae_lambda = params.gae_lambda
-        self.value_coefficient = params.value_coefficient
-        self.entropy_coefficient = params.entropy_coefficient
         self.target_kl = params.target_kl
         self._params = params
 
@@ -123,9 +112,8 @@ class Ppo:
             yield from (part for part in torch.randperm(count).split(self._params.minibatch_size) if len(part) > 1)
 
     def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """The loss of one minibatch."""
         log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
-        weights = normalize(batch.advantages) if self._params.normalize_advantages else batch.advantages
+        weights = normalize(batch.advantages) if self._normalize else batch.advantages
         change = log_probs - batch.log_probs
         ratio = change.exp()
         clipped = ratio.clamp(1 - self._params.clip, 1 + self._params.clip)
@@ -146,7 +134,6 @@ class Ppo:
 
 
 def make(params: spec.Reinforce | spec.Ppo) -> Algorithm:
-    """The algorithm of the parameters."""
     return Reinforce(params) if isinstance(params, spec.Reinforce) else Ppo(params)
 
 
@@ -183,3 +170,36 @@ def _kl(change: Tensor) -> Tensor:
     """The k3 estimate from the changes [b] of the sampled actions' log-probabilities."""
     with torch.no_grad():
         return (change.exp() - 1 - change).mean()
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, terminated: Tensor, truncated: Tensor, *, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalized advantage estimates (Schulman et al., 2016), [T, n].
+
+    `rewards`, `terminated` and `truncated` are [T, n]; `values` [T + 1, n] has the value of the observation before
+    each step and after the last. Truncated episodes bootstrap from the value of their last observation, terminated ones
+    don't. With `gae_lambda` 1, advantage plus value is the discounted return.
+    """
+    deltas = rewards + gamma * values[1:] * ~terminated - values[:-1]
+    carried = gamma * gae_lambda * (~(terminated | truncated)).to(values)
+    found = torch.empty_like(deltas)
+    later = torch.zeros_like(deltas[0])
+    for step in reversed(range(len(deltas))):
+        later = deltas[step] + carried[step] * later
+        found[step] = later
+    return found
+
+
+def discounted_sums(rewards: Tensor, ended: Tensor, before: Tensor, gamma: float) -> Tensor:
+    """The discounted sums of past rewards after each step, [T, n]; `before` [n] is the sum before the first step.
+
+    `ended` [T, n] marks steps after which the sum restarts at 0.
+    """
+    sums = torch.empty_like(rewards)
+    running = before
+    for step in range(len(rewards)):
+        running = running * gamma + rewards[step]
+        sums[step] = running
+        running = running * ~ended[step]
+    return sums

@@ -1,9 +1,10 @@
 """Checks of `reinforce` jobs before the gang starts. Torch-free."""
 
-import importlib
+from importlib import import_module
 
+from rolecall.kit.builders import check_builder
 from rolecall.spec.role import Role
-from rolecall.workloads.reinforce.params import Params
+from rolecall.workloads.reinforce.params import Custom, Params
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
@@ -22,7 +23,8 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` unless this node can create the environment and policies support its spaces."""
+    """Raises `InputError` unless this node can create the environment and the policy, which supports its spaces."""
     # The master imports this file, and must not import Gymnasium and the dependencies of environments.
-    environments = importlib.import_module("rolecall.workloads.reinforce.environments")
-    environments.check(params)
+    import_module("rolecall.kit.environments.creation").check(params.environment)
+    if isinstance(params.policy, Custom):
+        check_builder(params.policy)

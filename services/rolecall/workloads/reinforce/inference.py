@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
+from rolecall.kit.environments.rollouts import AgentOutputBuffer, AgentOutputs
 from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.trajectory import AgentOutputBuffer, AgentOutputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,10 @@ class Inference:
             self._serving.result()
 
     def load_weights(self, weights: dict[str, Tensor]) -> None:
-        """Use these weights from now on."""
         with self._lock:
             self._policy.load_state_dict(weights)
 
     def start_trajectory(self, observer: int) -> None:
-        """Start a new trajectory of this observer."""
         self._buffers[observer] = AgentOutputBuffer()
 
     def agent_outputs(self, observer: int) -> AgentOutputs:

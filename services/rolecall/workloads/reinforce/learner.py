@@ -5,25 +5,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rolecall.kit.builders import check_builder
-from rolecall.kit.optimizers import dense_optimizer, scale_rates
-from rolecall.runtime.checkpoint import (
+from rolecall.kit.checkpoint import (
     Tensors,
     flatten_optimizer,
     random_state,
     restore_optimizer,
     restore_random_state,
+    strip_prefix,
 )
+from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
+from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.reinforce import algorithms
-from rolecall.workloads.reinforce.advantages import advantages
-from rolecall.workloads.reinforce.algorithms import Transitions
-from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.normalization import RewardNormalizer
-from rolecall.workloads.reinforce.params import Custom, Params
-from rolecall.workloads.reinforce.seeds import RandomStream, seed_of
-from rolecall.workloads.reinforce.trajectory import Trajectory
+from rolecall.workloads.reinforce.algorithms import Transitions, advantages, discounted_sums
+from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
+from rolecall.workloads.reinforce.model import Normalizer
+from rolecall.workloads.reinforce.params import Params
 
 _POLICY, _REWARDS = "policy/", "rewards/"
+_MAX_REWARD = 10.0
 
 
 class Learner:
@@ -62,7 +61,6 @@ class Learner:
         return named | flatten_optimizer(self._optimizer) | random_state(self._device)
 
     def restore(self, tensors: Tensors) -> None:
-        """Restore what `tensors` returned."""
         self.policy.load_state_dict(strip_prefix(tensors, _POLICY))
         self._reward_normalizer.moments.load_state_dict(strip_prefix(tensors, _REWARDS))
         restore_optimizer(self._optimizer, tensors)
@@ -93,24 +91,20 @@ class Learner:
         return self.policy.values(flat).cpu().unflatten(0, observations.shape[:2])
 
 
-def new_policy(params: Params, spaces: dict[str, Any]) -> Policy:
-    """The policy with its initial weights, on the CPU; the same in every process."""
-    if isinstance(params.policy, Custom):
-        check_builder(params.policy)  # `model.py`, which imports it, is standalone and can't check
-    torch.manual_seed(seed_of(params.seed, RandomStream.WEIGHTS))
-    return Policy(description(params, spaces))
+class RewardNormalizer:
+    """Divides rewards by the deviation of the discounted sums of past rewards (Engstrom et al., 2020, section 3)."""
 
+    def __init__(self, gamma: float) -> None:
+        self.moments = Normalizer(())
+        self._gamma = gamma
+        self._sums: dict[int, Tensor] = {}
 
-def description(params: Params, spaces: dict[str, Any]) -> dict[str, Any]:
-    """The `description` of a `model.Policy`."""
-    return {
-        **spaces,
-        "policy": params.policy.model_dump(mode="json"),
-        "normalize": params.normalize_observations,
-        "precision": params.precision,
-    }
-
-
-def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names start with `prefix`, which is removed."""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    def normalize(self, observer: int, env_outputs: EnvOutputs) -> Tensor:
+        """The normalized rewards [T, n] of one observer's new trajectory, after updating the statistics with it."""
+        if env_outputs.was_reset:
+            self._sums[observer] = torch.zeros_like(env_outputs.rewards[0])
+        ended = env_outputs.terminated | env_outputs.truncated
+        sums = discounted_sums(env_outputs.rewards, ended, self._sums[observer], self._gamma)
+        self._sums[observer] = sums[-1] * ~ended[-1]
+        self.moments.update(sums[env_outputs.valid])
+        return (env_outputs.rewards * (self.moments.variance + 1e-8).rsqrt()).clamp(-_MAX_REWARD, _MAX_REWARD)

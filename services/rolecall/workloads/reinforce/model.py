@@ -39,7 +39,6 @@ class ActorCritic(nn.Module):
         return self.actor(flat), self.critic(flat).squeeze(-1)
 
     def outputs(self, observations: Tensor) -> Tensor:
-        """The actor outputs only."""
         return self.actor(observations.flatten(1))
 
 
@@ -216,7 +215,6 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return next(self.network.parameters()).device
 
     def _normalized(self, observations: Tensor) -> Tensor:

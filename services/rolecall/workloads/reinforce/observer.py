@@ -1,77 +1,24 @@
 """An observer collects rollouts on the agent's requests, until the agent shuts it down."""
 
-import threading
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.distributed import rpc
-from torch.futures import Future
 
+from rolecall.kit.environments import creation
+from rolecall.kit.environments.rollouts import ActFn, AgentOutputBuffer, Collector, EnvOutputs
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
-from rolecall.workloads.reinforce import environments, inference
-from rolecall.workloads.reinforce.collector import ActFn, Collector
-from rolecall.workloads.reinforce.learner import new_policy
+from rolecall.workloads.reinforce import inference, remote
+from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of, seeds_of
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.seeds import RandomStream, seed_of, seeds_of
-from rolecall.workloads.reinforce.trajectory import AgentOutputBuffer, AgentOutputs, EnvOutputs
+from rolecall.workloads.reinforce.remote import CollectRollout, RolloutResult, RunEvaluation
 
 AGENT = worker_name(Role.TRAINER, 0)
-Weights = dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class CollectRollout:
-    """A request for one update's trajectory."""
-
-    update: int
-    reset: bool
-    """Whether to reset the environments first."""
-    weights: Weights | None
-    """The policy's weights; None if the agent samples the actions."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunEvaluation:
-    """A request for one full episode per seed."""
-
-    seeds: tuple[int, ...]
-    weights: Weights
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutResult:
-    """The reply to a request."""
-
-    agent_outputs: AgentOutputs | None
-    """None if the agent sampled the actions and has recorded them."""
-    env_outputs: EnvOutputs
 
 
 class _ShutDown(Exception):
     """The agent has shut this observer down."""
-
-
-_requests: Mailbox[CollectRollout | RunEvaluation | None, RolloutResult | None] = Mailbox()
-_shutdown_requested = threading.Event()
-_stopped = threading.Event()
-
-
-@rpc.functions.async_execution
-def execute(request: CollectRollout | RunEvaluation) -> Future[RolloutResult | None]:
-    """Called by the agent: execute a request in the main thread."""
-    return _requests.post(request)
-
-
-def shutdown(stopped: bool) -> None:
-    """Called by the agent: leave, even during a request; `stopped` if the job is not done."""
-    if stopped:
-        _stopped.set()
-    _shutdown_requested.set()
-    _requests.post(None)
 
 
 def run(context: WorkerContext[Params]) -> None:
@@ -79,9 +26,9 @@ def run(context: WorkerContext[Params]) -> None:
     observer = _Observer(context)
     try:
         while True:
-            _requests.serve(observer.execute)
+            remote.requests.serve(observer.execute)
     except _ShutDown:
-        if _stopped.is_set():
+        if remote.job_stopped.is_set():
             raise Stopped("stopped with the agent, as requested") from None
 
 
@@ -92,7 +39,7 @@ class _Observer:
         self._params = context.params
         self._rank = context.role_rank
         self._device = context.device
-        self._policy = new_policy(self._params, environments.describe(self._params.environment)).to(self._device)
+        self._policy = new_policy(self._params, creation.describe(self._params.environment)).to(self._device)
         self._collector = self._make_collector(self._params.environments)
         self._eval_collectors: dict[int, Collector] = {}
 
@@ -108,7 +55,10 @@ class _Observer:
     def _collect_rollout(self, request: CollectRollout) -> RolloutResult:
         key = (self._rank, request.update)
         if request.reset or self._params.algorithm.name == "reinforce":
-            self._collector.reset(self._seeds(key))
+            count, vectorization = self._params.environments, self._params.environment.vectorization
+            seeds = seeds_of(self._params.seed, RandomStream.ENVIRONMENTS, *key, count=count)
+            # A vector implementation takes a single seed.
+            self._collector.reset(seeds if vectorization == "loop" else seeds[0])
         if request.weights is None:
             return RolloutResult(None, self._run_environments(self._request_actions))
         self._policy.load_state_dict(request.weights)
@@ -152,18 +102,13 @@ class _Observer:
             _check_shutdown()  # The agent may have left with the request pending.
             raise
 
-    def _seeds(self, key: tuple[int, int]) -> list[int] | int:
-        """A seed for each environment, or a single one for a vector implementation."""
-        seeds = seeds_of(self._params.seed, RandomStream.ENVIRONMENTS, *key, count=self._params.environments)
-        return seeds if self._params.environment.vectorization == "loop" else seeds[0]
-
     def _make_collector(self, count: int, *, loop: bool = False) -> Collector:
         """`loop` is needed for one seed per episode, which vector implementations don't support."""
         changes = {"vectorization": "loop"} if loop else {}
         environment = self._params.environment.model_copy(update=changes)
-        return Collector(environments.make_vector(environment, count), _check_shutdown)
+        return Collector(creation.make_vector(environment, count), _check_shutdown)
 
 
 def _check_shutdown() -> None:
-    if _shutdown_requested.is_set():
+    if remote.shutdown_requested.is_set():
         raise _ShutDown

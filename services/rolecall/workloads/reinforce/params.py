@@ -1,14 +1,14 @@
 """Parameters of `reinforce` jobs. Torch-free; docstrings are the API's descriptions."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.kit.builders import Builder
+from rolecall.kit.environments.params import Environment
 from rolecall.kit.params import (
     Adam,
     AdamW,
-    Count,
     Epochs,
     LrSchedule,
     Name,
@@ -18,62 +18,13 @@ from rolecall.kit.params import (
     Sgd,
     Weight,
     Widths,
-    to_tuple,
+    to_object,
 )
 from rolecall.spec import workload
 
 Discount = Annotated[float, Field(gt=0, le=1)]
 Updates = Annotated[int, Field(ge=1, le=2**40)]
 Observers = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
-def _identified(given: Any) -> Any:
-    return {"id": given} if isinstance(given, str) else given
-
-
-def _pointed(given: Any) -> Any:
-    return {"entry_point": given} if isinstance(given, str) else given
-
-
-def _named(given: Any) -> Any:
-    return {"name": given} if isinstance(given, str) else given
-
-
-class Wrapper(workload.Params):
-    """A class that changes the observations, actions or rewards of an environment."""
-
-    entry_point: Annotated[str, Field(max_length=1024, pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_]\w*$")]
-    """Name of a class in `gymnasium.wrappers`, such as `FlattenObservation`, or `package.module:Class` if the operator
-    allows it."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the wrapper."""
-
-
-class Environment(workload.Params):
-    """The task: a Gymnasium environment, created in every observer."""
-
-    id: Annotated[str, Field(min_length=1, max_length=1024)]
-    """An id in Gymnasium's registry (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an
-    `Env` class or function (`package.module:Class`). The operator must allow the module, as for builders."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the environment."""
-    max_episode_steps: Count | None = None
-    """Maximum number of steps of an episode; by default the id's own limit, or none for an entry point."""
-    wrappers: Annotated[
-        tuple[Annotated[Wrapper, BeforeValidator(_pointed, json_schema_input_type=Name | Wrapper)], ...],
-        Field(max_length=100),
-        BeforeValidator(to_tuple),
-    ] = ()
-    """Wrappers around each environment, innermost first: names, or objects."""
-    vectorization: Literal["loop", "own"] = "loop"
-    """How an observer's environments run. `loop`: one after the other; `own`: with the environment's vector
-    implementation (the `vector_entry_point` of its id), which is many times faster if it exists."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.vectorization == "own" and self.wrappers:
-            raise ValueError("wrappers apply to single environments and need vectorization: loop")
-        return self
 
 
 class Mlp(workload.Params):
@@ -109,7 +60,7 @@ class Reinforce(workload.Params):
     entropy_coefficient: Weight = 0.01
     """Coefficient of the entropy bonus, which encourages exploration."""
     normalize_advantages: bool = True
-    """Whether to normalize the advantages of an update to mean 0 and standard deviation 1."""
+    """Normalize the advantages of an update to mean 0 and standard deviation 1."""
 
 
 class Ppo(workload.Params):
@@ -136,7 +87,7 @@ class Ppo(workload.Params):
     entropy_coefficient: Weight = 0.01
     """Coefficient of the entropy bonus, which encourages exploration."""
     normalize_advantages: bool = True
-    """Whether to normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
+    """Normalize the advantages of each minibatch to mean 0 and standard deviation 1."""
     target_kl: Positive | None = None
     """KL divergence of the policy (in nats) at which an update's passes end; by default no limit."""
 
@@ -160,31 +111,31 @@ class Evaluation(workload.Params):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 10_000
     """Seed of the first episode; each following episode uses the next integer."""
     deterministic: bool = True
-    """Whether to take the most likely action (for continuous actions the mean) instead of sampling one."""
+    """Take the most likely action (for continuous actions the mean) instead of sampling one."""
     movie: bool = True
-    """Whether to store the artifact `episode.gif`, the first episode of the last evaluation; needs an environment that
+    """Store the artifact `episode.gif`, the first episode of the last evaluation; needs an environment that
     can render (`rgb_array`)."""
 
 
 class Params(workload.Params):
     """The parameters of a `reinforce` job."""
 
-    environment: Annotated[Environment, BeforeValidator(_identified, json_schema_input_type=Name | Environment)]
+    environment: Annotated[Environment, BeforeValidator(to_object("id"), json_schema_input_type=Name | Environment)]
     """The task: a Gymnasium id or entry point, or an object with more settings."""
     algorithm: Annotated[
         Annotated[Reinforce | Ppo, Field(discriminator="name")],
-        BeforeValidator(_named, json_schema_input_type=Name | Reinforce | Ppo),
+        BeforeValidator(to_object("name"), json_schema_input_type=Name | Reinforce | Ppo),
     ] = Ppo(name="ppo")
     """Training algorithm: `ppo` or `reinforce`, or an object with more settings."""
     policy: Annotated[
         Annotated[Mlp | Custom, Field(discriminator="name")],
-        BeforeValidator(_named, json_schema_input_type=Name | Mlp | Custom),
+        BeforeValidator(to_object("name"), json_schema_input_type=Name | Mlp | Custom),
     ] = Mlp(name="mlp")
     """The network of the policy."""
     environments: Annotated[int, Field(ge=1, le=4096)] = 8
     """Number of environments in each observer; one call of the policy selects the actions for all of them."""
     policy_at: Literal["agent", "observer"] = "observer"
-    """Where actions are selected. `observer`: the agent sends the weights to the observers before each update, they
+    """Place of action selection. `observer`: the agent sends the weights to the observers before each update, they
     return whole trajectories, and the same seed gives the same result; `agent`: the observers request actions from the
     agent at every step, and the agent sends its weights only for evaluations."""
     inference: Inference = Inference()
@@ -207,10 +158,10 @@ class Params(workload.Params):
     evaluation: Evaluation = Evaluation()
     """Evaluation of the policy."""
     normalize_observations: bool = False
-    """Whether to normalize observations to mean 0 and standard deviation 1 with running statistics, which the policy
+    """Normalize observations to mean 0 and standard deviation 1 with running statistics, which the policy
     keeps."""
     normalize_rewards: bool = False
-    """Whether to divide rewards by the running standard deviation of the discounted returns; reported returns are not
+    """Divide rewards by the running standard deviation of the discounted returns; reported returns are not
     changed."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] | None = None
     """Optimizer: `sgd`, `adam` or `adamw`; by default Adam with the learning rate 0.001 for PPO, which takes many steps

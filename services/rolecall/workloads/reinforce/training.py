@@ -8,22 +8,21 @@ from typing import Any
 
 import torch
 
+from rolecall.kit.checkpoint import strip_prefix
+from rolecall.kit.environments import creation
+from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
 from rolecall.kit.loop import JobLoop
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import PeerLost, Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.workloads.reinforce import environments
-from rolecall.workloads.reinforce.export import write_export
+from rolecall.workloads.reinforce.build import new_policy
+from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.inference import Inference
-from rolecall.workloads.reinforce.learner import Learner, new_policy, strip_prefix
-from rolecall.workloads.reinforce.model import Policy
-from rolecall.workloads.reinforce.movie import RenderError, record_episode
-from rolecall.workloads.reinforce.observer import CollectRollout, RolloutResult, Weights
-from rolecall.workloads.reinforce.observer_pool import ObserverPool
+from rolecall.workloads.reinforce.learner import Learner
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.trajectory import EnvOutputs, Trajectory
+from rolecall.workloads.reinforce.remote import CollectRollout, ObserverPool, RolloutResult, Weights
 
 _PART = "agent"
 _BEST = "best/"
@@ -51,7 +50,7 @@ class Training(JobLoop[UpdatePosition, Params]):
     def __init__(self, context: WorkerContext[Params]) -> None:
         super().__init__(context, UpdatePosition())
         params = context.params
-        spaces = environments.describe(params.environment)
+        spaces = creation.describe(params.environment)
         self._learner = Learner(params, spaces, context.device)
         self._observers = ObserverPool(
             context.count(Role.OBSERVER), params.least_observers, context.report.event, self._poll
@@ -63,7 +62,6 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     @property
     def step(self) -> int:
-        """Updates since the start of the job."""
         return self.position.update
 
     def run(self) -> dict[str, float]:
@@ -120,7 +118,8 @@ class Training(JobLoop[UpdatePosition, Params]):
         """Request rollouts from all idle observers, and train on those that are available."""
         update = self.position.update + 1
         self._start_rollouts(update)
-        trajectories = {rank: self._trajectory(rank, one) for rank, one in self._gather().items()}
+        rollouts = self._observers.gather(self.params.wait_for)
+        trajectories = {rank: self._trajectory(rank, one) for rank, one in rollouts.items()}
         rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
         losses = self._learner.train(update, trajectories, rate)
         env_outputs = {rank: trajectory.env_outputs for rank, trajectory in trajectories.items()}
@@ -144,9 +143,6 @@ class Training(JobLoop[UpdatePosition, Params]):
             sent = weights if self._inference is None else None
             self._observers.send(rank, CollectRollout(update, self._reset, sent))
         self._reset = False
-
-    def _gather(self) -> dict[int, RolloutResult]:
-        return self._observers.gather(self.params.wait_for)
 
     def _trajectory(self, rank: int, rollout: RolloutResult) -> Trajectory:
         agent_outputs = rollout.agent_outputs
@@ -227,7 +223,6 @@ class Training(JobLoop[UpdatePosition, Params]):
         return [self.context.checkpoints.save_part(step, _PART, tensors)]
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Restore the agent's part."""
         tensors = self.context.checkpoints.load_part(manifest, _PART)
         self._learner.restore(tensors)
         self._best_weights = strip_prefix(tensors, _BEST)
@@ -240,17 +235,15 @@ class Training(JobLoop[UpdatePosition, Params]):
         scratch, artifacts = self.context.workdir.scratch, self.context.artifacts
         path = write_export(scratch, policy, self.params)
         artifacts.put(path.name, path)
-        if self.params.evaluation.movie:
-            self._record_movie(policy)
-
-    def _record_movie(self, policy: Policy) -> None:
-        path = self.context.workdir.scratch / "episode.gif"
+        if not self.params.evaluation.movie:
+            return
+        path = scratch / "episode.gif"
         try:
             record_episode(policy, self.params, path)
         except RenderError as error:
             self.context.report.event(f"no movie: {error}")
             return
-        self.context.artifacts.put(path.name, path)
+        artifacts.put(path.name, path)
 
     def _result(self) -> dict[str, float]:
         position = self.position

@@ -3,9 +3,9 @@
 After the PyTorch tutorial "Distributed Pipeline Parallelism Using RPC". The master drives the stages. The
 first stage of each replica reads images, stages exchange activations and gradients, the last computes the loss.
 
-`model`: the model, shared with exports. `costs`: block costs, for the cuts. `model_part`: a stage's layers and
-optimizer. `p2p`: tensors between stages. `pipeline`: the stage. `tutorial_protocol`: the tutorial's protocol.
-`training`: the master's loop. This file, `params` and `check` never import torch.
+`params`: the parameters. `check`: checks before the gang starts. `model`: the model, shared with exports. `build`: the
+model, and its blocks' costs for the cuts. `model_part`: a stage's layers and optimizer. `stage`: the stage. `remote`:
+tensors between stages. `training`: the master's loop. This file, `params` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -2,6 +2,7 @@
 
 from rolecall.kit.builders import Builder, check_builder
 from rolecall.kit.images.sources import check_images
+from rolecall.kit.params import check_precision
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
@@ -10,7 +11,9 @@ _MAX_STAGES = 256
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` unless the stages are divisible by the replicas, and the model has a block for each stage."""
-    stages, replicas, max_stages = counts[Role.STAGE], params.replicas, _max_stages(params)
+    stages, replicas, max_stages = counts[Role.STAGE], params.replicas, _MAX_STAGES
+    if isinstance(params.model, str):  # A custom model is checked when it is built.
+        max_stages = len(block_names(params.model))
     if stages % replicas or not 2 <= stages // replicas <= max_stages:
         raise ValueError(
             f"{stages} stages for {replicas} replica(s): roles.stage is the total of all replicas, which each have at "
@@ -23,15 +26,11 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
         )
 
 
-def _max_stages(params: Params) -> int:
-    """The number of blocks; a custom model is checked when it is built."""
-    return len(block_names(params.model)) if isinstance(params.model, str) else _MAX_STAGES
-
-
 def check_node(params: Params, role: Role) -> None:
-    """On a stage's node, raises `InputError` for missing images (any stage may be a first one) or a forbidden model."""
+    """Raises `InputError` if a stage's node lacks the images (any stage may be a first one), the model or precision."""
     if role is not Role.STAGE:
         return
+    check_precision(params.precision)
     if isinstance(params.model, Builder):
         check_builder(params.model)
     check_images(params.data)

@@ -6,5 +6,4 @@ from rolecall.workloads.resnet_pipeline.training import PipelineTraining
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Drive one attempt."""
     PipelineTraining(context).play()

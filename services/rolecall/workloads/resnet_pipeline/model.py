@@ -76,7 +76,6 @@ class Blocks(nn.Module):
         """Maps names of parameters and buffers in this module to their names in the whole model."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Apply the blocks in order."""
         for block in self.chain:
             features = block(features)
         return features

@@ -2,43 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
-from torch import nn
 
-from rolecall.kit.builders import build
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.precision import autocast, weight_dtype
-from rolecall.spec.errors import CheckpointError, InputError
-from rolecall.workloads.resnet_pipeline.model import Blocks, build_resnet
+from rolecall.spec.errors import CheckpointError
+from rolecall.workloads.resnet_pipeline.build import to_device, whole_model
+from rolecall.workloads.resnet_pipeline.model import Blocks
 from rolecall.workloads.resnet_pipeline.params import Params
 
-Module = TypeVar("Module", bound=nn.Module)
-
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
-
-
-def whole_model(params: Params, classes: int) -> nn.Module:
-    """The whole model with its initial weights, the same in every process.
-
-    Raises `InputError` if a custom model can't be built or can't be cut.
-    """
-    torch.manual_seed(params.seed)
-    if isinstance(params.model, str):
-        return build_resnet(params.model, classes, params.norm)
-    own = build(params.model, classes)
-    if not isinstance(own, nn.Sequential):
-        raise InputError(f"{params.model.builder} returned a {type(own).__name__}, not an nn.Sequential")
-    return own
-
-
-def to_device(module: Module, params: Params, device: torch.device) -> Module:
-    """Move `module` to its device, dtype and memory format."""
-    # Channels last is a third faster than contiguous on CPUs, and the native format of tensor cores.
-    layout = {"device": device, "dtype": weight_dtype(params.precision), "memory_format": torch.channels_last}
-    return module.to(**layout)
 
 
 class ModelPart:

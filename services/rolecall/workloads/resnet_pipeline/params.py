@@ -80,7 +80,6 @@ class Params(TrainingParams):
 
     @property
     def micro_batch_size(self) -> int:
-        """Images in one micro-batch."""
         return self.batch_size // (self.replicas * self.micro_batches)
 
     @model_validator(mode="after")

@@ -1,17 +1,37 @@
-"""A stage executes the master's calls in its main thread."""
+"""A stage of a pipeline: its part of the model, its neighbors, and at the first stage the images.
+
+The master calls one method at a time on all stages, which execute it in their main threads. The stages exchange tensors
+peer to peer.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
+import torch
+import torch.distributed as dist
 from torch.distributed import rpc
 from torch.futures import Future
+from torchvision.transforms import v2
 
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.data_order import DataOrder, derive_seed, share_of
+from rolecall.kit.images.loader import ImageSplit, TrainBatches, augmentation, eval_batches, open_splits
+from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
+from rolecall.kit.pipelining import one_forward_one_backward
+from rolecall.kit.precision import weight_dtype
+from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.remote import Mailbox
 from rolecall.spec.errors import Stopped
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+from rolecall.spec.role import Role
+from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
+from rolecall.workloads.resnet_pipeline.model import blocks_of, normalized, resize_and_crop
+from rolecall.workloads.resnet_pipeline.model_part import ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.pipeline import PipelineStage
+from rolecall.workloads.resnet_pipeline.remote import Outbox, TutorialStage, inbox
 
+# Micro-batches of an evaluation that may be queued at a stage.
+_MAX_PENDING = 2
 _requests: Mailbox[tuple[Callable[..., Any], tuple[Any, ...]], Any] = Mailbox()
 
 
@@ -28,3 +48,207 @@ def run(context: WorkerContext[Params]) -> None:
 def execute(method: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """Called by the master: the result of a method of this process's `PipelineStage`."""
     return _requests.post((method, arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """Classes and split sizes of the images."""
+
+    classes: tuple[str, ...]
+    images: dict[str, int]
+    """The number of images by split."""
+
+
+class PipelineStage:
+    """Stage `index` of `stages` of one replica. Its methods run in the main thread, called by the master."""
+
+    def __init__(self, context: WorkerContext[Params]) -> None:
+        self._context = context
+        self._params = context.params
+        self._stages = context.count(Role.STAGE) // self._params.replicas
+        self._replica, self._index = divmod(context.role_rank, self._stages)
+        self._replica_group = self._make_replica_group()
+        self._splits: dict[str, ImageSplit] = {}
+        self._outboxes = {index: self._outbox(index) for index in range(self._stages) if index != self._index}
+        self.shutdown_reason: Literal["done", "stopped"] | None = None
+        """Set by `shutdown`; ends the stage's loop."""
+
+    @property
+    def _is_first(self) -> bool:
+        return self._index == 0
+
+    @property
+    def _is_last(self) -> bool:
+        return self._index == self._stages - 1
+
+    # Before the first step.
+
+    def open(self) -> DatasetInfo:
+        """At a first stage, open the images; raises `InputError` if they are invalid."""
+        data, seed = self._params.data, self._params.seed
+        self._splits = open_splits(data, seed)
+        train = self._splits["train"]
+        order = DataOrder(len(train), self._params.batch_size, seed)
+        transform = v2.Compose([*augmentation(data), resize_and_crop(data.size)])
+        self._batches = TrainBatches(
+            train,
+            transform,
+            order,
+            rank=self._replica,
+            replicas=self._params.replicas,
+            processes=data.loader_processes,
+        )
+        return DatasetInfo(train.source.classes, {name: len(split) for name, split in self._splits.items()})
+
+    def measure(self, classes: int) -> list[float]:
+        """The cost of each block on this device, in seconds."""
+        return block_costs(self._params, classes, self._context.device)
+
+    def block_names(self, classes: int) -> tuple[str, ...]:
+        """The names of the model's blocks, between which it can be cut."""
+        return tuple(blocks_of(whole_model(self._params, classes)))
+
+    def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
+        """Build this stage's blocks; `partition` has the block names of all stages."""
+        self._part = ModelPart(self._params, classes, partition[self._index], self._context.device)
+        self._metrics = ClassMetricsAccumulator(classes, self._context.device)
+
+    def _outbox(self, index: int) -> Outbox:
+        """The outbox to the stage at `index` of this replica."""
+        name = worker_name(Role.STAGE, self._replica * self._stages + index)
+        workers = self._context.launch.gang.workers
+        on_gpu = {worker_name(worker.role, worker.role_rank) for worker in workers if worker.gpu is not None}
+        return Outbox(name, accepts_gpu=name in on_gpu)
+
+    # Training.
+
+    def train(self, epoch: int, step: int, rate_factor: float) -> float:
+        """One optimizer step on batch `step` of `epoch`. Returns the mean loss at a last stage, elsewhere 0."""
+        # Dropout depends only on the position, so checkpoints need no generator state.
+        torch.manual_seed(
+            derive_seed(derive_seed(derive_seed(self._params.seed, epoch), step), self._context.role_rank)
+        )
+        if self._is_first:
+            self._images = self._load_batch(epoch, step)
+        losses: list[torch.Tensor] = []
+        for _, kind, micro_batch in one_forward_one_backward(self._stages, self._params.micro_batches)[self._index]:
+            if kind == "B":
+                self._backward(micro_batch)
+            elif self._is_last:
+                features, labels = inbox.take(("activation", micro_batch)), inbox.take(("labels", micro_batch))
+                losses.append(self._part.forward_loss(micro_batch, features, labels))
+            else:
+                self._forward(micro_batch)
+        self._flush()
+        self._average_replicas()
+        self._part.update(rate_factor)
+        return float(torch.stack(losses).sum()) if losses else 0.0
+
+    def _load_batch(self, epoch: int, step: int) -> list[torch.Tensor]:
+        """Split the images into micro-batches, and send the labels to the last stage."""
+        images, labels = self._batches.at(epoch, step)
+        for micro_batch, part in enumerate(labels.chunk(self._params.micro_batches)):
+            self._outboxes[self._stages - 1].send("labels", micro_batch, part)
+        return list(self._normalize(images).chunk(self._params.micro_batches))
+
+    def _normalize(self, images: torch.Tensor) -> torch.Tensor:
+        data = self._params.data
+        return normalized(images.to(self._context.device), data.mean, data.std, weight_dtype(self._params.precision))
+
+    def _forward(self, micro_batch: int) -> None:
+        features = self._images[micro_batch] if self._is_first else inbox.take(("activation", micro_batch))
+        outputs = self._part.forward(micro_batch, features, needs_input_gradient=not self._is_first)
+        self._outboxes[self._index + 1].send("activation", micro_batch, outputs)
+
+    def _backward(self, micro_batch: int) -> None:
+        gradient = None if self._is_last else inbox.take(("gradient", micro_batch))
+        input_gradient = self._part.backward(micro_batch, gradient)
+        if input_gradient is not None:
+            self._outboxes[self._index - 1].send("gradient", micro_batch, input_gradient)
+
+    def _flush(self) -> None:
+        """Wait until the other stages have received all tensors."""
+        for outbox in self._outboxes.values():
+            outbox.flush()
+
+    def _make_replica_group(self) -> dist.ProcessGroup | None:
+        """The group of the stages at this index in all replicas. All ranks must call `new_group` for all groups."""
+        if self._params.replicas == 1:
+            return None
+        starts = range(0, self._params.replicas * self._stages, self._stages)
+        groups = [dist.new_group([start + index for start in starts]) for index in range(self._stages)]
+        return cast(dist.ProcessGroup, groups[self._index])  # torch returns an int only to non-members
+
+    def _average_replicas(self) -> None:
+        """Average gradients and running statistics over the replicas, in one all-reduce."""
+        if self._replica_group is None:
+            return
+        shared = list(self._part.replicated_tensors())
+        flat = torch.cat([tensor.reshape(-1) for tensor in shared])
+        dist.all_reduce(flat, group=self._replica_group)
+        means = (flat / self._params.replicas).split([tensor.numel() for tensor in shared])
+        for tensor, mean in zip(shared, means, strict=True):
+            tensor.copy_(mean.view(tensor.shape))
+
+    # The tutorial's protocol.
+
+    def tutorial_ref(self) -> "rpc.RRef[TutorialStage]":
+        """A reference for the RPC calls of the tutorial's protocol."""
+        self._tutorial_stage = TutorialStage(self._part, self._params.micro_batches)
+        return rpc.RRef(self._tutorial_stage)
+
+    def load_tutorial_batch(self, epoch: int, step: int) -> None:
+        """At the first stage, load batch `step` of `epoch` for the tutorial's protocol."""
+        images, labels = self._batches.at(epoch, step)
+        self._tutorial_stage.set_batch(self._normalize(images), labels)
+
+    # Evaluation, checkpoints, export.
+
+    def evaluate(self, split: str, images: int) -> ClassMetrics | None:
+        """Evaluate this replica's share of a split of `images` images. Returns the metrics at a last stage."""
+        share = share_of(images, self._replica, self._params.replicas)
+        with self._part.inference():
+            if self._is_first:
+                self._evaluate_first(split, share)
+            else:
+                self._evaluate_later(-(-(share.stop - share.start) // self._params.micro_batch_size))
+        self._flush()
+        return self._metrics.compute() if self._is_last else None
+
+    def _evaluate_first(self, split: str, share: slice) -> None:
+        data = self._params.data
+        batches = eval_batches(
+            self._splits[split], share, resize_and_crop(data.size), self._params.micro_batch_size, data.loader_processes
+        )
+        for number, (images, labels) in enumerate(batches):
+            self._outboxes[self._stages - 1].send("labels", number, labels)
+            self._outboxes[self._index + 1].send(
+                "activation", number, self._part.compute(self._normalize(images)), max_pending=_MAX_PENDING
+            )
+
+    def _evaluate_later(self, micro_batches: int) -> None:
+        for number in range(micro_batches):
+            outputs = self._part.compute(inbox.take(("activation", number)))
+            if self._is_last:
+                self._metrics.add(outputs, inbox.take(("labels", number)))
+            else:
+                self._outboxes[self._index + 1].send("activation", number, outputs, max_pending=_MAX_PENDING)
+
+    def save(self, step: int) -> CheckpointPart:
+        """Write this stage's part of the checkpoint of `step`; called in the first replica, all replicas are equal."""
+        return self._context.checkpoints.save_part(step, f"stage-{self._index}", self._part.state())
+
+    def load(self, manifest: CheckpointManifest) -> None:
+        """Restore `manifest`. Reads all parts, because the cuts may differ from those of the checkpoint."""
+        tensors: dict[str, torch.Tensor] = {}
+        for part in manifest.parts:
+            tensors |= self._context.checkpoints.load_part(manifest, part.name)
+        self._part.restore(tensors)
+
+    def shutdown(self, reason: Literal["done", "stopped"]) -> None:
+        """Leave the gang after this call."""
+        self.shutdown_reason = reason
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by their names in the whole model."""
+        return self._part.weights()

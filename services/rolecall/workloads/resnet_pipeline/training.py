@@ -8,18 +8,17 @@ import torch
 from torch.distributed import rpc
 
 from rolecall.kit.loop import EvalSplit, TrainingLoop
+from rolecall.kit.metrics import merge
 from rolecall.kit.pipelining import best_cuts
 from rolecall.kit.same_input import require_same
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
-from rolecall.workloads.resnet_pipeline import stage
-from rolecall.workloads.resnet_pipeline.evaluation import merge
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
-from rolecall.workloads.resnet_pipeline.pipeline import DatasetInfo, PipelineStage
-from rolecall.workloads.resnet_pipeline.tutorial_protocol import TutorialProtocol
+from rolecall.workloads.resnet_pipeline.remote import TutorialProtocol
+from rolecall.workloads.resnet_pipeline.stage import DatasetInfo, PipelineStage, execute
 
 
 class Stages:
@@ -29,11 +28,7 @@ class Stages:
         names = [worker_name(Role.STAGE, rank) for rank in range(stages)]
         self.all = names
         self.pipelines = [names[replica * stages // replicas :][: stages // replicas] for replica in range(replicas)]
-
-    @property
-    def first_stages(self) -> list[str]:
-        """The first stage of every replica."""
-        return [names[0] for names in self.pipelines]
+        self.first_stages = [pipeline[0] for pipeline in self.pipelines]
 
 
 def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -41,7 +36,7 @@ def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> l
 
     Has no timeout: steps may be long, and a stage that dies closes its connection.
     """
-    calls = [rpc.rpc_async(name, stage.execute, args=(method, *arguments), timeout=0) for name in names]
+    calls = [rpc.rpc_async(name, execute, args=(method, *arguments), timeout=0) for name in names]
     return torch.futures.wait_all(calls)
 
 
@@ -54,7 +49,9 @@ class PipelineTraining(TrainingLoop[int, Params]):
         self._stages = Stages(context.count(Role.STAGE), params.replicas)
         self._dataset = self._open_datasets()
         self._build()
-        self._tutorial = self._make_tutorial_protocol() if params.protocol == "tutorial" else None
+        self._tutorial: TutorialProtocol | None = None
+        if params.protocol == "tutorial":
+            self._tutorial = TutorialProtocol(params, call(self._stages.all, PipelineStage.tutorial_ref))
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`, then shuts down all stages."""
@@ -71,16 +68,16 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return found[0]
 
     def _build(self) -> None:
-        names = self._block_names()
+        model, classes = self.params.model, len(self._dataset.classes)
+        names: tuple[str, ...]
+        if isinstance(model, str):
+            names = block_names(model)
+        else:
+            names = call(self._stages.first_stages[:1], PipelineStage.block_names, classes)[0]
         cuts = self._cuts(names)
         partition = [names[begin:end] for begin, end in pairwise([0, *cuts, len(names)])]
-        call(self._stages.all, PipelineStage.build, partition, len(self._dataset.classes))
+        call(self._stages.all, PipelineStage.build, partition, classes)
         self.context.report.event(f"cut before {', '.join(names[cut] for cut in cuts)}")
-
-    def _block_names(self) -> tuple[str, ...]:
-        if isinstance(self.params.model, str):
-            return block_names(self.params.model)
-        return call(self._stages.first_stages[:1], PipelineStage.block_names, len(self._dataset.classes))[0]
 
     def _cuts(self, names: tuple[str, ...]) -> list[int]:
         """The first block of every stage but the first, as given or from measured costs."""
@@ -94,24 +91,18 @@ class PipelineTraining(TrainingLoop[int, Params]):
         slowest = [[max(block) for block in zip(*costs[index::stages], strict=True)] for index in range(stages)]
         return best_cuts(slowest)
 
-    def _make_tutorial_protocol(self) -> TutorialProtocol:
-        return TutorialProtocol(self.params, call(self._stages.all, PipelineStage.tutorial_ref))
-
     @property
     def steps_per_epoch(self) -> int:
         """Full batches in one pass; the last incomplete batch is dropped."""
         return self._dataset.images["train"] // self.params.batch_size
 
     def batches(self, epoch: int, done: int) -> Iterator[int]:
-        """The numbers of the epoch's steps."""
         return iter(range(done, self.steps_per_epoch))
 
     def samples(self, batch: int) -> int:
-        """All batches are full."""
         return self.params.batch_size
 
     def train_step(self, batch: int) -> float:
-        """The mean loss over the global batch."""
         epoch = self.position.epoch
         if self._tutorial is not None:
             call(self._stages.first_stages, PipelineStage.load_tutorial_batch, epoch, batch)
@@ -120,7 +111,6 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return sum(losses) / self.params.replicas
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        """Loss and accuracy."""
         images = self._dataset.images.get(split, 0)
         if not images:
             return None
@@ -132,11 +122,9 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return call(self._stages.pipelines[0], PipelineStage.save, step)
 
     def load(self, manifest: CheckpointManifest) -> None:
-        """Restore all stages of all replicas."""
         call(self._stages.all, PipelineStage.load, manifest)
 
     def export(self) -> None:
-        """Write and store `model.zip`."""
         parts = call(self._stages.pipelines[0], PipelineStage.weights)
         weights = {name: value for part in parts for name, value in part.items()}
         path = write_export(self.context.workdir.scratch, self.params, self._dataset.classes, weights)

@@ -3,10 +3,9 @@
 After the second half of the PyTorch tutorial "Getting Started with Distributed RPC Framework". Embedding and
 decoder grow with the vocabulary and are on the parameter servers; the LSTM is in the trainers.
 
-`params`: the parameters. `check`: checks before the gang starts. `streams`: the text in batches. `model`: the model,
-shared with exports. `export`: the exported archive. `vocabulary`: the layers on the servers. `remote`: the trainers'
-calls of the decoder. `recurrent`: the layers in the trainers. `training`: the loop. This file, `params` and `check`
-never import torch.
+`params`: the parameters. `check`: checks before the gang starts. `build`: the recurrent part, and the modules on the
+servers. `remote`: the decoder's shards and the trainers' calls of them. `model`: the model, shared with exports.
+`training`: the loop. `export`: the exported archive. This file, `params` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -1,7 +1,7 @@
 """Checks of `rnn-lm` jobs before the gang starts. Torch-free."""
 
 from rolecall.kit.builders import check_builder
-from rolecall.kit.params import require_shares
+from rolecall.kit.params import check_precision, require_shares
 from rolecall.kit.text.reading import check_text
 from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.params import Params
@@ -13,7 +13,8 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a trainer's node, raises `InputError` for a file that is not text, or a forbidden model."""
+    """Raises `InputError` for a device without the precision; in a trainer also for no text or a forbidden model."""
+    check_precision(params.precision)
     if role is not Role.TRAINER:
         return
     if params.model is not None:

@@ -57,7 +57,7 @@ class Params(TrainingParams):
     the whole batch; `tutorial`: each trainer's torch DistributedOptimizer updates the remote weights, as in the
     tutorial, and all trainers start the next step together. With several trainers, `tutorial` is not reproducible."""
     loss_at: Literal["server", "trainer"] = "server"
-    """Where the loss is computed. `server`: on the decoder's servers, which receive hidden states and return two
+    """Place of the loss computation. `server`: on the decoder's servers, which receive hidden states and return two
     numbers for each token; `trainer`: the servers return all logits, as in the tutorial. The result is the same."""
     precision: Precision = "float32"
     """Data type of weights and arithmetic. `bfloat16` computes in bfloat16 where it is safe (torch.autocast) and keeps

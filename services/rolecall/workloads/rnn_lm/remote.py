@@ -1,14 +1,55 @@
-"""The trainers' side of the decoder on the parameter servers."""
+"""The decoder on the parameter servers, and the trainers' calls of it."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
-from torch import Tensor
+from torch import Tensor, nn
 
-from rolecall.kit.parameter_server.remote import ShardReference
-from rolecall.workloads.rnn_lm.vocabulary import combine_loss_terms
+from rolecall.kit.data_order import derive_seed
+from rolecall.kit.parameter_server import ShardReference, ShardSpec, Uniform, initial_rows
+from rolecall.kit.params import Precision
+from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.workloads.rnn_lm.params import Params
+
+
+class DecoderShard(nn.Module):
+    """One shard of the decoder: logits of some tokens, and their terms of the loss."""
+
+    def __init__(self, params: Params, spec: ShardSpec) -> None:
+        super().__init__()
+        self._spec = spec
+        self._precision: Precision = params.precision
+        initializer = Uniform(derive_seed(params.seed, 1), params.init_range)
+        weight = initial_rows(spec, params.hidden_dim, initializer, weight_dtype(params.precision))
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(spec.size, dtype=weight.dtype))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """The logits [n, size] of hidden states [n, h]."""
+        with autocast(self._precision, hidden.device):
+            # A trainer with mixed precision may send bfloat16 to a server without bfloat16.
+            return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+
+    def loss_terms(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """[2, n]: logsumexp of the logits, and the target's logit, or 0 if another shard has the target.
+
+        As the vocabulary-parallel cross-entropy of Megatron-LM (Shoeybi et al., 2019); see `combine_loss_terms`.
+        """
+        logits = self(hidden).to(self.weight.dtype)
+        own = targets % self._spec.count == self._spec.index
+        rows = torch.where(own, targets // self._spec.count, 0)
+        target_logits = logits.gather(1, rows.unsqueeze(1)).squeeze(1)
+        # Torch's cross-entropy is logsumexp minus the target's logit, and faster than logsumexp.
+        sums = F.cross_entropy(logits, rows, reduction="none") + target_logits
+        return torch.stack([sums, torch.where(own, target_logits, 0)])
+
+
+def combine_loss_terms(terms: list[Tensor]) -> Tensor:
+    """The cross-entropy [n], in nats, from the terms [2, n] of all shards."""
+    sums, target_logits = torch.stack(terms).unbind(1)
+    return sums.logsumexp(0) - target_logits.sum(0)
 
 
 class RemoteDecoder:

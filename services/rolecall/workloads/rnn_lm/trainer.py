@@ -1,20 +1,18 @@
 """A trainer trains the LSTM in DDP on its streams of the text; embedding and decoder are on the servers."""
 
 from rolecall.kit.parameter_server import share_shards
-from rolecall.kit.precision import require_precision
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
+from rolecall.workloads.rnn_lm.build import sharded_vocabulary
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.training import Training
-from rolecall.workloads.rnn_lm.vocabulary import sharded_vocabulary
 
 
 def run(context: WorkerContext[Params]) -> None:
     """Read the text, share the shards with the other trainers, and train; the first trainer reports the result."""
-    require_precision(context.params.precision, context.device)
     corpus = open_corpus(context.params.text, context.cache)
     require_same_in_group(corpus.fingerprint, Role.TRAINER, "texts")
     servers, vocabulary = context.count(Role.PARAMETER_SERVER), corpus.vocabulary_size

@@ -11,25 +11,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.data_order import share_of
 from rolecall.kit.loop import EvalSplit
-from rolecall.kit.optimizers import dense_optimizer
-from rolecall.kit.parameter_server import (
-    ServerOptimizers,
-    ShardedEmbedding,
-    ShardedTrainingLoop,
-    Shards,
-    TutorialProtocol,
-    UpdateProtocol,
-    make_local,
-)
+from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop, Shards, make_local
 from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.runtime.context import WorkerContext
+from rolecall.workloads.rnn_lm.build import make_protocol, make_recurrent
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.recurrent import make_recurrent
 from rolecall.workloads.rnn_lm.remote import RemoteDecoder
-from rolecall.workloads.rnn_lm.streams import Segment, TokenStreams, open_streams
 
 _STATE = "state/"
 
@@ -40,7 +31,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
         recurrent = make_local(context, lambda: make_recurrent(params), weight_dtype(params.precision))
-        super().__init__(context, shards, _make_protocol(context, shards, recurrent), recurrent)
+        super().__init__(context, shards, make_protocol(context, shards, recurrent), recurrent)
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_splits(corpus, params)
@@ -52,7 +43,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Segments in each training stream."""
         return self._streams["train"].steps
 
     def batches(self, epoch: int, done: int) -> Iterator[Segment]:
@@ -60,7 +50,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         return self._streams["train"].segments(self._columns, done)
 
     def samples(self, batch: Segment) -> int:
-        """Tokens of all trainers."""
         return batch.global_tokens
 
     def losses(self, batch: Segment) -> Tensor:
@@ -95,7 +84,6 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         return float(total) / (streams.count * streams.length)
 
     def export(self) -> None:
-        """The first trainer writes and stores the model and the sample."""
         files: list[Path] = []
         if self.rank == 0:
             weights = {f"recurrent.{name}": value.cpu() for name, value in self._recurrent.module.state_dict().items()}
@@ -113,17 +101,8 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         return {f"{_STATE}{index}": one for index, one in enumerate(self._state or ())}
 
     def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the recurrent state of this trainer's streams."""
         count = sum(key.startswith(_STATE) for key in tensors)
         self._state = tuple(tensors[f"{_STATE}{index}"].to(self.context.device) for index in range(count)) or None
-
-
-def _make_protocol(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> UpdateProtocol:
-    params, optimizer = context.params, dense_optimizer(context.params.optimizer)
-    if params.protocol == "tutorial":
-        return TutorialProtocol(shards, optimizer, recurrent, optimizer, in_step=True)
-    local = optimizer.build(recurrent.parameters())
-    return ServerOptimizers(shards, context.role_rank, local, max_norm=params.max_grad_norm)
 
 
 def _open_splits(corpus: Corpus, params: Params) -> dict[str, TokenStreams]:

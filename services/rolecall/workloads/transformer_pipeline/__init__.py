@@ -3,11 +3,9 @@
 After the PyTorch tutorial "Introduction to Distributed Pipeline Parallelism". Micro-batches of text pass the
 stages by a schedule. The pipeline can be replicated; each replica gets its share of a batch.
 
-`params`: the parameters. `schedules`: the schedules and their limits. `check`: checks before the gang starts. `model`:
-the model, shared with exports. `custom_layers`: layers of a job. `split`: cuts the model. `grid`: ranks and replicas.
-`pipeline`: stages and schedule. `meter`: measured bubble; `kit.pipelining` has the theoretical one. `sequences`: the
-text in batches. `training`: the loop. `sample`: generates text. `export`: the exported archive. This file, `params`,
-`schedules` and `check` never import torch.
+`params`: the parameters. `check`: checks before the gang starts. `model`: the model, shared with exports. `build`: cuts
+and virtual stages. `pipeline`: the schedule over the stages. `training`: the loop. `export`: the exported archive and a
+sample of text. This file, `params` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role

@@ -2,6 +2,7 @@
 
 from rolecall.kit.builders import check_builder
 from rolecall.kit.divisors import nearest
+from rolecall.kit.params import check_precision
 from rolecall.kit.text.reading import check_text
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.params import Params
@@ -20,7 +21,8 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """On a stage's node, raises `InputError` for a file that is not text, or a forbidden layer builder."""
+    """Raises `InputError` for a file that is not text, a forbidden layer builder or a device without the precision."""
+    check_precision(params.precision)
     if params.model is not None:
         check_builder(params.model)
     check_text(params.text)
@@ -30,9 +32,11 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
     """The number of ranks in one replica of the pipeline."""
     ranks, rest = divmod(workers, params.replicas)
     if rest:
+        # A pipeline has at least two ranks.
+        nearest_stages = sorted({params.replicas * max(2, count) for count in (ranks, ranks + 1)})
         raise ValueError(
             f"{workers} stages are not divisible by {params.replicas} replicas; "
-            f"use {params.replicas} × the number of pipeline ranks: {_nearest_stages(params.replicas, ranks)}"
+            f"use {params.replicas} × the number of pipeline ranks: {' or '.join(map(str, nearest_stages))}"
         )
     if ranks < 2:
         raise ValueError(
@@ -40,11 +44,6 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
             f"use {2 * params.replicas} stages, or set replicas to at most {max(1, workers // 2)}"
         )
     return ranks
-
-
-def _nearest_stages(replicas: int, ranks: int) -> str:
-    """The nearest valid numbers of stages, as text; a pipeline has at least two ranks."""
-    return " or ".join(str(replicas * count) for count in sorted({max(2, ranks), max(2, ranks + 1)}))
 
 
 def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:

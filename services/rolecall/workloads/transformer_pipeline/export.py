@@ -8,15 +8,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch import Tensor
 
 from rolecall.kit.export import write_archive
 from rolecall.kit.text.corpus import Corpus
 from rolecall.runtime.context import WorkerContext
 from rolecall.workloads.transformer_pipeline import model
-from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
+from rolecall.workloads.transformer_pipeline.model import Decoder, Shape, sample_token
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
-from rolecall.workloads.transformer_pipeline.sample import write_sample
 
 _README = """# An exported transformer-pipeline model
 
@@ -43,20 +43,40 @@ def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, cor
     params, scratch = context.params, context.workdir.scratch
     files = list[Path]()
     if pipeline.grid.replica == 0:
-        files += _write_sample(scratch, pipeline, params, corpus)
+        sample = generate_sample(pipeline, params, corpus) if params.sample.tokens else ""
+        if sample and pipeline.grid.rank == 0:
+            files.append(scratch / "sample.txt")
+            files[0].write_text(sample + "\n")
         files += _write_model(scratch, pipeline, params, shape, corpus)
     dist.barrier()
     for path in files:
         context.artifacts.put(path.name, path)
 
 
-def _write_sample(scratch: Path, pipeline: Pipeline, params: Params, corpus: Corpus) -> list[Path]:
-    text = write_sample(pipeline, params, corpus) if params.sample.tokens else ""
-    if not text or pipeline.grid.rank != 0:
-        return []
-    path = scratch / "sample.txt"
-    path.write_text(text + "\n")
-    return [path]
+def generate_sample(pipeline: Pipeline, params: Params, corpus: Corpus) -> str:
+    """The prompt and its continuation by the model; a collective of one replica, equal on all its ranks."""
+    text = corpus.encode(params.sample.prompt) or corpus.tokens("train")[:1].tolist()
+    generator = torch.Generator().manual_seed(params.seed)
+    for _ in range(params.sample.tokens):
+        seen = text[-params.context :]
+        sampled = torch.zeros(1, dtype=torch.int64, device=pipeline.grid.device)
+
+        def choose(_: int, logits: Tensor, seen: list[int] = seen, sampled: Tensor = sampled) -> None:
+            sampled.fill_(sample_token(logits[0, len(seen) - 1], params.sample.temperature, generator, corpus.unknown))
+
+        pipeline.forward([_as_micro_batch(seen, params).to(pipeline.grid.device)], choose)
+        dist.broadcast(sampled, group=pipeline.grid.pipeline_group, group_src=pipeline.last_rank)
+        text.append(int(sampled))
+    return corpus.decode(text)
+
+
+def _as_micro_batch(text: list[int], params: Params) -> Tensor:
+    """The tokens as a micro-batch [b, t], padded for traced stages, which need their fixed shape."""
+    # The model is causal, so the padding does not affect the tokens before it.
+    rows, length = (params.micro_batch, params.context) if params.split == "tracer" else (1, len(text))
+    padded = torch.zeros(rows, length, dtype=torch.int64)
+    padded[0, : len(text)] = torch.tensor(text)
+    return padded
 
 
 def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape, corpus: Corpus) -> list[Path]:
@@ -64,9 +84,15 @@ def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape
     weights = {path.name: path for path in _collect_files(pipeline, shape, scratch)}
     if pipeline.grid.rank != 0:
         return []
+    description = {
+        "workload": "transformer-pipeline",
+        "shape": asdict(shape),
+        "model": params.model and params.model.model_dump(mode="json"),
+        "text": params.text.model_dump(mode="json"),
+    }
     files: dict[str, str | bytes | Path] = {
         "model.py": Path(model.__file__),
-        "model.json": json.dumps(_description(params, shape), indent=1, ensure_ascii=False),
+        "model.json": json.dumps(description, indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
         "README.md": _README + (_CUSTOM_LAYERS.format(builder=params.model.builder) if params.model else ""),
     }
@@ -74,15 +100,6 @@ def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape
     for file in weights.values():
         file.unlink()
     return [path]
-
-
-def _description(params: Params, shape: Shape) -> dict[str, object]:
-    return {
-        "workload": "transformer-pipeline",
-        "shape": asdict(shape),
-        "model": params.model and params.model.model_dump(mode="json"),
-        "text": params.text.model_dump(mode="json"),
-    }
 
 
 def _collect_files(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]:
@@ -95,7 +112,7 @@ def _collect_files(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[P
             yield path
 
 
-def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, torch.Tensor]:
+def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, Tensor]:
     """One virtual stage's weights on the first rank, on the CPU; empty on other ranks."""
     owner, rank = pipeline.rank_of(stage), pipeline.grid.rank
     if rank not in (0, owner):
@@ -112,7 +129,7 @@ def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, torch.Te
     return {}
 
 
-def _receive(weight: torch.Tensor, owner: int, pipeline: Pipeline) -> torch.Tensor:
+def _receive(weight: Tensor, owner: int, pipeline: Pipeline) -> Tensor:
     buffer = torch.empty(weight.shape, dtype=pipeline.dtype, device=pipeline.grid.device)
     dist.recv(buffer, group=pipeline.grid.pipeline_group, group_src=owner)
     return buffer.cpu()

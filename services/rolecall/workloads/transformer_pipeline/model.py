@@ -53,9 +53,9 @@ class Cut:
     first: int
     end: int
     embeds: bool
-    """Whether the part has the embedding: its inputs are tokens, not activations."""
+    """True if the part has the embedding: its inputs are tokens, not activations."""
     predicts: bool
-    """Whether the part has the head: its outputs are logits, not activations."""
+    """True if the part has the head: its outputs are logits, not activations."""
 
 
 class RotaryEmbedding(nn.Module):

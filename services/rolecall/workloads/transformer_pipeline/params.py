@@ -19,15 +19,10 @@ from rolecall.kit.params import (
     TrainingParams,
     Width,
 )
+from rolecall.kit.schedules import MAX_MICRO_BATCHES, SCHEDULES, Schedule, ScheduleName
 from rolecall.kit.text.params import Sample, Text
-from rolecall.workloads.transformer_pipeline.schedules import (
-    MAX_MICRO_BATCHES,
-    SCHEDULES,
-    Name,
-    Schedule,
-    Split,
-    format_range,
-)
+
+Split = Literal["manual", "tracer"]
 
 
 class Subwords(Text):
@@ -70,10 +65,10 @@ class Params(TrainingParams):
     batch_size: BatchSize = 32
     """Sequences per step over all replicas. An incomplete last batch of an epoch is dropped, because stages need fixed
     shapes."""
-    schedule: Name = "1F1B"
+    schedule: ScheduleName = "1F1B"
     """Pipeline schedule: the order in which micro-batches pass through the stages."""
     split: Split = "manual"
-    """How the model is split. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
+    """Split method. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""
     micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of micro-batches into which a replica splits its share of a batch; more micro-batches reduce idle time."""
@@ -85,7 +80,7 @@ class Params(TrainingParams):
     """Data type of weights and arithmetic. `bfloat16` computes in bfloat16 where it is safe (torch.autocast) and keeps
     float32 weights; a GPU without bfloat16 support is an error. `float64` is for parity tests."""
     activation_checkpointing: bool = False
-    """Whether to recompute each layer's inner activations in the backward pass instead of storing them."""
+    """Recompute each layer's inner activations in the backward pass instead of storing them."""
     max_grad_norm: Positive | None = 1.0
     """Maximum norm of the gradients over all stages; larger gradients are scaled down. With null, gradients are not
     clipped."""
@@ -100,22 +95,18 @@ class Params(TrainingParams):
 
     @property
     def rules(self) -> Schedule:
-        """The rules of the schedule."""
         return SCHEDULES[self.schedule]
 
     @property
     def stages_per_rank(self) -> int:
-        """Virtual stages per pipeline rank."""
         return self.virtual_stages or self.rules.default_virtual_stages
 
     @property
     def replica_batch(self) -> int:
-        """Sequences per step of one replica."""
         return self.batch_size // self.replicas
 
     @property
     def micro_batch(self) -> int:
-        """Sequences of one micro-batch."""
         return self.replica_batch // self.micro_batches
 
     @model_validator(mode="after")
@@ -154,10 +145,10 @@ class Params(TrainingParams):
     @model_validator(mode="after")
     def _valid_schedule(self) -> Self:
         rules = self.rules
-        least, most = rules.virtual_stages
-        if not least <= self.stages_per_rank <= most:
+        minimum, maximum = rules.virtual_stages
+        if not minimum <= self.stages_per_rank <= maximum:
             raise ValueError(
-                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} requires {format_range(least, most)}"
+                f"virtual_stages is {self.virtual_stages}; schedule {rules.name} requires {rules.virtual_stages_text}"
             )
         return self
 

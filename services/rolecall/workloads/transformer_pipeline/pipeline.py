@@ -9,16 +9,22 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from rolecall.kit.grid import Grid
+from rolecall.kit.meter import GpuClock, HostClock, Meter
 from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
-from rolecall.workloads.transformer_pipeline.custom_layers import custom_layers
-from rolecall.workloads.transformer_pipeline.grid import Grid
-from rolecall.workloads.transformer_pipeline.meter import GpuClock, HostClock, Meter
+from rolecall.kit.schedules import rank_of, stages_of
+from rolecall.kit.text.batches import IGNORED
+from rolecall.workloads.transformer_pipeline.build import (
+    build_decoder,
+    custom_layers,
+    head_cost,
+    layer_cuts,
+    manual_stages,
+    traced_stages,
+)
 from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
 from rolecall.workloads.transformer_pipeline.params import Params
-from rolecall.workloads.transformer_pipeline.schedules import rank_of, stages_of
-from rolecall.workloads.transformer_pipeline.sequences import IGNORED
-from rolecall.workloads.transformer_pipeline.split import build, head_cost, layer_cuts, manual_stages, traced_stages
 
 
 def sum_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -45,18 +51,7 @@ class Pipeline:
         self._schedule = self._make_schedule(stages)
 
     @property
-    def first(self) -> bool:
-        """True on the rank with the first stage."""
-        return 0 in self.model_parts
-
-    @property
-    def last(self) -> bool:
-        """True on the rank with the last stage."""
-        return self._stages - 1 in self.model_parts
-
-    @property
     def last_rank(self) -> int:
-        """The pipeline rank with the last stage."""
         return self.rank_of(self._stages - 1)
 
     @property
@@ -83,8 +78,8 @@ class Pipeline:
         Returns the contribution to the mean loss, float64, on the rank with the last stage, 0 on other ranks.
         """
         losses: list[Tensor] = []
-        inputs = (tokens,) if self.first else ()
-        wanted = {"target": targets, "losses": losses} if self.last else {}
+        inputs = (tokens,) if 0 in self.model_parts else ()
+        wanted = {"target": targets, "losses": losses} if self._stages - 1 in self.model_parts else {}
         zero = torch.zeros((), dtype=torch.float64, device=self.grid.device)
         with self.meter.step(), self._autocast():
             self._schedule.step(*inputs, **wanted, return_outputs=False)
@@ -114,7 +109,8 @@ class Pipeline:
         for index, part in self.model_parts.items():
             before, after = self.rank_of(index - 1), self.rank_of(index + 1)
             if index > 0 and before != self.grid.rank:
-                x = self._receive(tokens.shape, before)
+                x = torch.empty(*tokens.shape, self._shape.dim, dtype=self.dtype, device=self.grid.device)
+                dist.recv(x, group=self.grid.pipeline_group, group_src=before)
             with self._autocast():
                 x = part(x)
             if index == self._stages - 1:
@@ -125,13 +121,7 @@ class Pipeline:
                 pending_send = dist.isend(x, group=self.grid.pipeline_group, group_dst=after)
         return pending_send
 
-    def _receive(self, shape: torch.Size, source: int) -> Tensor:
-        x = torch.empty(*shape, self._shape.dim, dtype=self.dtype, device=self.grid.device)
-        dist.recv(x, group=self.grid.pipeline_group, group_src=source)
-        return x
-
     def rank_of(self, stage: int) -> int:
-        """The pipeline rank of a virtual stage."""
         return rank_of(stage, self.grid.ranks, self._params.rules.placement)
 
     def _set_training(self, mode: bool) -> None:
@@ -155,7 +145,7 @@ class Pipeline:
 
     def _build(self, index: int | None) -> Decoder:
         cut = None if index is None else self.cuts[index]
-        return build(
+        return build_decoder(
             self._shape,
             cut,
             seed=self._params.seed,

@@ -1,6 +1,5 @@
 """A stage holds part of the layers and trains them in lockstep with the other stages."""
 
-from rolecall.kit.precision import require_precision
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.runtime.context import WorkerContext
@@ -11,7 +10,6 @@ from rolecall.workloads.transformer_pipeline.training import Training
 
 def run(context: WorkerContext[Params]) -> None:
     """Read the text and train; the first stage reports the result."""
-    require_precision(context.params.precision, context.device)
     corpus = open_corpus(context.params.text, context.cache)
     require_same_in_group(corpus.fingerprint, Role.STAGE, "texts")
     Training(context, corpus).play()

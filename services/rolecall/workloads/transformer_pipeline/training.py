@@ -7,21 +7,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rolecall.kit.checkpoint import flatten_optimizer, random_state, restore_optimizer, restore_random_state
+from rolecall.kit.grid import make_grid
 from rolecall.kit.loop import EvalSplit, TrainingLoop
-from rolecall.kit.optimizers import dense_optimizer, scale_rates
+from rolecall.kit.meter import stage_times
+from rolecall.kit.optimizers import scale_rates
 from rolecall.kit.pipelining import bubble
+from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
-from rolecall.runtime.checkpoint import flatten_optimizer, random_state, restore_optimizer, restore_random_state
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
+from rolecall.workloads.transformer_pipeline.build import decoder_shape, make_optimizer
 from rolecall.workloads.transformer_pipeline.export import export
-from rolecall.workloads.transformer_pipeline.grid import make_grid
-from rolecall.workloads.transformer_pipeline.meter import stage_times
-from rolecall.workloads.transformer_pipeline.model import Shape
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline, sum_loss
-from rolecall.workloads.transformer_pipeline.sequences import IGNORED, Epochs, Sequences
 
 _WEIGHTS = "weights/"
 
@@ -41,12 +41,13 @@ class Training(TrainingLoop[Batch, Params]):
         super().__init__(context)
         params = context.params
         self._corpus = corpus
-        self._epochs = Epochs(Sequences(corpus.tokens("train"), params.context), params.batch_size, params.seed)
+        sequences = Sequences(corpus.tokens("train"), params.context)
+        self._batches = SequenceBatches(sequences, params.batch_size, params.seed)
         self._grid = make_grid(params.replicas, context.device)
         self._shape = decoder_shape(params, corpus.vocabulary_size)
         self._pipeline = Pipeline(params, self._shape, self._grid)
         torch.manual_seed(params.seed + 1 + context.role_rank)  # different dropout masks on each worker
-        self._optimizer = self._make_optimizer()
+        self._optimizer = make_optimizer(params, self._parameters())
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`; the result also has the pipeline ranks' times, and the theoretical bubble."""
@@ -55,16 +56,13 @@ class Training(TrainingLoop[Batch, Params]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Full global batches in one pass."""
-        return self._epochs.steps_per_epoch
+        return self._batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        """This replica's shares of the epoch's batches."""
-        for inputs, targets in self._epochs.shares(epoch, done, self._grid.replica, self._grid.replicas):
+        for inputs, targets in self._batches.shares(epoch, done, self._grid.replica, self._grid.replicas):
             yield Batch(inputs.to(self._grid.device), targets.to(self._grid.device))
 
     def samples(self, batch: Batch) -> int:
-        """Sequences of all replicas."""
         return self.params.batch_size
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -108,20 +106,12 @@ class Training(TrainingLoop[Batch, Params]):
         dist.barrier()
 
     def export(self) -> None:
-        """Write and store the model and a sample."""
         # Collect the times first: no collective may follow `export`, and waiting for it must not count.
         self._stage_times = stage_times(self._pipeline.meter, self._grid)
         export(self.context, self._pipeline, self._shape, self._corpus)
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for _, parameter in self._pipeline.named_parameters()]
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer, with weight decay for matrices only, not for norms and biases."""
-        matrices = [parameter for parameter in self._parameters() if parameter.ndim > 1]
-        vectors = [parameter for parameter in self._parameters() if parameter.ndim == 1]
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        return dense_optimizer(self.params.optimizer).build([group for group in groups if group["params"]])
 
     def _clip_and_reduce(self, loss: Tensor) -> Tensor:
         """Clip gradients by their norm over all stages, and sum the loss over all ranks, in one all-reduce."""
@@ -151,17 +141,3 @@ class Training(TrainingLoop[Batch, Params]):
         self._pipeline.forward(inputs, add)
         dist.all_reduce(sums)
         return float(sums[0] / sums[1])
-
-
-def decoder_shape(params: Params, vocabulary: int) -> Shape:
-    """The shape of the whole decoder."""
-    return Shape(
-        vocabulary=vocabulary,
-        context=params.context,
-        layers=params.layers,
-        dim=params.dim,
-        heads=params.heads,
-        hidden=params.hidden or 4 * params.dim,
-        positions=params.positions,
-        dropout=params.dropout,
-    )

@@ -1,0 +1,166 @@
+"""Creates Gymnasium environments by name, and describes their spaces. Torch-free.
+
+A name is an id in Gymnasium's registry, a wrapper of Gymnasium, or `module:name` of a module that the operator allows.
+Gymnasium itself never gets a name that it would import.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from rolecall.kit.builders import find_allowed, import_allowed, shorten_error
+from rolecall.kit.data_access import read_access
+from rolecall.kit.environments.params import Environment, Wrapper
+from rolecall.spec.errors import InputError
+
+Env = gymnasium.Env[Any, Any]
+
+_CREATION_ERRORS = (gymnasium.error.Error, ImportError, AttributeError, TypeError, ValueError, OSError)
+_REFUSED_WRAPPERS = {
+    "ArrayConversion": "policies take NumPy arrays",
+    "HumanRendering": "workers have no screen",
+    "RecordVideo": "jobs can't write files; use evaluation.movie to record an episode",
+}
+_FILE_ARGUMENTS = ("xml_file",)  # MuJoCo's models
+
+
+def make(environment: Environment, *, render: bool = False) -> Env:
+    """Create one environment with its wrappers; `render` enables frames as RGB arrays.
+
+    Raises `InputError` if the environment or a wrapper does not exist or rejects its arguments.
+    """
+    arguments = _arguments(environment) | ({"render_mode": "rgb_array"} if render else {})
+    try:
+        made = _make_unwrapped(environment, arguments)
+        for wrapper in environment.wrappers:
+            made = _wrapper(wrapper)(made, **wrapper.kwargs)
+    except _CREATION_ERRORS as error:
+        why = f"can't be created on this node: {shorten_error(str(error))}"
+        raise InputError(f"the environment {environment.id!r} {why}") from error
+    if not isinstance(made, gymnasium.Env):
+        raise InputError(f"the environment {environment.id!r} is a {type(made).__name__}, not a gymnasium.Env")
+    return made
+
+
+def make_vector(environment: Environment, count: int) -> VectorEnv[Any, Any, Any]:
+    """Create a vector of `count` environments with next-step autoreset; raises `InputError` as `make`."""
+    if environment.vectorization == "loop":
+        return SyncVectorEnv([lambda: make(environment)] * count)
+    limit = {"max_episode_steps": environment.max_episode_steps} if environment.max_episode_steps else {}
+    try:
+        return gymnasium.make_vec(
+            _registered_id(environment.id),
+            count,
+            vectorization_mode="vector_entry_point",
+            **limit,
+            **_arguments(environment),
+        )
+    except _CREATION_ERRORS as error:
+        raise InputError(
+            f"the environment {environment.id!r} has no vector implementation that can be created on this node "
+            f"({error}); set environment.vectorization to loop"
+        ) from error
+
+
+def describe(environment: Environment) -> dict[str, Any]:
+    """Observation and action space as JSON; raises `InputError` for spaces that policies don't support."""
+    made = make(environment)
+    try:
+        return {"observation": _observation(made.observation_space), "action": _action(made.action_space)}
+    finally:
+        made.close()
+
+
+def check(environment: Environment) -> None:
+    """Raises `InputError` unless the environment is available on this node and policies support its spaces."""
+    describe(environment)
+    if environment.vectorization == "own":
+        make_vector(environment, 1).close()
+
+
+def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:
+    limit = environment.max_episode_steps
+    if not _is_entry_point(environment.id):
+        return gymnasium.make(_registered_id(environment.id), max_episode_steps=limit, **arguments)
+    unwrapped = _find_allowed_class(environment.id, gymnasium.Env)(**arguments)
+    return unwrapped if limit is None else gymnasium.wrappers.TimeLimit(unwrapped, limit)
+
+
+def _is_entry_point(name: str) -> bool:
+    """True for `module:name`. In `module:id` the id has a version, so it is not a Python identifier."""
+    _, colon, attribute = name.partition(":")
+    return bool(colon) and attribute.isidentifier()
+
+
+def _registered_id(name: str) -> str:
+    """The id in Gymnasium's registry, without module. For `module:id`, imports the module, which registers the id."""
+    module, colon, registered = name.rpartition(":")
+    if colon:
+        import_allowed(module)
+    return registered
+
+
+def _wrapper(wrapper: Wrapper) -> Callable[..., Env]:
+    name = wrapper.entry_point
+    if ":" in name:
+        return _find_allowed_class(name, gymnasium.Wrapper)
+    if reason := _REFUSED_WRAPPERS.get(name):
+        raise InputError(f"the wrapper {name} can't be used: {reason}")
+    found = getattr(gymnasium.wrappers, name)
+    if not (isinstance(found, type) and issubclass(found, gymnasium.Wrapper)):
+        raise InputError(f"{name} is not a wrapper of gymnasium.wrappers")
+    return found
+
+
+def _find_allowed_class(name: str, kind: type) -> Callable[..., Any]:
+    """An allowed class of `kind`, or a function, whose result the caller checks."""
+    found = find_allowed(name)
+    if isinstance(found, type) and not issubclass(found, kind):
+        raise InputError(f"{name} is not a gymnasium.{kind.__name__}")
+    return found
+
+
+def _arguments(environment: Environment) -> dict[str, Any]:
+    """The environment's arguments, with file arguments checked against the data roots and resolved."""
+    arguments = dict(environment.kwargs)
+    for name in _FILE_ARGUMENTS:
+        given = arguments.get(name)
+        if isinstance(given, str) and ("/" in given or given.startswith(("~", "."))):
+            access = read_access()
+            if (plain := access.plain_path(given)) is None:
+                raise InputError(f"{given} is a URL; an environment's files must be local")
+            arguments[name] = access.resolve(plain)
+    return arguments
+
+
+def _observation(space: spaces.Space[Any]) -> dict[str, Any]:
+    match space:
+        case spaces.Discrete():
+            return {"count": int(space.n), "start": int(space.start)}
+        case spaces.Box():
+            return {"shape": list(space.shape)}
+    raise InputError(
+        f"policies support Box and Discrete observations, but this environment's are {space}; "
+        "add a wrapper, for example FlattenObservation"
+    )
+
+
+def _action(space: spaces.Space[Any]) -> dict[str, Any]:
+    match space:
+        case spaces.Discrete():
+            return {"count": int(space.n), "start": int(space.start)}
+        case spaces.Box() if np.issubdtype(space.dtype, np.floating):
+            return {"shape": list(space.shape), "low": _bounds(space.low), "high": _bounds(space.high)}
+    raise InputError(
+        f"policies support Discrete actions and Box actions of floats, but this environment's are {space}; "
+        "add a wrapper that converts them"
+    )
+
+
+def _bounds(bounds: Any) -> list[float | None]:
+    return [float(bound) if math.isfinite(bound) else None for bound in bounds.reshape(-1)]

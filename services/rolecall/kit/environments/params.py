@@ -1,0 +1,47 @@
+"""Parameters of environments. Torch-free; docstrings are the API's descriptions."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from rolecall.kit.params import Count, Name, to_object, to_tuple
+from rolecall.spec import workload
+
+
+class Wrapper(workload.Params):
+    """A class that changes the observations, actions or rewards of an environment."""
+
+    entry_point: Annotated[str, Field(max_length=1024, pattern=r"^([A-Za-z_][\w.]*:)?[A-Za-z_]\w*$")]
+    """Name of a class in `gymnasium.wrappers`, such as `FlattenObservation`, or `package.module:Class` if the operator
+    allows it."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the wrapper."""
+
+
+class Environment(workload.Params):
+    """The task: a Gymnasium environment, created in every observer."""
+
+    id: Annotated[str, Field(min_length=1, max_length=1024)]
+    """An id in Gymnasium's registry (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an
+    `Env` class or function (`package.module:Class`). The operator must allow the module, as for builders."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    max_episode_steps: Count | None = None
+    """Maximum number of steps of an episode; by default the id's own limit, or none for an entry point."""
+    wrappers: Annotated[
+        tuple[
+            Annotated[Wrapper, BeforeValidator(to_object("entry_point"), json_schema_input_type=Name | Wrapper)], ...
+        ],
+        Field(max_length=100),
+        BeforeValidator(to_tuple),
+    ] = ()
+    """Wrappers around each environment, innermost first: names, or objects."""
+    vectorization: Literal["loop", "own"] = "loop"
+    """Execution of an observer's environments. `loop`: one after the other; `own`: with the environment's vector
+    implementation (the `vector_entry_point` of its id), which is many times faster if it exists."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.vectorization == "own" and self.wrappers:
+            raise ValueError("wrappers apply to single environments and need vectorization: loop")
+        return self

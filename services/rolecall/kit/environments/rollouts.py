@@ -1,0 +1,166 @@
+"""Rollouts: steps a vector of environments and records trajectories, T steps of n environments."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import numpy as np
+import torch
+from gymnasium.vector import VectorEnv
+from numpy.typing import NDArray
+from torch import Tensor
+
+ActFn = Callable[[Tensor], Tensor]
+"""Maps raw observations [n, ...] to environment actions [n, ...]."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOutputs:
+    """The policy's inputs and outputs."""
+
+    observations: Tensor
+    """[T, n, ...], raw."""
+    actions: Tensor
+    """[T, n, ...], as sampled by the policy."""
+    log_probs: Tensor
+    """[T, n], in nats, under the policy that sampled the actions."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvOutputs:
+    """The environments' outputs."""
+
+    rewards: Tensor
+    """[T, n]."""
+    terminated: Tensor
+    """[T, n]: the episode ended in a terminal state."""
+    truncated: Tensor
+    """[T, n]: the episode was cut off; the next observation is its last."""
+    valid: Tensor
+    """[T, n]: false for steps that only reset, and for steps after the requested episode."""
+    last_observation: Tensor
+    """[n, ...], after the last step."""
+    episode_returns: Tensor
+    """[k], undiscounted returns of the episodes that ended."""
+    episode_lengths: Tensor
+    """[k], lengths of these episodes in steps."""
+    was_reset: bool
+    """True if all environments were reset before the first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One observer's agent and environment outputs."""
+
+    agent_outputs: AgentOutputs
+    env_outputs: EnvOutputs
+
+    @property
+    def observations(self) -> Tensor:
+        """[T + 1, n, ...], including the last one."""
+        return torch.cat([self.agent_outputs.observations, self.env_outputs.last_observation.unsqueeze(0)])
+
+
+class AgentOutputBuffer:
+    """Accumulates agent outputs step by step."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, observations: Tensor, actions: Tensor, log_probs: Tensor) -> None:
+        """Add one step of n environments: [n, ...], [n, ...] and [n]."""
+        self._steps.append((observations, actions, log_probs))
+
+    def agent_outputs(self) -> AgentOutputs:
+        """The outputs of all steps."""
+        observations, actions, log_probs = (torch.stack(column) for column in zip(*self._steps, strict=True))
+        return AgentOutputs(observations, actions, log_probs)
+
+
+@dataclass
+class _Record:
+    """The columns of a trajectory under construction."""
+
+    rewards: list[NDArray[np.float64]] = field(default_factory=list)
+    terminated: list[NDArray[np.bool_]] = field(default_factory=list)
+    truncated: list[NDArray[np.bool_]] = field(default_factory=list)
+    valid: list[NDArray[np.bool_]] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+
+
+class Collector:
+    """Collects trajectories from a vector environment, whose state persists between calls.
+
+    Environments autoreset with Gymnasium's `NEXT_STEP`: the step after the end of an episode only resets. Its
+    observation is the last of the old episode, its action is ignored, its reward 0. So the next observation of every
+    valid step is the one that follows in time, also at truncation.
+    """
+
+    def __init__(self, environments: VectorEnv, check_shutdown: Callable[[], None]) -> None:
+        """`check_shutdown` is called before every step and raises to abort the collection."""
+        self._environments = environments
+        self._check_shutdown = check_shutdown
+        self._count = environments.num_envs
+        self._action_type = environments.single_action_space.dtype
+
+    def reset(self, seeds: list[int] | int) -> None:
+        """Reset every environment, each with its own seed or all from one."""
+        self._observations, _ = self._environments.reset(seed=cast(int, seeds))  # Gymnasium takes a list, too.
+        self._needs_reset = np.zeros(self._count, np.bool_)
+        self._returns = np.zeros(self._count)
+        self._lengths = np.zeros(self._count, np.int64)
+        self._was_reset = True
+
+    def collect_steps(self, act: ActFn, count: int) -> EnvOutputs:
+        """Collect `count` steps of every environment."""
+        record = _Record()
+        for _ in range(count):
+            self._step(act, record, ~self._needs_reset)
+        return self._env_outputs(record)
+
+    def collect_episodes(self, act: ActFn) -> EnvOutputs:
+        """Collect one full episode of every environment, starting after `reset`.
+
+        (Stopping after a number of episodes would bias the sample to short ones.)
+        """
+        record = _Record()
+        wanted = np.ones(self._count, np.bool_)
+        while wanted.any():
+            self._step(act, record, wanted)
+            wanted = wanted & ~(record.terminated[-1] | record.truncated[-1])
+        return self._env_outputs(record)
+
+    def _step(self, act: ActFn, record: _Record, valid: NDArray[np.bool_]) -> None:
+        self._check_shutdown()
+        actions = act(torch.as_tensor(self._observations)).cpu().numpy().astype(self._action_type, copy=False)
+        self._observations, rewards, terminated, truncated, _ = self._environments.step(actions)
+        record.rewards.append(np.where(valid, rewards, 0.0))
+        record.terminated.append(terminated & valid)
+        record.truncated.append(truncated & valid & ~terminated)
+        record.valid.append(valid.copy())
+        self._needs_reset = terminated | truncated
+        self._count_episodes(record, rewards, valid)
+
+    def _count_episodes(self, record: _Record, rewards: NDArray[np.float64], valid: NDArray[np.bool_]) -> None:
+        self._returns += np.where(valid, rewards, 0.0)
+        self._lengths += valid
+        ended = self._needs_reset & valid
+        if ended.any():
+            record.returns += self._returns[ended].tolist()
+            record.lengths += self._lengths[ended].tolist()
+            self._returns[self._needs_reset] = 0.0
+            self._lengths[self._needs_reset] = 0
+
+    def _env_outputs(self, record: _Record) -> EnvOutputs:
+        was_reset, self._was_reset = self._was_reset, False
+        return EnvOutputs(
+            rewards=torch.as_tensor(np.stack(record.rewards)),
+            terminated=torch.as_tensor(np.stack(record.terminated)),
+            truncated=torch.as_tensor(np.stack(record.truncated)),
+            valid=torch.as_tensor(np.stack(record.valid)),
+            last_observation=torch.as_tensor(self._observations),
+            episode_returns=torch.tensor(record.returns, dtype=torch.float64),
+            episode_lengths=torch.tensor(record.lengths, dtype=torch.int64),
+            was_reset=was_reset,
+        )

@@ -1,0 +1,117 @@
+"""A job's encoded rows in batches: the same global batches for any number of trainers. NumPy arrays, without torch.
+
+Rows that are parsed in every epoch, because they are too large for the disk, pass a shuffle buffer. Their order depends
+only on the seed, the epoch, the files and the buffer. Starting at a later step reads and drops the preceding rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rolecall.kit.data_order import DataOrder, derive_seed, share_of
+from rolecall.kit.tables.encoded import EncodedTable, TableSource, open_encoded_table, open_table_source
+from rolecall.kit.tables.params import Data
+from rolecall.kit.tables.rows import BadRows
+
+Records = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """One trainer's share of a global batch."""
+
+    rows: Records
+    """[b] of the dtype `Columns.record`; b may be 0."""
+    global_rows: int
+    """Rows of the global batch, over all trainers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableBatches:
+    """The rows of a table in batches of `batch_size` over all trainers."""
+
+    source: TableSource
+    table: EncodedTable
+    batch_size: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Global batches in one pass over the training rows."""
+        return self._order.steps_per_epoch
+
+    def train(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
+        """The shares of trainer `rank` of `world` in the epoch's global batches, starting at `start_step`."""
+        if self.source.data.stream:
+            yield from self._streamed(epoch, start_step, rank, world)
+            return
+        records, order = self.table.records("train"), self._order
+        for step in range(start_step, order.steps_per_epoch):
+            yield RecordBatch(records[order.share(epoch, step, rank, world)], order.batch_rows(step))
+
+    def held_out(self, split: str, rank: int, world: int) -> Iterator[RecordBatch]:
+        """The shares of trainer `rank` of `world` in a held-out split, in row order."""
+        records = self.table.records(split)
+        for start in range(0, len(records), self.batch_size):
+            whole = records[start : start + self.batch_size]
+            yield RecordBatch(whole[share_of(len(whole), rank, world)], len(whole))
+
+    @property
+    def _order(self) -> DataOrder:
+        return DataOrder(self.table.rows["train"], self.batch_size, self.seed)
+
+    def _streamed(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
+        data = self.source.data
+        rows = self.source.chunks("train", BadRows(data.max_bad_rows))
+        chunks = (self.table.columns.encode(chunk, data) for chunk in rows)
+        shuffled = shuffle(chunks, data.shuffle_buffer, self.seed, epoch)
+        for whole in islice(rebatch(shuffled, self.batch_size), start_step, None):
+            yield RecordBatch(whole[share_of(len(whole), rank, world)], len(whole))
+
+
+def open_batches(data: Data, batch_size: int, seed: int, cache: Path) -> TableBatches:
+    """Find, parse and encode the rows of `data`, or open them from the node's `cache`.
+
+    Raises `InputError` if the rows can't be used.
+    """
+    source = open_table_source(data, seed)
+    return TableBatches(source, open_encoded_table(source, cache), batch_size, seed)
+
+
+def shuffle(chunks: Iterator[Records], buffer_rows: int, seed: int, epoch: int) -> Iterator[Records]:
+    """The records of `chunks` in random order: each new record replaces a random one of `buffer_rows` in the buffer."""
+    random = np.random.Generator(np.random.Philox(key=derive_seed(seed, epoch)))
+    buffer: Records | None = None
+    for chunk in chunks:
+        held = chunk[:0].copy() if buffer is None else buffer
+        room = buffer_rows - len(held)
+        buffer = np.concatenate([held, chunk[:room]])
+        for start in range(room, len(chunk), buffer_rows):
+            incoming = chunk[start : start + buffer_rows]
+            indices = random.choice(len(buffer), len(incoming), replace=False)
+            outgoing = buffer[indices]
+            buffer[indices] = incoming
+            yield outgoing
+    if buffer is not None:
+        yield random.permutation(buffer)
+
+
+def rebatch(chunks: Iterator[Records], batch_size: int) -> Iterator[Records]:
+    """The same records in batches of `batch_size`; the last may be short."""
+    waiting: list[Records] = []
+    rows = 0
+    for chunk in chunks:
+        waiting.append(chunk)
+        rows += len(chunk)
+        if rows < batch_size:
+            continue
+        together = np.concatenate(waiting)
+        whole = rows - rows % batch_size
+        yield from np.split(together[:whole], whole // batch_size)
+        waiting, rows = [together[whole:]], rows - whole
+    if rows:
+        yield np.concatenate(waiting)

@@ -1,0 +1,140 @@
+"""Builds what a job's parameters describe: batches of tensors, table, dense layers and their updates."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rolecall.kit.builders import build
+from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
+from rolecall.kit.parameter_server import (
+    ServerOptimizers,
+    ShardedModule,
+    Shards,
+    TutorialProtocol,
+    UpdateProtocol,
+    sharded_embedding,
+)
+from rolecall.kit.precision import weight_dtype
+from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
+from rolecall.kit.tables.columns import PADDING
+from rolecall.kit.tables.encoded import EncodedTable
+from rolecall.runtime.context import WorkerContext
+from rolecall.workloads.embedding_ddp.model import DenseLayers, Lookup, mlp
+from rolecall.workloads.embedding_ddp.params import Params
+
+TABLE = "embedding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(Lookup):
+    """One trainer's share of a global batch; `rows` may be 0."""
+
+    numeric: Tensor
+    """[rows, N] standardized numbers."""
+    labels: Tensor
+    """[rows] 0 or 1."""
+    global_rows: int
+    """Rows of the global batch, over all trainers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A job's encoded rows as batches of tensors."""
+
+    params: Params
+    batches: TableBatches
+
+    @property
+    def table(self) -> EncodedTable:
+        return self.batches.table
+
+    @property
+    def width(self) -> int:
+        """Input vectors per row."""
+        return self.table.columns.width if self.params.pooling == "none" else len(self.table.columns.ids)
+
+    @property
+    def dense_inputs(self) -> int:
+        return self.width * self.params.embedding_dim + len(self.table.columns.numbers)
+
+    def train_batches(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[Batch]:
+        """This trainer's shares of the epoch's global batches, starting at `start_step` of the epoch."""
+        return map(self._batch, self.batches.train(epoch, start_step, rank, world))
+
+    def eval_batches(self, split: Literal["validation", "test"], rank: int, world: int) -> Iterator[Batch]:
+        """This trainer's shares of a held-out split, in row order."""
+        return map(self._batch, self.batches.held_out(split, rank, world))
+
+    def _batch(self, share: RecordBatch) -> Batch:
+        ids, dtype = share.rows["ids"], weight_dtype(self.params.precision)
+        present = ids != PADDING
+        return Batch(
+            ids=torch.from_numpy(ids[present]),
+            slots=torch.from_numpy(self._slots(present)),
+            rows=len(share.rows),
+            width=self.width,
+            mean=self.params.pooling == "mean",
+            numeric=torch.from_numpy(np.ascontiguousarray(share.rows["numbers"])).to(dtype),
+            labels=torch.from_numpy(np.ascontiguousarray(share.rows["label"])).to(dtype),
+            global_rows=share.global_rows,
+        )
+
+    def _slots(self, present: NDArray[np.bool_]) -> NDArray[np.int64]:
+        rows, positions = np.nonzero(present)
+        if self.params.pooling == "none":
+            return rows * self.width + positions
+        widths = [column.width for column in self.table.columns.ids]
+        return rows * self.width + np.repeat(np.arange(len(widths)), widths)[positions]
+
+
+def open_dataset(params: Params, cache: Path) -> Dataset:
+    """Find, parse and encode the job's rows, or open them from the cache."""
+    return Dataset(params, open_batches(params.data, params.batch_size, params.seed, cache))
+
+
+def make_dense(params: Params, inputs: int) -> DenseLayers:
+    """Newly initialized dense layers with `inputs` inputs: custom layers or an MLP."""
+    own = params.model
+    return DenseLayers(mlp(inputs, params.hidden, params.dropout) if own is None else build(own, inputs))
+
+
+def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:
+    """A table of `rows` rows over all servers. It stays on the CPU, which has more memory than a GPU."""
+    return sharded_embedding(
+        TABLE,
+        rows,
+        dim=params.embedding_dim,
+        initializer=TableInitializer(params.seed, params.embedding_std),
+        optimizer=sparse_optimizer(params.sparse_optimizer),
+        servers=range(servers),
+        dtype=weight_dtype(params.precision),
+        cpu=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TableInitializer:
+    """Normally distributed initial values of the table."""
+
+    # Not the kit's `Normal`, which seeds its blocks differently: existing seeds must give the same values.
+    seed: int
+    std: float
+
+    def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) % 2**63)
+        return torch.randn(size, generator=generator, dtype=torch.float64).mul_(self.std)
+
+
+def make_protocol(context: WorkerContext[Params], shards: Shards, dense: nn.Module) -> UpdateProtocol:
+    """The protocol that updates the weights on the servers and the local layers."""
+    optimizer = dense_optimizer(context.params.dense_optimizer)
+    if context.params.protocol == "tutorial":
+        sparse = sparse_optimizer(context.params.sparse_optimizer)
+        return TutorialProtocol(shards, sparse, dense, optimizer, in_step=False)
+    return ServerOptimizers(shards, context.role_rank, optimizer.build(dense.parameters()))

@@ -1,0 +1,178 @@
+"""RPC between the agent and the observers: the agent's requests, and the pool that sends them.
+
+The pool gathers replies and drops lost observers. `inference` has the observers' requests for actions.
+"""
+
+import math
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import rpc
+from torch.futures import Future
+
+from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
+from rolecall.runtime.context import worker_name
+from rolecall.runtime.remote import Mailbox
+from rolecall.spec.errors import PeerLost
+from rolecall.spec.role import Role
+
+Weights = dict[str, Tensor]
+_POLL_INTERVAL_S = 0.25
+_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CollectRollout:
+    """A request for one update's trajectory."""
+
+    update: int
+    reset: bool
+    """True to reset the environments first."""
+    weights: Weights | None
+    """The policy's weights; None if the agent samples the actions."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunEvaluation:
+    """A request for one full episode per seed."""
+
+    seeds: tuple[int, ...]
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutResult:
+    """The reply to a request."""
+
+    agent_outputs: AgentOutputs | None
+    """None if the agent sampled the actions and has recorded them."""
+    env_outputs: EnvOutputs
+
+
+# The state of an observer, which RPC handlers can reach only by module-level names.
+requests: Mailbox[CollectRollout | RunEvaluation | None, RolloutResult | None] = Mailbox()
+shutdown_requested = threading.Event()
+job_stopped = threading.Event()
+
+
+@rpc.functions.async_execution
+def execute(request: CollectRollout | RunEvaluation) -> Future[RolloutResult | None]:
+    """Called by the agent: execute a request in the main thread."""
+    return requests.post(request)
+
+
+def shutdown(stopped: bool) -> None:
+    """Called by the agent: leave, even during a request; `stopped` if the job is not done."""
+    if stopped:
+        job_stopped.set()
+    shutdown_requested.set()
+    requests.post(None)
+
+
+class ObserverPool:
+    """All observers of a job. A lost observer is reported and gets no more requests."""
+
+    def __init__(self, count: int, least: int, report_event: Callable[[str], None], poll: Callable[[], None]) -> None:
+        """`report_event` reports lost observers; `poll` is called regularly while waiting, and may raise."""
+        self.alive = list(range(count))
+        self._count = count
+        self._least = least
+        self._report_event = report_event
+        self._poll = poll
+        self._pending: dict[int, CollectRollout | RunEvaluation] = {}
+        self._rollouts: dict[int, RolloutResult] = {}
+        self._evaluations: dict[int, RolloutResult] = {}
+        self._replies: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
+
+    @property
+    def busy_count(self) -> int:
+        """The number of observers with a pending request."""
+        return len(self._pending)
+
+    @property
+    def idle(self) -> list[int]:
+        return [rank for rank in self.alive if rank not in self._pending]
+
+    def send(self, rank: int, request: CollectRollout | RunEvaluation) -> None:
+        self._pending[rank] = request
+        # No timeout: episodes may be long, and an observer that dies closes its connection.
+        future = rpc.rpc_async(_name(rank), execute, args=(request,), timeout=0)
+        future.add_done_callback(lambda done: self._replies.put((rank, done)))
+
+    def gather(self, share: float) -> dict[int, RolloutResult]:
+        """Wait for rollouts of this share of the observers. Returns all available rollouts, by observer.
+
+        Raises `PeerLost` if fewer observers remain than `least_observers`.
+        """
+        while len(self._rollouts) < math.ceil(share * len(self.alive)) or not self._replies.empty():
+            self._receive_reply()
+        rollouts, self._rollouts = self._rollouts, {}
+        return rollouts
+
+    def evaluate(self, seeds: list[int], weights: Weights) -> list[EnvOutputs]:
+        """Run a full episode for every seed on all idle observers; seeds of lost observers are repeated.
+
+        The results are in seed order unless an observer is lost. Raises `PeerLost` as `gather` does.
+        """
+        env_outputs: list[EnvOutputs] = []
+        while seeds:
+            while not self.idle:
+                self._receive_reply()
+            shares = _shares(seeds, self.idle)
+            for rank, share in shares.items():
+                self.send(rank, RunEvaluation(share, weights))
+            while any(rank in self._pending for rank in shares):
+                self._receive_reply()
+            env_outputs += [self._evaluations[rank].env_outputs for rank in sorted(self._evaluations)]
+            seeds = [seed for rank, share in shares.items() if rank not in self._evaluations for seed in share]
+            self._evaluations = {}
+        return env_outputs
+
+    def shutdown(self, *, stopped: bool) -> None:
+        replies = [rpc.rpc_async(_name(rank), shutdown, (stopped,), timeout=_TIMEOUT_S) for rank in self.alive]
+        for reply in replies:
+            # An observer may exit before its reply is sent.
+            with suppress(RuntimeError):
+                reply.wait()
+
+    def _receive_reply(self) -> None:
+        """Wait for a reply and store it; an observer whose call fails is lost."""
+        while True:
+            self._poll()
+            with suppress(queue.Empty):
+                rank, future = self._replies.get(timeout=_POLL_INTERVAL_S)
+                break
+        request = self._pending.pop(rank)
+        try:
+            result = future.wait()
+        except RuntimeError as error:
+            self._drop(rank, error)
+            return
+        (self._rollouts if isinstance(request, CollectRollout) else self._evaluations)[rank] = result
+
+    def _drop(self, rank: int, error: RuntimeError) -> None:
+        self.alive.remove(rank)
+        reason = str(error).strip().partition("\n")[0]
+        lost = f"{_name(rank)} is lost ({reason})"
+        if len(self.alive) < self._least:
+            raise PeerLost(
+                f"{lost}: {len(self.alive)} of {self._count} observers remain, but least_observers is {self._least}"
+            )
+        self._report_event(f"{lost}; continuing with {len(self.alive)} of {self._count} observers")
+
+
+def _shares(seeds: list[int], ranks: list[int]) -> dict[int, tuple[int, ...]]:
+    """Contiguous shares of the seeds for each rank, with sizes that differ by at most one; empty ones are omitted."""
+    size, longer = divmod(len(seeds), len(ranks))
+    bounds = [index * size + min(index, longer) for index in range(len(ranks) + 1)]
+    shares = {rank: tuple(seeds[bounds[i] : bounds[i + 1]]) for i, rank in enumerate(ranks)}
+    return {rank: share for rank, share in shares.items() if share}
+
+
+def _name(rank: int) -> str:
+    return worker_name(Role.OBSERVER, rank)

@@ -1,0 +1,79 @@
+"""Builds what a job's parameters describe: the recurrent part, the layers on the servers, and the updates."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from rolecall.kit.builders import build
+from rolecall.kit.data_order import derive_seed
+from rolecall.kit.optimizers import dense_optimizer
+from rolecall.kit.parameter_server import (
+    ServerOptimizers,
+    ShardedModule,
+    Shards,
+    TutorialProtocol,
+    Uniform,
+    UpdateProtocol,
+    sharded_embedding,
+)
+from rolecall.kit.precision import weight_dtype
+from rolecall.runtime.context import WorkerContext
+from rolecall.spec.errors import InputError
+from rolecall.workloads.rnn_lm.model import Recurrent
+from rolecall.workloads.rnn_lm.params import Params
+from rolecall.workloads.rnn_lm.remote import DecoderShard
+
+
+def make_recurrent(params: Params) -> nn.Module:
+    """A newly initialized recurrent part: a custom module or an LSTM.
+
+    Raises `InputError` if the custom module does not return what the decoder needs.
+    """
+    if params.model is None:
+        return Recurrent(params.embedding_dim, params.hidden_dim, params.layers, params.dropout)
+    own = build(params.model, params.embedding_dim, params.hidden_dim)
+    with torch.no_grad():
+        given = own(torch.zeros(1, 1, params.embedding_dim), None)
+    match given:
+        case (Tensor() as hidden, tuple() as state):
+            fits = hidden.shape == (1, 1, params.hidden_dim) and all(isinstance(one, Tensor) for one in state)
+        case _:
+            fits = False
+    if not fits:
+        raise InputError(
+            f"{params.model.builder} returned an incompatible module: called with vectors "
+            f"[1, 1, {params.embedding_dim}] and None, it must return hidden states [1, 1, {params.hidden_dim}] "
+            "and a tuple of tensors"
+        )
+    return own
+
+
+def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[ShardedModule]:
+    """Embedding and decoder of `vocabulary` tokens. A single server holds both.
+
+    With several servers, a third holds the embedding; the decoder gets more, because every token uses all its rows.
+    """
+    first = max(1, servers // 3) if servers > 1 else 0
+    embedding, decoder = (range(first), range(first, servers)) if first else (range(1), range(1))
+    optimizer = dense_optimizer(params.optimizer)
+    table = sharded_embedding(
+        "embedding",
+        vocabulary,
+        dim=params.embedding_dim,
+        initializer=Uniform(derive_seed(params.seed, 0), params.init_range),
+        optimizer=optimizer,
+        servers=embedding,
+        dtype=weight_dtype(params.precision),
+        sparse=False,  # every optimizer supports dense gradients
+    )
+    return [table, ShardedModule("decoder", vocabulary, partial(DecoderShard, params), optimizer, decoder)]
+
+
+def make_protocol(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> UpdateProtocol:
+    """The protocol that updates the weights on the servers and the local layers."""
+    params, optimizer = context.params, dense_optimizer(context.params.optimizer)
+    if params.protocol == "tutorial":
+        return TutorialProtocol(shards, optimizer, recurrent, optimizer, in_step=True)
+    local = optimizer.build(recurrent.parameters())
+    return ServerOptimizers(shards, context.role_rank, local, max_norm=params.max_grad_norm)

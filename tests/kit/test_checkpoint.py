@@ -1,0 +1,40 @@
+"""A checkpoint of a model, its optimizer and the random state, as a workload writes it."""
+
+import torch
+
+from rolecall.kit.checkpoint import (
+    flatten_optimizer,
+    random_state,
+    restore_optimizer,
+    restore_random_state,
+    strip_prefix,
+)
+
+CPU = torch.device("cpu")
+
+
+def trainee() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5))
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+
+
+def test_a_restored_training_continues_bit_for_bit() -> None:
+    model, optimizer = trainee()
+    step(model, optimizer)
+    weights = {f"weights/{name}": value.clone() for name, value in model.state_dict().items()}
+    state = {name: value.clone() for name, value in (flatten_optimizer(optimizer) | random_state(CPU)).items()}
+    step(model, optimizer)
+
+    resumed, resumed_optimizer = trainee()
+    tensors = weights | state
+    resumed.load_state_dict(strip_prefix(tensors, "weights/"))
+    restore_optimizer(resumed_optimizer, tensors)
+    restore_random_state(tensors, CPU)
+    step(resumed, resumed_optimizer)
+    assert all(torch.equal(one, other) for one, other in zip(resumed.parameters(), model.parameters(), strict=True))

@@ -1,0 +1,67 @@
+"""The times of a step."""
+
+import pytest
+import torch
+
+from rolecall.kit.meter import GpuClock, Meter
+
+
+class Ticks:
+    """A clock with a settable time."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def between(self, begin: float, end: float) -> float:
+        return end - begin
+
+    def pass_by(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def test_a_step_is_work_and_waiting_and_what_lies_around_them() -> None:
+    clock = Ticks()
+    meter = Meter(clock)
+    work = meter.timed(clock.pass_by)
+    for _ in range(2):
+        with meter.step():
+            clock.pass_by(5.0)  # until the first micro-batch comes
+            work(2.0)
+            clock.pass_by(1.0)  # for a neighbour
+            work(3.0)
+            clock.pass_by(4.0)
+        clock.pass_by(100.0)  # between steps
+    assert meter.durations.tolist() == [15.0, 15.0]
+    assert meter.compute_times.tolist() == [5.0, 5.0]
+    assert meter.spans.tolist() == [6.0, 6.0]
+
+
+def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
+    class Stage:
+        def forward_one_chunk(self, seconds: float) -> str:
+            clock.pass_by(seconds)
+            return "activations"
+
+        backward_one_chunk = backward_weight_one_chunk = get_fwd_send_ops = forward_one_chunk
+
+    clock, stage = Ticks(), Stage()
+    meter = Meter(clock)
+    meter.watch(stage)
+    with meter.step():
+        assert stage.forward_one_chunk(1.0) == "activations"
+        stage.get_fwd_send_ops(10.0)
+        stage.backward_one_chunk(2.0)
+        stage.backward_weight_one_chunk(3.0)
+    assert meter.compute_times.tolist() == [6.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: moments are marks in its stream")
+def test_a_gpu_is_measured_by_events_in_its_stream() -> None:
+    meter = Meter(GpuClock())
+    matrix = torch.randn(4096, 4096, device="cuda")
+    with meter.step():
+        meter.timed(lambda: [matrix @ matrix for _ in range(20)])()
+    assert 0 < meter.compute_times[0] <= meter.durations[0]

@@ -1,0 +1,90 @@
+"""Layers that a job brings of its own."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rolecall.spec.errors import InputError
+from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape, layer_cuts
+from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
+from rolecall.workloads.transformer_pipeline.params import Params
+
+_THEIRS = """
+import torch
+from torch import nn
+
+class Averaging(nn.Module):
+    def __init__(self, dim, reach):
+        super().__init__()
+        self.mix, self.reach = nn.Linear(dim, dim), reach
+
+    def forward(self, x):
+        seen = torch.ones(x.shape[1], x.shape[1]).tril(self.reach)
+        return x + self.mix(seen / seen.sum(1, keepdim=True) @ x)
+
+def averaging(dim, context, reach=0):
+    return Averaging(dim, reach)
+
+def shrinking(dim, context):
+    return nn.Linear(dim, dim // 2)
+
+def nothing(dim, context):
+    return nn.Identity()
+
+def normed(dim, context):
+    layer = nn.Linear(dim, dim)
+    layer.register_buffer("seen", torch.zeros(1))
+    return layer
+"""
+
+
+@pytest.fixture(autouse=True)
+def _plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the user's own builders, allowed."""
+    (tmp_path / "their_blocks.py").write_text(_THEIRS)
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "their_blocks", raising=False)
+    importlib.invalidate_caches()
+
+
+def params(function: str, **arguments: Any) -> Params:
+    model = {"builder": f"their_blocks:{function}", "arguments": arguments}
+    return Params.model_validate({"text": {"train": "text.txt"}, "dim": 6, "layers": 4, "context": 5, "model": model})
+
+
+def decoder(given: Params, shape: Shape, part: int | None = None) -> Decoder:
+    cut = None if part is None else layer_cuts(4, 3, 0.0)[part]
+    make = custom_layers(given)
+    return build_decoder(shape, cut, seed=0, dtype=torch.float32, device=torch.device("cpu"), make_layer=make)
+
+
+def test_the_jobs_own_layers_begin_alike_however_they_are_cut() -> None:
+    given = params("averaging")
+    shape = decoder_shape(given, 9)
+    x = torch.tensor([[1, 2, 3, 4, 5]])
+    expected = decoder(given, shape)(x)
+    for part in range(3):
+        x = decoder(given, shape, part)(x)
+    assert torch.equal(x, expected)
+    weights = [layer.get_parameter("mix.weight") for layer in decoder(given, shape).layers.values()]
+    assert not torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "expected"),
+    [
+        ("averaging", {"reach": 1}, "sees later ones"),
+        ("shrinking", {}, "must have the shape of its input"),
+        ("normed", {}, "persistent=False"),
+        ("nothing", {}, "without weights"),
+        ("averaging", {"width": 3}, "can't be called with"),
+    ],
+)
+def test_layers_that_no_stage_can_hold_are_refused(function: str, arguments: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        custom_layers(params(function, **arguments))
