@@ -226,7 +226,7 @@ def _collect(folder: Path, gang: GangPlan) -> GangResult:
     losses = {
         name: [json.loads(line) for line in path.read_text().splitlines()]
         for name in names
-        if (path := folder / f"losses-{name}").stat().st_size
+        if (path := folder / f"losses-{name}").exists() and path.stat().st_size
     }
     result: dict[str, float] = {}
     for path in folder.glob("work/job/1/*/progress.jsonl"):
