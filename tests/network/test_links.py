@@ -13,7 +13,7 @@ from time import monotonic
 import pytest
 
 from rolecall.network import links
-from rolecall.network.links import Link, Listener, Prober, probe, probe_links, require_reachable
+from rolecall.network.links import Link, Listener, Prober, probe_links, require_listener, require_reachable
 from rolecall.spec.errors import PeerLost, UnreachablePeer
 
 FAR = "192.0.2.1"
@@ -160,11 +160,11 @@ def test_a_probe_is_accepted_or_refused() -> None:
     me = Prober("a", "127.0.0.1", "hello")
     with create_server(("127.0.0.2", 0)) as server:
         port = server.getsockname()[1]
-        probe(me, "b", "127.0.0.2", port, 1.0)
+        require_listener(me, "b", "127.0.0.2", port, 1.0)
     with pytest.raises(
         PeerLost, match="connection refused: the process there probably exited; if not, open the gang ports"
     ):
-        probe(me, "b", "127.0.0.2", port, 1.0)
+        require_listener(me, "b", "127.0.0.2", port, 1.0)
 
 
 def test_a_probe_that_gets_no_answer_times_out() -> None:
@@ -177,4 +177,4 @@ def test_a_probe_that_gets_no_answer_times_out() -> None:
             waiting.setblocking(False)
             waiting.connect_ex((address, port))
         with pytest.raises(UnreachablePeer, match=rf"can't reach node b at .*: timed out .*: {first} to {last}\)"):
-            probe(Prober("a", "127.0.0.1", "hello"), "b", address, port, 0.5)
+            require_listener(Prober("a", "127.0.0.1", "hello"), "b", address, port, 0.5)

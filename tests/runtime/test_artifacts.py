@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_master_client import answering
+from tests.runtime.test_attempt_client import answering
 
-from rolecall.runtime import artifacts, master_client
+from rolecall.runtime import artifacts, attempt_client
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.spec.errors import BlobsUnavailable
@@ -15,7 +15,7 @@ from rolecall.spec.errors import BlobsUnavailable
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_client, "_GIVE_UP_S", 0.1)
+    monkeypatch.setattr(attempt_client, "_GIVE_UP_S", 0.1)
     monkeypatch.setattr(artifacts, "_PAUSE_S", 0.01)
 
 

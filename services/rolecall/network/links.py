@@ -121,7 +121,7 @@ def require_reachable(links: list[Link]) -> None:
         raise UnreachablePeer(f"{failed[0].error}; {failed[0].remedy}{others}")
 
 
-def probe(me: Prober, target: str, address: str, port: int, timeout_s: float) -> None:
+def require_listener(me: Prober, target: str, address: str, port: int, timeout_s: float) -> None:
     """Raise `UnreachablePeer` unless something listens there, or `PeerLost` where something did and no longer does."""
     try:
         socket.create_connection((address, port), timeout=timeout_s).close()

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from rolecall.node.checks import refused
 from rolecall.node.client import MasterRefuses, MasterUnreachable
+from rolecall.node.findings import refused
 from rolecall.spec.finding import Finding
 
 _REMEMBERED_S = 600.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from rolecall.edge.logs import about
-from rolecall.node.checks import GpuInventory, Pair
+from rolecall.node.findings import GpuInventory, Pair
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.node import Gpu, Machine
 from rolecall.spec.role import Role

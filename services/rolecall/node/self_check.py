@@ -1,4 +1,4 @@
-"""A node's self-check: takes measurements, which `checks` turns into findings."""
+"""A node's self-check: takes measurements, which `findings` turns into findings."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from rolecall import __version__, landlock, seccomp
 from rolecall.network.routes import ResolvedRoute, find_route
-from rolecall.node import checks
-from rolecall.node.checks import GpuInventory, Space
+from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
+from rolecall.node.findings import GpuInventory, Space
 from rolecall.settings import NodeSettings, read_worker, readable_secret_files
 from rolecall.spec.finding import Finding, secret_files
 from rolecall.spec.node import NodeSpec, is_loopback
@@ -61,32 +61,32 @@ class SelfCheck:
             return []
         seen = self._sample
         return [
-            checks.clock(seen.offset_s, seen.uncertainty_s),
-            checks.version(__version__, seen.cluster.version),
+            findings.clock(seen.offset_s, seen.uncertainty_s),
+            findings.version(__version__, seen.cluster.version),
             self._check_tls(spec, seen),
         ]
 
     def _check_tls(self, spec: NodeSpec, seen: ClockSample) -> Finding:
         if seen.certificate_end is not None:
-            return checks.certificate(seen.certificate_end - self._clock())
+            return findings.certificate(seen.certificate_end - self._clock())
         leaves = not is_loopback(self._settings.master_addr) and seen.cluster.boot_id != spec.machine.boot_id
-        return checks.plain_http(self._client.url, leaves_machine=leaves)
+        return findings.plain_http(self._client.url, leaves_machine=leaves)
 
     async def _check_network(self, spec: NodeSpec) -> tuple[Finding, ResolvedRoute | None]:
         host = self._settings.master_addr
         try:
             found = await find_route(host, self._settings.port)
         except OSError as error:
-            return checks.no_route(host, error.strerror or str(error)), None
+            return findings.no_route(host, error.strerror or str(error)), None
         elsewhere = self._sample.cluster.strangers if self._sample else 0
-        return checks.network(host, found.resolved, *found.route, elsewhere), found
+        return findings.network(host, found.resolved, *found.route, elsewhere), found
 
     def _check_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes
-        shared = checks.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
+        shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
         secrets = secret_files(readable_secret_files())
-        own = [_check_disk(self._settings.data), shared, checks.memory(free, total), _check_sandbox(), secrets]
-        return [*own, checks.gpus(self._gpus)] if spec.role.computes else own
+        own = [_check_disk(self._settings.data), shared, findings.memory(free, total), _check_sandbox(), secrets]
+        return [*own, findings.gpus(self._gpus)] if spec.role.computes else own
 
 
 async def compare_clocks(client: MasterClient, name: str, clock: Callable[[], float] = time.time) -> ClockSample:
@@ -102,23 +102,23 @@ def _check_sandbox() -> Finding:
     try:
         version = landlock.version()
     except OSError as error:
-        return checks.sandbox(mode, 0, error)
+        return findings.sandbox(mode, 0, error)
     try:
         seccomp.check()
     except OSError as error:
-        return checks.sandbox(mode, version, None, error)
-    return checks.sandbox(mode, version, None)
+        return findings.sandbox(mode, version, None, error)
+    return findings.sandbox(mode, version, None)
 
 
 def _check_disk(data: Path) -> Finding:
     try:
         found = os.statvfs(data)
     except OSError as error:
-        return checks.unwritable(str(data), error.strerror or str(error))
+        return findings.unwritable(str(data), error.strerror or str(error))
     if found.f_flag & os.ST_RDONLY or not os.access(data, os.W_OK):
-        return checks.unwritable(str(data), "it can't be written to")
+        return findings.unwritable(str(data), "it can't be written to")
     # File systems without a fixed number of inodes report 0.
     space = Space(
         found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, not found.f_files or found.f_favail > 0
     )
-    return checks.disk(str(data), space)
+    return findings.disk(str(data), space)

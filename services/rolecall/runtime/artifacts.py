@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from rolecall.edge.logs import about
-from rolecall.runtime.blobs import Blobs, sha256_of
+from rolecall.runtime.blobs import JobBlobs, sha256_of
 from rolecall.runtime.records import Records
 from rolecall.spec.errors import BlobsUnavailable
 from rolecall.spec.wire import ArtifactNotice
@@ -22,7 +22,7 @@ class Artifacts:
     """`GET /jobs/{id}/artifacts/{name}` serves what is put here."""
 
     def __init__(
-        self, blobs: Blobs, records: Records, attempt: int, *, on_wait: Callable[[str], None] | None = None
+        self, blobs: JobBlobs, records: Records, attempt: int, *, on_wait: Callable[[str], None] | None = None
     ) -> None:
         self._blobs = blobs
         self._records = records
@@ -30,7 +30,7 @@ class Artifacts:
         self._on_wait = on_wait or partial(_LOG.warning, extra=about("artifact_waits"))
 
     @property
-    def blobs(self) -> Blobs:
+    def blobs(self) -> JobBlobs:
         """Where they lie. What else an attempt puts there is deleted when it has ended."""
         return self._blobs
 

@@ -9,13 +9,13 @@ from typing import Protocol
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from rolecall.runtime.master_client import MasterClient
+from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
 
 _PIECE = 1 << 20
 
 
-class Blobs(Protocol):
+class JobBlobs(Protocol):
     """Whole files, by name below one job's folder."""
 
     def put(self, name: str, path: Path, sha256: str) -> None:
@@ -30,7 +30,7 @@ class Blobs(Protocol):
 class MasterBlobs:
     """Blobs on the master's volume."""
 
-    def __init__(self, client: MasterClient) -> None:
+    def __init__(self, client: AttemptClient) -> None:
         self._client = client
 
     def put(self, name: str, path: Path, sha256: str) -> None:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rolecall.edge.logs import about
-from rolecall.runtime.blobs import Blobs, sha256_of, sync
+from rolecall.runtime.blobs import JobBlobs, sha256_of, sync
 from rolecall.runtime.records import Records
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -36,7 +36,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        blobs: Blobs,
+        blobs: JobBlobs,
         records: Records,
         attempt: int,
         resume_from: CheckpointManifest | None,

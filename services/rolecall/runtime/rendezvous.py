@@ -110,7 +110,7 @@ def _probe_first(launch: WorkerLaunch, port: int) -> None:
     """See at once what the store would try for two minutes, and say it in words that help."""
     first = launch.gang.workers[0].node
     if launch.worker.node != first:
-        links.probe(links.Prober.of(launch), first, launch.master_addr, port, _PROBE_S)
+        links.require_listener(links.Prober.of(launch), first, launch.master_addr, port, _PROBE_S)
 
 
 def _missing(launch: WorkerLaunch, ranks: list[int]) -> RendezvousTimeout:

@@ -19,11 +19,11 @@ from pydantic import ValidationError
 from rolecall import __version__
 from rolecall.edge.logs import about, log_to_stderr, stamp_records
 from rolecall.runtime.artifacts import Artifacts
+from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.beat import start_beating
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext, enter
-from rolecall.runtime.master_client import MasterClient
 from rolecall.runtime.rendezvous import joined
 from rolecall.runtime.reporter import Reporter
 from rolecall.settings import read_log_format, read_worker
@@ -107,7 +107,7 @@ def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
 
 def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Reporter) -> WorkerContext[Any]:
     launch = request.launch
-    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
+    client = AttemptClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
     return WorkerContext(
         launch=launch,

@@ -7,7 +7,8 @@ import time
 import pytest
 from tests.node.harness import TOKEN, ScriptedMaster
 
-from rolecall.node.checks import (
+from rolecall.node.client import MasterClient
+from rolecall.node.findings import (
     GIB,
     MIB,
     GpuInventory,
@@ -24,7 +25,6 @@ from rolecall.node.checks import (
     unwritable,
     version,
 )
-from rolecall.node.client import MasterClient
 from rolecall.node.self_check import compare_clocks
 from rolecall.spec.finding import Finding, Level
 

@@ -25,7 +25,7 @@ _PASSING = {httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS}
 _UPLOAD = httpx.Timeout(60.0, read=600.0)
 
 
-class MasterClient:
+class AttemptClient:
     """Bears the attempt's own token. Tries again while the master is away, and raises `BlobsUnavailable` after five
     minutes; until the master is back, later calls are tried only once.
     """
