@@ -4,14 +4,20 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from tests.node.harness import ROOT
 
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.errors import InputError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
+from rolecall.spec.workdir import Workdir
+from rolecall.worker import main
 
 PROGRAM = """
 import sys
@@ -56,3 +62,22 @@ def test_the_failure_of_a_worker_is_a_record_too(tmp_path: Path) -> None:
     (record,) = [json.loads(line) for line in ended.stderr.splitlines()]
     assert (record["event"], record["job"], record["attempt"], record["rank"]) == ("worker_failed", "a1", 2, 0)
     assert "ValidationError" in record["traceback"]
+
+
+def test_a_device_without_the_precision_is_named_before_the_rendezvous(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "_device", lambda gpu: torch.device("cuda", 0))
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setenv("ROLECALL_DATA_ROOTS", str(tmp_path))
+    (tmp_path / "train.txt").write_text("some words\n")
+    forked = request(tmp_path, text={"train": str(tmp_path / "train.txt")}, precision="bfloat16")
+    plan = forked.launch.worker.model_copy(update={"role": Role.TRAINER})
+    forked = forked.model_copy(
+        update={"launch": forked.launch.model_copy(update={"workload": "rnn-lm", "worker": plan})}
+    )
+    expected = pytest.raises(InputError, match="Tesla T4 does not support bfloat16; set precision to float32")
+    with closing(Reporter(tmp_path / "progress.jsonl")) as report, expected:
+        main._play(forked, Workdir(tmp_path), report)

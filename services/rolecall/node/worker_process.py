@@ -40,6 +40,7 @@ class WorkerProcess:
         changed: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.launch = launch
         self.key = Key.of(launch)
@@ -52,6 +53,7 @@ class WorkerProcess:
         """The newest step, loss and samples per second."""
         self._changed = changed
         self._clock = clock
+        self._now = now
         self._report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
         self._reader = ProgressReader(self.key, self._folder, name)
         self._vitals = Vitals(timeout_s)
@@ -95,7 +97,7 @@ class WorkerProcess:
         """The process runs."""
         self._pid = pid
         _LOG.info("worker %s started (process %d)", self.key, pid, extra=self._about("worker_started"))
-        self._tell(pid=pid, spawned_at=datetime.now(UTC))
+        self._tell(pid=pid, spawned_at=self._now())
         if self._killed is not None:
             kill_group(pid)
 
@@ -134,7 +136,7 @@ class WorkerProcess:
         self._pid = None
         now, before = oom_kills(), self._oom_kills
         oom = None if now is None or before is None else now > before
-        return classify_exit(status, self._read_failure(), killed=self._killed, oom=oom, now=datetime.now(UTC))
+        return classify_exit(status, self._read_failure(), killed=self._killed, oom=oom, now=self._now())
 
     def lost(self, reason: str) -> tuple[WorkerState, Failure | None]:
         """What it means that there is no process, or no more word of it: then it must not go on unseen."""
@@ -143,7 +145,7 @@ class WorkerProcess:
         self._pid = None
         if self._killed == "":
             return WorkerState.STOPPED, None
-        return WorkerState.FAILED, Failure(message=reason, at=datetime.now(UTC))
+        return WorkerState.FAILED, Failure(message=reason, at=self._now())
 
     def finish(self, state: WorkerState, failure: Failure | None = None, exit_code: int | None = None) -> None:
         """Report the end; the worker's progress must be with the master by now."""

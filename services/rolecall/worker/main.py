@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from rolecall import __version__
 from rolecall.edge.logs import about, log_to_stderr, stamp_records
+from rolecall.kit.precision import require_precision
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.beat import start_beating
@@ -88,6 +89,8 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
     if workload.check_node is not None:
         workload.check_node(params, launch.worker.role)
     context = _context(request, workdir, params, report)
+    # Before the rendezvous, so that a device without the precision ends the job at once, like `check_node`.
+    require_precision(getattr(params, "precision", "float32"), context.device)
     enter(context)
     role = importlib.import_module(workload.module_of(launch.worker.role))
     with closing(context.report), joined(launch, workload, workdir, context.report):
