@@ -219,9 +219,9 @@ class ScriptedMaster:
 
 
 def start_node(
-    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), **settings: str
+    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), prelude: str = "", **settings: str
 ) -> subprocess.Popen[str]:
-    """A node's daemon whose workers act as `plays` says; `before` is put before its command line."""
+    """A node's daemon whose workers act as in `plays`. `before` precedes its command line, `prelude` its code."""
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT / 'services'}:{ROOT}",
         "ROLE": "trainer",
@@ -239,7 +239,8 @@ def start_node(
         "import sys; from rolecall.node.server import run; from rolecall.settings import read_node;"
         "sys.exit(run(read_node(), ['--play', 'tests.node.plays:play']))"
     )
-    return subprocess.Popen([*before, sys.executable, "-c", program], env=environment | settings, text=True)
+    command = [*before, sys.executable, "-c", f"{prelude}\n{program}"]
+    return subprocess.Popen(command, env=environment | settings, text=True)
 
 
 def end(node: subprocess.Popen[str]) -> None:

@@ -338,6 +338,28 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         assert gone(family, 0.5)
 
 
+HANGING_FOLDER = """
+import threading
+from rolecall.node import self_check
+def hang(data):
+    open({started!r}, "w").close()  # A FIFO: its reader waits for this.
+    threading.Event().wait()
+self_check._check_disk = hang
+"""
+
+
+def test_a_data_folder_that_hangs_does_not_delay_the_exit(tmp_path: Path) -> None:
+    """Like a network file system whose server is unavailable."""
+    master, started = ScriptedMaster(), tmp_path / "started"
+    os.mkfifo(started)
+    prelude = HANGING_FOLDER.format(started=str(started))
+    with master.serving(), _node(master, tmp_path / "data", prelude=prelude) as node:
+        started.read_text()
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(5) == 0
+        assert master.left == ["n"]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -435,9 +457,9 @@ def test_a_node_that_was_cut_off_finds_its_way_before_it_is_heard(tmp_path: Path
 
 @contextmanager
 def _node(
-    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), **settings: str
+    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), prelude: str = "", **settings: str
 ) -> Iterator[subprocess.Popen[str]]:
-    node = start_node(master, data, before, **settings)
+    node = start_node(master, data, before, prelude, **settings)
     try:
         yield node
     finally:

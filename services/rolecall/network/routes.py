@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
 from rolecall.network.interfaces import interface_of
 from rolecall.retry import delays_s
@@ -63,7 +64,7 @@ async def await_route(host: str, port: int, tell: Callable[[str], None]) -> Rout
 async def find_route(host: str, port: int) -> ResolvedRoute:
     """The current route. Raises `OSError` when there is none, for example because the name doesn't resolve."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        found = await run_in_daemon_thread(socket.getaddrinfo, host, port, type=socket.SOCK_DGRAM)
     except UnicodeError as error:
         why = "not a legal name: each part between its dots must have 1 to 63 characters"
         raise socket.gaierror(socket.EAI_NONAME, why) from error

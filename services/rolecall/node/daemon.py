@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
 from rolecall.kit.cache import evict
 from rolecall.network.routes import Route
@@ -95,7 +96,7 @@ class Daemon:
         cache, most_bytes = self._settings.data / "cache", read_worker().cache_bytes
         while True:
             try:
-                await asyncio.to_thread(evict, cache, most_bytes)
+                await run_in_daemon_thread(evict, cache, most_bytes)
             except OSError as error:
                 _LOG.warning(
                     "cache entries in %s could not be evicted: %s", cache, error, extra=about("eviction_failed")

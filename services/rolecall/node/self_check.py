@@ -1,6 +1,5 @@
 """A node's self-check: takes measurements, which `findings` turns into findings."""
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rolecall import __version__, landlock, seccomp
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.network.routes import ResolvedRoute, find_route
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
@@ -52,8 +52,8 @@ class SelfCheck:
         with contextlib.suppress(MasterUnreachable):
             self._sample = await compare_clocks(self._client, spec.name, self._clock)
         network, found = await self._check_network(spec)
-        # In a thread, because a network file system that hangs must not stop the daemon's loops.
-        machine = await asyncio.to_thread(self._check_machine, spec)
+        # A network file system that hangs must neither stop the daemon's loops nor delay its exit.
+        machine = await run_in_daemon_thread(self._check_machine, spec)
         return (*self._compare_with_master(spec), network, *machine), found
 
     def _compare_with_master(self, spec: NodeSpec) -> list[Finding]:
