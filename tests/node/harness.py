@@ -60,30 +60,30 @@ class ScriptedMaster:
         self.streams: dict[tuple[Key, str], bytes] = {}
         self.left: list[str] = []
         self.at_end: dict[Key, bytes] = {}
-        self.repeat_pieces = False
+        self.repeat_chunks = False
         self.ahead_s = 0.0
-        self.looking_s = 0.0
+        self.check_delay_s = 0.0
         self.has_forgotten = False
         self.refusal: int | None = None
         self.refused = 0
         self.garbled = False
-        self.most_bytes: int | None = None
+        self.max_bytes: int | None = None
         """Of a heartbeat."""
-        self.size_told: int | None = None
+        self.reported_size: int | None = None
         self.slow_log_s = 0.0
         self.full = False
         self.refused_logs: list[Key] = []
-        """The worker of each piece of a log that found no room."""
-        self.version_told = __version__
+        """The worker of each chunk of a log that found no room."""
+        self.reported_version = __version__
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
 
-    def want(self, wanted: WorkerLaunch, stop: StopMode | None = None) -> Key:
+    def want(self, worker_launch: WorkerLaunch, stop: StopMode | None = None) -> Key:
         with self.changed:
-            self.desired[Key.of(wanted)] = DesiredWorker(launch=wanted, stop=stop)
+            self.desired[Key.of(worker_launch)] = DesiredWorker(launch=worker_launch, stop=stop)
             self.version += 1
-        return Key.of(wanted)
+        return Key.of(worker_launch)
 
     def drop(self, key: Key) -> None:
         with self.changed:
@@ -153,20 +153,20 @@ class ScriptedMaster:
             self.specs.append(spec)
             self.has_forgotten = False
             self.changed.notify_all()
-        return JSONResponse(Registered(heartbeat_s=0.3, master_version=self.version_told).model_dump())
+        return JSONResponse(Registered(heartbeat_s=0.3, master_version=self.reported_version).model_dump())
 
     async def _surroundings(self, _: Request) -> Response:
-        await asyncio.sleep(self.looking_s)
+        await asyncio.sleep(self.check_delay_s)
         return JSONResponse(
             ClusterInfo(
-                time_s=time.time() + self.ahead_s, version=self.version_told, boot_id=self.boot_id, strangers=0
+                time_s=time.time() + self.ahead_s, version=self.reported_version, boot_id=self.boot_id, strangers=0
             ).model_dump()
         )
 
     async def _heartbeat(self, request: Request) -> Response:
         body = await request.body()
-        if self.most_bytes is not None and len(body) > self.most_bytes:
-            return JSONResponse({"detail": f"the body is larger than {self.most_bytes} bytes"}, 413)
+        if self.max_bytes is not None and len(body) > self.max_bytes:
+            return JSONResponse({"detail": f"the body is larger than {self.max_bytes} bytes"}, 413)
         beat = Heartbeat.model_validate_json(body)
         if self.has_forgotten:
             return JSONResponse({"detail": "node n has not registered; register it again"}, 404)
@@ -197,7 +197,7 @@ class ScriptedMaster:
     async def _stream(self, request: Request) -> Response:
         path: dict[str, Any] = request.path_params
         name = (Key(path["job"], path["attempt"], path["rank"]), path["stream"])
-        piece, offset = await request.body(), int(request.query_params["offset"])
+        chunk, offset = await request.body(), int(request.query_params["offset"])
         await asyncio.sleep(self.slow_log_s if path["stream"] == "log" else 0.0)
         if self.full and path["stream"] == "log":
             with self.changed:
@@ -205,10 +205,10 @@ class ScriptedMaster:
             return JSONResponse({"detail": "no room"}, 507)
         with self.changed:
             have = self.streams.get(name, b"")
-            self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have
+            self.streams[name] = have + chunk[len(have) - offset :] if offset <= len(have) else have
             self.changed.notify_all()
-            size = self.size_told or (offset if self.repeat_pieces else len(self.streams[name]))
-            self.repeat_pieces = False
+            size = self.reported_size or (offset if self.repeat_chunks else len(self.streams[name]))
+            self.repeat_chunks = False
         return JSONResponse({"size": size})
 
     async def _leave(self, request: Request) -> Response:

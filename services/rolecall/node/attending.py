@@ -1,4 +1,4 @@
-"""A worker's life: it is forked, watched until it ends, and what it wrote is with the master."""
+"""The life of a worker from its fork until the master has its complete output."""
 
 import asyncio
 import contextlib
@@ -11,21 +11,21 @@ from rolecall.node.worker_process import WorkerProcess
 from rolecall.spec.fork import ForkRequest
 
 _TICK_S = 0.05
-_LOG_FIRST_S = 0.5
-"""How long the report of a worker's end may wait for the rest of its log."""
+_MAX_LOG_DELAY_S = 0.5
+"""The maximum delay of the report of a worker's end by the rest of its log."""
 
 
-async def see_through(
+async def attend(
     worker: WorkerProcess,
     request: Callable[[], ForkRequest],
     forks: ForkClient,
     shipper: Shipper,
     exits: Counter[str],
 ) -> None:
-    """Fork the worker, watch it, send what it writes, report how it ended and count that in `exits`.
+    """Fork the worker, observe it, send its output, report its end and count it in `exits`.
 
-    The report follows the worker's progress, which holds its result, but it waits neither for a long log nor for
-    progress that a master in contact fails to take: the gang and its slots depend on it.
+    The gang and its slots depend on the report. It follows the worker's progress, which contains the result, but waits
+    neither for a long log nor for progress that an available master fails to store.
     """
     exit_code: int | None = None
     try:
@@ -39,21 +39,21 @@ async def see_through(
     exits[state if failure is None else "failed"] += 1
     await shipper.ship_all(worker.progress)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LOG_FIRST_S):
+        async with asyncio.timeout(_MAX_LOG_DELAY_S):
             await shipper.ship_all(worker.log)
     worker.finish(state, failure, exit_code)
     await shipper.ship_all(worker.log)
 
 
 async def _watch(worker: WorkerProcess, process: ForkedWorker, shipper: Shipper) -> int:
-    """Observe the worker until it ends. What it writes is sent beside, because the master may be away."""
+    """Observe the worker until it ends. Its output is sent in parallel, because the master may be unavailable."""
     shipping = asyncio.ensure_future(shipper.keep_shipping((worker.progress, worker.log)))
     try:
         while not process.ended.done():
             worker.observe()
             await asyncio.wait({process.ended, shipping}, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
             if shipping.done():
-                shipping.result()  # It ends by an error alone.
+                shipping.result()  # Raises: shipping ends only by an error.
         return process.ended.result()
     finally:
         shipping.cancel()

@@ -1,4 +1,4 @@
-"""What a node is called."""
+"""The name of a node."""
 
 import re
 import socket
@@ -13,13 +13,13 @@ _CONTAINER_ID = re.compile(r"[0-9a-f]{12}")
 _LOOKUP_S = 5.0
 
 
-def node_name(chosen: str | None) -> str:
-    """The name that was chosen, or else the host name.
+def node_name(configured: str | None) -> str:
+    """The configured name, by default the host name. Raises `SettingsError` for an illegal name.
 
-    An engine that is told no host name gives a container the beginning of its id, which says nothing to a person and is
-    another one each time; then the node is called as its container, e.g. `rolecall-trainer-1`. Raises `SettingsError`.
+    If the host name is the beginning of the container's id, which is different each time, the name is that of the
+    container, such as `rolecall-trainer-1`.
     """
-    name = chosen or _own_name(socket.gethostname().lower())
+    name = configured or _own_name(socket.gethostname().lower())
     if not _LEGAL.fullmatch(name):
         raise SettingsError(
             f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
@@ -41,9 +41,9 @@ def _own_addresses() -> list[str]:
 
 
 def _name_of(address: str) -> str | None:
-    """What the engine's name server calls an address: `CONTAINER.NETWORK`.
+    """The container's name in the engine's name server, which has `CONTAINER.NETWORK` for an address.
 
-    The C library would ask the container's own /etc/hosts first, which has the id again; `getent` can be told not to.
+    The C library reads the container's own /etc/hosts first, which has the id; `getent` can skip it.
     """
     command = ["getent", "--service", "hosts:dns", "hosts", address]
     try:

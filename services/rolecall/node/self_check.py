@@ -1,4 +1,4 @@
-"""A node's self-check: takes measurements, which `findings` turns into findings."""
+"""A node's self-check: the measurements for the functions in `findings`."""
 
 import contextlib
 import os
@@ -25,17 +25,17 @@ _SHM = Path("/dev/shm")  # noqa: S108 - measured, not written to
 
 
 class ClockSample(NamedTuple):
-    """The master's answer, and how far its clock is from ours."""
+    """The master's answer, and the difference between its clock and this node's."""
 
     cluster: ClusterInfo
     offset_s: float
     uncertainty_s: float
     certificate_end: float | None = None
-    """When its certificate ends, in seconds since 1970; None without TLS."""
+    """The end of the master's certificate, in seconds since 1970; None without TLS."""
 
 
 class SelfCheck:
-    """Repeats all checks. While the master is unavailable, its last answer counts."""
+    """Runs all checks. While the master is unavailable, its last answer counts."""
 
     def __init__(
         self, settings: NodeSettings, client: MasterClient, gpus: GpuInventory, clock: Callable[[], float] = time.time
@@ -48,7 +48,7 @@ class SelfCheck:
 
     async def run(self, spec: NodeSpec) -> tuple[tuple[Finding, ...], ResolvedRoute | None]:
         """The findings about the node, and its current route to the master, if there is one."""
-        # The heartbeat fails as well then, and says so.
+        # The heartbeat fails as well and reports it.
         with contextlib.suppress(MasterUnreachable):
             self._sample = await compare_clocks(self._client, spec.name, self._clock)
         network, found = await self._check_network(spec)
@@ -57,19 +57,18 @@ class SelfCheck:
         return (*self._compare_with_master(spec), network, *machine), found
 
     def _compare_with_master(self, spec: NodeSpec) -> list[Finding]:
-        if self._sample is None:
+        if (sample := self._sample) is None:
             return []
-        seen = self._sample
         return [
-            findings.clock(seen.offset_s, seen.uncertainty_s),
-            findings.version(__version__, seen.cluster.version),
-            self._check_tls(spec, seen),
+            findings.clock(sample.offset_s, sample.uncertainty_s),
+            findings.version(__version__, sample.cluster.version),
+            self._check_tls(spec, sample),
         ]
 
-    def _check_tls(self, spec: NodeSpec, seen: ClockSample) -> Finding:
-        if seen.certificate_end is not None:
-            return findings.certificate(seen.certificate_end - self._clock())
-        leaves = not is_loopback(self._settings.master_addr) and seen.cluster.boot_id != spec.machine.boot_id
+    def _check_tls(self, spec: NodeSpec, sample: ClockSample) -> Finding:
+        if sample.certificate_end is not None:
+            return findings.certificate(sample.certificate_end - self._clock())
+        leaves = not is_loopback(self._settings.master_addr) and sample.cluster.boot_id != spec.machine.boot_id
         return findings.plain_http(self._client.url, leaves_machine=leaves)
 
     async def _check_network(self, spec: NodeSpec) -> tuple[Finding, ResolvedRoute | None]:
@@ -90,7 +89,7 @@ class SelfCheck:
 
 
 async def compare_clocks(client: MasterClient, name: str, clock: Callable[[], float] = time.time) -> ClockSample:
-    """Ask the master for its clock. It read it somewhere on the round trip: half of that is the uncertainty."""
+    """Get the time of the master's clock. It was read during the round trip, half of which is the uncertainty."""
     begin, started = time.monotonic(), clock()
     cluster = await client.cluster(name)
     half_s = (time.monotonic() - begin) / 2
@@ -112,13 +111,13 @@ def _check_sandbox() -> Finding:
 
 def _check_disk(data: Path) -> Finding:
     try:
-        found = os.statvfs(data)
+        stats = os.statvfs(data)
     except OSError as error:
         return findings.unwritable(str(data), error.strerror or str(error))
-    if found.f_flag & os.ST_RDONLY or not os.access(data, os.W_OK):
+    if stats.f_flag & os.ST_RDONLY or not os.access(data, os.W_OK):
         return findings.unwritable(str(data), "it can't be written to")
     # File systems without a fixed number of inodes report 0.
     space = Space(
-        found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, not found.f_files or found.f_favail > 0
+        stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize, not stats.f_files or stats.f_favail > 0
     )
     return findings.disk(str(data), space)

@@ -1,4 +1,4 @@
-"""A short path to a folder that may lie deep."""
+"""A short path to a folder that can be deeply nested."""
 
 import contextlib
 import hashlib
@@ -10,17 +10,17 @@ from pathlib import Path
 
 @contextmanager
 def short_name(folder: Path) -> Generator[Path]:
-    """A link to `folder` among the temporary files while the context lasts; `folder` itself if none can be made.
+    """A temporary link to `folder` for the duration of the context, or `folder` itself if no link can be created.
 
-    Workers have their temporary files below it, and Python's `multiprocessing` its sockets there: the name of a Unix
-    socket has 107 bytes at most.
+    The workers' temporary files are below it, such as the Unix sockets of `multiprocessing`, whose names are limited to
+    107 bytes.
     """
     digest = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
     link = Path(tempfile.gettempdir(), f"rolecall-{digest[:8]}")
     try:
         link.unlink(missing_ok=True)
         link.symlink_to(folder.absolute())
-    except OSError:  # Somebody else's, or nothing can be made there.
+    except OSError:  # The link belongs to another user, or the folder is not writable.
         yield folder
         return
     try:
