@@ -93,10 +93,16 @@ class Supervisor:
         """Return the programs that have ended, after a signal, a restart, the timeout, or at most a second."""
         if self._await_exit_signal(self._soonest(timeout_s)):
             self.should_exit = True
-        ended = [self._on_exit(child) for child in self._children if _has_ended(child)]
+        ended = [
+            self._on_exit(child)
+            for child in self._children
+            if child.restart_at is None and child.process.poll() is not None
+        ]
         for child in self._children:
             if child.restart_at is not None and child.restart_at <= time.monotonic() and not self.should_exit:
-                self._restart(child)
+                child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
+                text = "%s restarted as process %d"
+                _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
         return ended
 
     def _await_exit_signal(self, timeout_s: float | None) -> bool:
@@ -120,11 +126,6 @@ class Supervisor:
         _LOG.warning(text, child.program.name, describe_exit(code), wait_s, extra=about("program_ended"))
         return Ended(child.program, code)
 
-    def _restart(self, child: _Child) -> None:
-        child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
-        text = "%s restarted as process %d"
-        _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
-
     def _stop_all(self) -> None:
         """Stop all programs, the first one after the others. Another signal kills those that still run."""
         deadline = None if self._grace_s is None else time.monotonic() + self._grace_s
@@ -139,10 +140,6 @@ class Supervisor:
                     for process in group:
                         process.kill()
                         process.wait()
-
-
-def _has_ended(child: _Child) -> bool:
-    return child.restart_at is None and child.process.poll() is not None
 
 
 def _spawn(program: Program) -> subprocess.Popen[bytes]:

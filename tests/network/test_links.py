@@ -35,7 +35,7 @@ class SharedExchange:
 
 @dataclass
 class NodesExchange:
-    """One node's view of it."""
+    """One node's view of the exchange."""
 
     shared: SharedExchange
     node: str
@@ -55,7 +55,6 @@ class NodesExchange:
 def probe_all(
     addresses: dict[str, str], swapped: dict[tuple[str, str], str] | None = None, *, unreachable_only: bool = False
 ) -> list[list[Link]]:
-    """What each node finds."""
     exchange = SharedExchange(tuple(addresses), swapped or {})
     probers = [Prober(node, address, "hello") for node, address in addresses.items()]
     with ThreadPoolExecutor(len(probers)) as pool:
@@ -65,8 +64,8 @@ def probe_all(
 
 
 def listener(address: str, port: int | None, error: str | None = None) -> str:
-    told = Listener(address=address, interface="eth9", ports="40000 to 49999", port=port, error=error)
-    return told.model_dump_json()
+    listener = Listener(address=address, interface="eth9", ports="40000 to 49999", port=port, error=error)
+    return listener.model_dump_json()
 
 
 def test_reachable_nodes_are_reachable_in_both_directions() -> None:
@@ -121,18 +120,18 @@ def test_who_does_not_know_the_secret_gets_no_answer() -> None:
     assert all("it closes the connection without an answer" in (link.error or "") for link in found)
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
-def test_a_stranger_on_the_port_is_noticed(said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
+def test_a_stranger_on_the_port_is_noticed(message: bytes) -> None:
     def be_strange() -> None:
-        connection, _ = stranger.accept()
+        connection, _ = intruder.accept()
         with connection:
             connection.recv(100)
-            connection.sendall(said)
+            connection.sendall(message)
 
-    with create_server(("127.0.0.2", 0)) as stranger:
+    with create_server(("127.0.0.2", 0)) as intruder:
         thread = Thread(target=be_strange)
         thread.start()
-        swapped = {("listeners", "b"): listener("127.0.0.2", stranger.getsockname()[1])}
+        swapped = {("listeners", "b"): listener("127.0.0.2", intruder.getsockname()[1])}
         found = probe_all({"a": "127.0.0.1", "b": "127.0.0.2"}, swapped)[0]
         thread.join()
     cut = next(link for link in found if link.origin == "a")

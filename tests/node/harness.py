@@ -47,7 +47,7 @@ def launch(job: str, act: str, rank: int = 0, attempt: int = 1) -> WorkerLaunch:
 
 
 class ScriptedMaster:
-    """Answers with what the test desires and remembers what it was told."""
+    """Answers with the desired workers of the test, and records all calls."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.host = host
@@ -91,7 +91,7 @@ class ScriptedMaster:
             self.version += 1
 
     def wait(self, what: Callable[[], _T], timeout_s: float = 20.0) -> _T:
-        """Wait until `what` is true of what was told, and return it."""
+        """Wait until `what` returns a true value, and return it."""
         with self.changed:
             assert self.changed.wait_for(what, timeout_s), f"not within {timeout_s} s; last told: {self.reports}"
             return what()
@@ -254,7 +254,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def gone(pids: set[int], timeout_s: float) -> bool:
-    """Whether all of `pids` end (zombies that another must reap count as ended) within the time."""
+    """True if all processes end within the time. Zombies that another process must reap count as ended."""
     deadline = time.monotonic() + timeout_s
     while any(process_state(pid) not in {None, "Z"} for pid in pids):
         if time.monotonic() > deadline:

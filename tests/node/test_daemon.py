@@ -379,7 +379,7 @@ def test_a_refused_node_says_what_to_do(
 
 
 def finding(master: ScriptedMaster, check: str) -> Finding:
-    """What the newest heartbeat says of one check."""
+    """The finding of a check in the newest heartbeat."""
     return next(one for one in master.beats[-1].findings if one.check == check)
 
 

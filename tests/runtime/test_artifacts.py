@@ -21,12 +21,12 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_master_that_is_away_for_long_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"weights")
-    said: list[str] = []
+    events: list[str] = []
     answers = [503] * 10 + [200, 503, 503, 503, 503, 200]
     with answering(answers) as client:
-        Artifacts(MasterBlobs(client), client, 1, on_wait=said.append).put("model", tmp_path / "model")
+        Artifacts(MasterBlobs(client), client, 1, on_wait=events.append).put("model", tmp_path / "model")
     assert answers == [200]
-    assert said[0].startswith("the artifact model can't be stored yet: the master could neither store nor send files")
+    assert events[0].startswith("the artifact model can't be stored yet: the master could neither store nor send files")
 
 
 def test_a_store_that_fails_is_waited_for(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a caller in another process sees when the function behind an `async_execution` call fails."""
+"""The error at a caller in another process when the function of an `async_execution` call fails."""
 
 import multiprocessing
 import re
@@ -26,7 +26,7 @@ def _rank(rank: int, port: int, answer: Connection) -> None:
     if rank == 0:
         try:
             answer.send(repr(torch.futures.wait_all([rpc.rpc_async("rank-1", _fail)])))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test looks at it
+        except Exception as error:  # noqa: BLE001 - the test checks it
             answer.send(f"raised {error}")
     rpc.shutdown()
 

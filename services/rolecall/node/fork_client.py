@@ -24,6 +24,7 @@ _LOG = logging.getLogger(__name__)
 # `-P`: the node's working folder has no part in where its workers find code.
 COMMAND = (sys.executable, "-P", "-m", "rolecall.worker.fork_server")
 _FORK_TIMEOUT_S = 60.0
+_EXIT_GRACE_S = 1.0
 _REAP_S = 2.0
 """The time within which the fork server reports the end of a process."""
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
@@ -106,7 +107,11 @@ class ForkClient:
         finally:
             self._writer.close()
             process.terminate()  # A server that still runs kills its workers and exits.
-            status = _reap(process)
+            try:
+                status = process.wait(_EXIT_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
             self.pid = None
         return status
 
@@ -197,12 +202,3 @@ def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # A terminal's Ctrl-C must reach only the node.
     )
-
-
-def _reap(process: subprocess.Popen[bytes], grace_s: float = 1.0) -> int:
-    """Wait for a server whose connection is closed. It kills its workers and exits."""
-    try:
-        return process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()

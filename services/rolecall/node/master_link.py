@@ -117,7 +117,10 @@ class MasterLink:
         """Send one heartbeat, after a registration if the master does not know this node."""
         try:
             if self._lost_contact:
-                await self._update_route()
+                # A node that was cut off may have another interface, and the answer may contain workers. Without a
+                # route, the heartbeat fails as well and reports the reason.
+                with contextlib.suppress(OSError):
+                    self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
             if self._heartbeat_s is None:
                 await self._register()
                 await self._check_in_time()
@@ -137,12 +140,6 @@ class MasterLink:
                 "the master does not know this node (%s); registering again", error, extra=self._about("node_unknown")
             )
             self._heartbeat_s = None
-
-    async def _update_route(self) -> None:
-        """Find a changed interface before the next heartbeat, whose answer may contain workers."""
-        # Without a route, the heartbeat fails as well and reports the reason.
-        with contextlib.suppress(OSError):
-            self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
 
     async def _register(self) -> None:
         registered = await self._register_name()

@@ -26,11 +26,11 @@ from rolecall.network.routes import Route, await_route
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon, clear_work
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
+from rolecall.node.folder import short_name
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
 from rolecall.node.self_check import SelfCheck
-from rolecall.node.short_name import short_name
 from rolecall.node.telemetry import NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError

@@ -1,6 +1,7 @@
 """The workers of this node: compares the desired with the running ones and acts on the difference."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -8,10 +9,9 @@ from pathlib import Path
 
 from rolecall.edge.logs import about
 from rolecall.network.routes import Route
-from rolecall.node.attending import attend
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
-from rolecall.node.fork_client import ForkClient
+from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
 from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, SendPort, Start, actions
 from rolecall.node.shipping import Shipper
 from rolecall.node.worker_process import WorkerProcess
@@ -23,6 +23,8 @@ from rolecall.spec.wire import Desired, DesiredWorker
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
+_MAX_LOG_DELAY_S = 0.5
+"""The maximum delay of the report of a worker's end by the rest of its log."""
 
 
 class WorkerPool:
@@ -122,19 +124,17 @@ class WorkerPool:
             case Decline(launch=launch):
                 self._adopt(launch).finish(WorkerState.STOPPED)
             case SendPort(key=key, port=port):
-                self._send_port(self.workers[key], port)
+                try:
+                    self.workers[key].send_port(port)
+                except OSError as error:
+                    reason = f"its gang's port could not be written to {error.filename}: {error.strerror}"
+                    self.workers[key].kill(reason)
             case Ask(key=key, mode=mode):
                 self.workers[key].ask(mode)
             case Kill(key=key):
                 self.workers[key].kill()
             case Forget(key=key):
                 self.workers.pop(key).forget()
-
-    def _send_port(self, worker: WorkerProcess, port: int) -> None:
-        try:
-            worker.send_port(port)
-        except OSError as error:
-            worker.kill(f"its gang's port could not be written to {error.filename}: {error.strerror}")
 
     def _adopt(self, launch: WorkerLaunch) -> WorkerProcess:
         settings = self._settings
@@ -149,7 +149,7 @@ class WorkerPool:
         self.counts["starts"] += 1
         self.counts["restarts"] += worker.launch.attempt > 1
         try:
-            await attend(worker, lambda: self._request(worker), self.forks, self._shipper, self.exits)
+            await self._fork_and_ship(worker)
         except Exception as error:  # noqa: BLE001 - a task that raises would end the daemon
             _LOG.exception(
                 "worker %s could not be attended",
@@ -160,6 +160,44 @@ class WorkerPool:
                 worker.finish(*worker.lost(f"the node could not attend the worker: {type(error).__name__}: {error}"))
         finally:
             worker.shipped()
+
+    async def _fork_and_ship(self, worker: WorkerProcess) -> None:
+        """Fork the worker, observe it, send its output, report its end and count it in `exits`.
+
+        The gang and its slots depend on the report. It follows the worker's progress, which contains the result, but
+        waits neither for a long log nor for progress that an available master fails to store.
+        """
+        exit_code: int | None = None
+        try:
+            worker.make_folder()
+            process = await self.forks.fork(self._request(worker))
+            worker.forked(process.pid)
+            exit_code = await self._watch(worker, process)
+            state, failure = worker.ended(exit_code)
+        except (EndNotReported, ForkRefused, ForkServerDied, OSError) as error:
+            state, failure = worker.lost(str(error))
+        self.exits[state if failure is None else "failed"] += 1
+        await self._shipper.ship_all(worker.progress)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_LOG_DELAY_S):
+                await self._shipper.ship_all(worker.log)
+        worker.finish(state, failure, exit_code)
+        await self._shipper.ship_all(worker.log)
+
+    async def _watch(self, worker: WorkerProcess, process: ForkedWorker) -> int:
+        """Observe the worker until it ends. Its output is sent in parallel, because the master may be unavailable."""
+        shipping = asyncio.ensure_future(self._shipper.keep_shipping((worker.progress, worker.log)))
+        try:
+            while not process.ended.done():
+                worker.observe()
+                await asyncio.wait({process.ended, shipping}, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if shipping.done():
+                    shipping.result()  # Raises: shipping ends only by an error.
+            return process.ended.result()
+        finally:
+            shipping.cancel()
+            await asyncio.wait({shipping})
+            worker.observe()
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
         launch = worker.launch
