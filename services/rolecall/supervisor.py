@@ -91,7 +91,8 @@ class Supervisor:
 
     def wait(self, timeout_s: float | None = None) -> list[Ended]:
         """Return the programs that have ended, after a signal, a restart, the timeout, or at most a second."""
-        if self._await_exit_signal(self._soonest(timeout_s)):
+        waits = [child.restart_at - time.monotonic() for child in self._children if child.restart_at is not None]
+        if self._await_exit_signal(max(0.0, min([*waits, _MAX_WAIT_S if timeout_s is None else timeout_s]))):
             self.should_exit = True
         ended = [
             self._on_exit(child)
@@ -110,11 +111,6 @@ class Supervisor:
         # If a library has started a thread, the kernel may deliver SIGCHLD there, where it is ignored.
         received = signal.sigtimedwait(_SIGNALS, _MAX_WAIT_S if timeout_s is None else min(timeout_s, _MAX_WAIT_S))
         return received is not None and received.si_signo in _EXIT_SIGNALS
-
-    def _soonest(self, timeout_s: float | None) -> float | None:
-        now = time.monotonic()
-        waits = [max(0.0, child.restart_at - now) for child in self._children if child.restart_at is not None]
-        return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
     def _on_exit(self, child: _Child) -> Ended:
         steady = time.monotonic() - child.started > _STEADY_S

@@ -22,11 +22,11 @@ FAR = "192.0.2.1"
 
 @dataclass
 class SharedExchange:
-    """A exchange for nodes that are threads of this process; `swapped` puts words in a node's mouth."""
+    """An exchange for nodes that are threads of this process; `swapped` replaces messages."""
 
     nodes: tuple[str, ...]
     swapped: dict[tuple[str, str], str] = field(default_factory=dict)
-    words: dict[tuple[str, str], str] = field(default_factory=dict)
+    messages: dict[tuple[str, str], str] = field(default_factory=dict)
     news: threading.Condition = field(default_factory=threading.Condition)
 
     def of(self, node: str) -> "NodesExchange":
@@ -42,14 +42,14 @@ class NodesExchange:
 
     def post(self, topic: str, text: str) -> None:
         with self.shared.news:
-            self.shared.words[topic, self.node] = self.shared.swapped.get((topic, self.node), text)
+            self.shared.messages[topic, self.node] = self.shared.swapped.get((topic, self.node), text)
             self.shared.news.notify_all()
 
     def gather(self, topic: str) -> dict[str, str]:
         keys = {(topic, node) for node in self.shared.nodes}
         with self.shared.news:
-            assert self.shared.news.wait_for(lambda: keys <= self.shared.words.keys(), timeout=20)
-            return {node: self.shared.words[topic, node] for node in self.shared.nodes}
+            assert self.shared.news.wait_for(lambda: keys <= self.shared.messages.keys(), timeout=20)
+            return {node: self.shared.messages[topic, node] for node in self.shared.nodes}
 
 
 def probe_all(
@@ -64,8 +64,8 @@ def probe_all(
 
 
 def listener(address: str, port: int | None, error: str | None = None) -> str:
-    listener = Listener(address=address, interface="eth9", ports="40000 to 49999", port=port, error=error)
-    return listener.model_dump_json()
+    found = Listener(address=address, interface="eth9", ports="40000 to 49999", port=port, error=error)
+    return found.model_dump_json()
 
 
 def test_reachable_nodes_are_reachable_in_both_directions() -> None:

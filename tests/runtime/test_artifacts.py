@@ -49,7 +49,7 @@ def test_a_store_that_refuses_this_job_is_not(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "model").write_bytes(b"weights")
     with answering([200]) as client:
         blobs = SharedBlobs(str(tmp_path), "job", 1)
-        monkeypatch.setattr(blobs, "_put", _refusing(PermissionError("access denied")))
+        monkeypatch.setattr(blobs._files, "put_file", _refusing(PermissionError("access denied")))
         with pytest.raises(BlobsUnavailable, match="access denied"):
             Artifacts(blobs, client, 1).put("model", tmp_path / "model")
 

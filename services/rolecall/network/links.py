@@ -13,8 +13,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -151,12 +152,9 @@ async def _probe_links(prober: Prober, exchange: Exchange, *, unreachable_only: 
 
 
 async def _listen(prober: Prober) -> tuple[asyncio.Server | None, Listener]:
-    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
-        return _answer(prober, reader, writer)
-
     listener = _listener(prober.address)
     try:
-        server = await asyncio.start_server(answer, prober.address, 0, backlog=_BACKLOG)
+        server = await asyncio.start_server(partial(_answer, prober), prober.address, 0, backlog=_BACKLOG)
     except OSError as error:
         return None, listener.model_copy(update={"error": _reason(error)})
     return server, listener.model_copy(update={"port": server.sockets[0].getsockname()[1]})
@@ -211,17 +209,15 @@ def _line(*words: str) -> bytes:
 def _unreachable(prober: Prober, node: str, own: Listener, target: Listener, cause: str) -> Link:
     where = f"{target.address}:{target.port}" if target.port else target.address
     error = f"node {prober.node} ({own.address}, {own.interface}) can't reach node {node} at {where}: {cause}"
-    return Link(origin=prober.node, target=node, error=error, remedy=_remedy(cause, node, target))
-
-
-def _remedy(cause: str, node: str, target: Listener) -> str:
     if _NOT_LISTENING in cause or cause == _NOT_A_NODE:
-        return (
+        remedy = (
             f"give every node its own address that all others can reach: nodes use the interface of their route to "
             f"MASTER_ADDR, on {node} {target.interface}"
         )
-    ports = f"the gang ports (net.ipv4.ip_local_port_range: {target.ports})"
-    return f"open {ports} between the nodes in both directions"
+    else:
+        ports = f"the gang ports (net.ipv4.ip_local_port_range: {target.ports})"
+        remedy = f"open {ports} between the nodes in both directions"
+    return Link(origin=prober.node, target=node, error=error, remedy=remedy)
 
 
 def _cause(error: OSError, timeout_s: float) -> str:

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -172,15 +172,12 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
 
 
 def _is_cut_off(error: httpx.RequestError) -> bool:
-    return isinstance(error, httpx.ConnectTimeout) or any(
-        isinstance(cause, OSError) and cause.errno in _CUT_OFF for cause in _causes(error)
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, httpx.ConnectTimeout) or (isinstance(cause, OSError) and cause.errno in _CUT_OFF):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _explain_failure(error: httpx.RequestError) -> str:

@@ -20,7 +20,6 @@ from rolecall.node.self_check import SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.node import NodeSpec
-from rolecall.untrusted_files import delete_tree
 
 _EVICT_EVERY_S = 300.0
 _LOG = logging.getLogger(__name__)
@@ -118,8 +117,3 @@ class Daemon:
         self.pool.kill_all()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.pool.wait_idle(), timeout=1.0)
-
-
-def clear_work(home: Path) -> None:
-    """Delete the workers' folders of an earlier daemon; their processes died with it."""
-    delete_tree(home / "work")

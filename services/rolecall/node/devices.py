@@ -55,13 +55,12 @@ def default_slots(machine: Machine, role: Role) -> int:
 def available_cores(cgroup: Path = CGROUP) -> int:
     """Cores that the affinity mask and the cgroup's quota leave, at least one."""
     allowed = len(os.sched_getaffinity(0))
-    quota = _quota_v2(cgroup) or _quota_v1(cgroup) or float(allowed)
-    return max(1, math.floor(min(allowed, quota)))
+    return max(1, math.floor(min(allowed, _quota(cgroup) or allowed)))
 
 
 def has_quota(cores: int, cgroup: Path = CGROUP) -> bool:
     """True if the cgroup's quota is less than the machine's `cores`, so that no other container can take them."""
-    quota = _quota_v2(cgroup) or _quota_v1(cgroup)
+    quota = _quota(cgroup)
     return quota is not None and quota < cores
 
 
@@ -166,14 +165,13 @@ def _gpu(line: str) -> Gpu:
     return Gpu(uuid=uuid, name=name, memory_bytes=int(memory) * _MIB)
 
 
-def _quota_v2(cgroup: Path) -> float | None:
+def _quota(cgroup: Path) -> float | None:
+    """The number of cores in the cgroup's quota, of version 2 or 1; None without a quota."""
     quota, _, period = _text(cgroup / "cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() else None
-
-
-def _quota_v1(cgroup: Path) -> float | None:
-    quota, period = (_number(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return quota / period if quota and period else None
+    if quota.isdigit() and int(quota):
+        return int(quota) / int(period)
+    quota_us, period_us = (_number(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return quota_us / period_us if quota_us and period_us else None
 
 
 def _run(program: str, *arguments: str) -> str:

@@ -15,5 +15,4 @@ class NodeHealth:
     """The cause for which the node waits; empty when it works."""
 
     def wait_for(self, cause: str) -> None:
-        """Set the cause for which the node waits; empty when it works."""
         self.waiting_for = cause

@@ -19,20 +19,16 @@ def node_name(configured: str | None) -> str:
     If the host name is the beginning of the container's id, which is different each time, the name is that of the
     container, such as `rolecall-trainer-1`.
     """
-    name = configured or _own_name(socket.gethostname().lower())
+    name = configured or socket.gethostname().lower()
+    if not configured and _CONTAINER_ID.fullmatch(name):
+        names = (_name_of(address) for address in _own_addresses())
+        name = next((one for one in names if one and _LEGAL.fullmatch(one)), name)
     if not _LEGAL.fullmatch(name):
         raise SettingsError(
             f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
             "beginning and ending with a letter or digit"
         )
     return name
-
-
-def _own_name(host: str) -> str:
-    if not _CONTAINER_ID.fullmatch(host):
-        return host
-    names = (_name_of(address) for address in _own_addresses())
-    return next((name for name in names if name and _LEGAL.fullmatch(name)), host)
 
 
 def _own_addresses() -> list[str]:

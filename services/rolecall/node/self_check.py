@@ -54,16 +54,11 @@ class SelfCheck:
         network, found = await self._check_network(spec)
         # A network file system that hangs must neither stop the daemon's loops nor delay its exit.
         machine = await run_in_daemon_thread(self._check_machine, spec)
-        return (*self._compare_with_master(spec), network, *machine), found
-
-    def _compare_with_master(self, spec: NodeSpec) -> list[Finding]:
         if (sample := self._sample) is None:
-            return []
-        return [
-            findings.clock(sample.offset_s, sample.uncertainty_s),
-            findings.version(__version__, sample.cluster.version),
-            self._check_tls(spec, sample),
-        ]
+            return (network, *machine), found
+        clock = findings.clock(sample.offset_s, sample.uncertainty_s)
+        version = findings.version(__version__, sample.cluster.version)
+        return (clock, version, self._check_tls(spec, sample), network, *machine), found
 
     def _check_tls(self, spec: NodeSpec, sample: ClockSample) -> Finding:
         if sample.certificate_end is not None:

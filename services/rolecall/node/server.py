@@ -24,7 +24,7 @@ from rolecall.edge.logs import log_to_stderr
 from rolecall.network.interfaces import network_namespace
 from rolecall.network.routes import Route, await_route
 from rolecall.node.client import MasterClient
-from rolecall.node.daemon import Daemon, clear_work
+from rolecall.node.daemon import Daemon
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
 from rolecall.node.folder import short_name
 from rolecall.node.fork_client import ForkClient
@@ -35,6 +35,7 @@ from rolecall.node.telemetry import NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
+from rolecall.untrusted_files import delete_tree
 
 _LOG = logging.getLogger(__name__)
 # Only Prometheus and health checks call.
@@ -51,7 +52,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     # The imported objects are permanent. A collection that visits them, such as the one at exit, takes 0.1 s.
     gc.freeze()
     with _locked_home(settings), short_name(settings.home / "work") as work:
-        clear_work(settings.home)
+        delete_tree(settings.home / "work")  # Of an earlier daemon, with which its workers died.
         try:
             asyncio.run(_run(settings, work, fork_arguments))
         except BaseExceptionGroup as group:

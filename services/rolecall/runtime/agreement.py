@@ -40,14 +40,12 @@ class Agreement:
         if step < self._next:
             return Decision()
         own = wish()
-        flags = torch.tensor([float(own.stop), float(own.checkpoint), self._gap(step)])
+        seconds = max(self._clock() - self._last_time, 1e-6)
+        # The number of steps until the next check, at this rank's present speed.
+        gap = min(max((step - self._last_step) * _CHECK_EVERY_S / seconds, 1.0), _MAX_STEPS)
+        flags = torch.tensor([float(own.stop), float(own.checkpoint), gap])
         if dist.is_initialized():
             dist.all_reduce(flags, dist.ReduceOp.MAX)
         self._next = step + int(flags[2])
         self._last_step, self._last_time = step, self._clock()
         return Decision(stop=bool(flags[0]), checkpoint=bool(flags[1]))
-
-    def _gap(self, step: int) -> float:
-        """The number of steps until the next check, at this rank's present speed."""
-        seconds = max(self._clock() - self._last_time, 1e-6)
-        return min(max((step - self._last_step) * _CHECK_EVERY_S / seconds, 1.0), _MAX_STEPS)

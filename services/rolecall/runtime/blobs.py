@@ -71,25 +71,21 @@ class SharedBlobs:
         names a file that a power failure emptied. Object stores are durable without this. Raises `BlobsUnavailable` if
         the store fails.
         """
-        try:
-            self._put(name, path)
-        except OSError as error:
-            raise BlobsUnavailable(f"the blob store (ROLECALL_BLOB_URL) did not store {name}: {error}") from error
-
-    def _put(self, name: str, path: Path) -> None:
         final = f"{self._job}/{self._attempt}/{name}"
         partial = f"{final}.{uuid.uuid4().hex}.partial"
-        self._files.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
-        self._files.put_file(str(path), partial)
-        if not isinstance(self._files, LocalFileSystem):
+        is_local = isinstance(self._files, LocalFileSystem)
+        try:
+            self._files.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
+            self._files.put_file(str(path), partial)
+            if is_local:
+                sync(Path(partial))
             self._files.mv(partial, final)
-            return
-        sync(Path(partial))
-        self._files.mv(partial, final)
-        for folder in Path(final).parents:  # Also those that were just created.
-            sync(folder)
-            if folder == Path(self._job):
-                break
+            for folder in Path(final).parents if is_local else ():  # Also those that were just created.
+                sync(folder)
+                if folder == Path(self._job):
+                    break
+        except OSError as error:
+            raise BlobsUnavailable(f"the blob store (ROLECALL_BLOB_URL) did not store {name}: {error}") from error
 
     def get(self, blob: str, path: Path) -> None:
         try:

@@ -94,7 +94,10 @@ def _enter(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, repo
         report.rendezvous(entrance.port)
         return entrance
     port = launch.rendezvous_port or _await_port(workdir)
-    _probe_rank_0(launch, port)
+    first = launch.gang.workers[0].node
+    if launch.worker.node != first:
+        # Fails immediately with a helpful message where the store would retry for two minutes.
+        links.require_listener(links.Prober.of(launch), first, launch.master_addr, port, _PROBE_S)
     return gang_store.enter(launch, port, clients, _JOIN_TIMEOUT_S)
 
 
@@ -106,13 +109,6 @@ def _await_port(workdir: Workdir) -> int:
             raise RendezvousTimeout(f"rank 0 did not publish the gang's port within {_JOIN_TIMEOUT_S:.0f} s")
         time.sleep(_POLL_S)
     return int(workdir.rendezvous.read_text())
-
-
-def _probe_rank_0(launch: WorkerLaunch, port: int) -> None:
-    """Fail immediately with a helpful message where the store would retry for two minutes."""
-    first = launch.gang.workers[0].node
-    if launch.worker.node != first:
-        links.require_listener(links.Prober.of(launch), first, launch.master_addr, port, _PROBE_S)
 
 
 def _missing(launch: WorkerLaunch, ranks: list[int]) -> RendezvousTimeout:
@@ -161,12 +157,18 @@ class _StoreExchange:
 
 
 def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
+    threads = max(_MIN_RPC_THREADS, 2 * launch.gang.world_size)
+    if workload.rpc_threads is not None:
+        params = workload.params.model_validate(launch.params)
+        threads = max(threads, workload.rpc_threads(params, launch.gang.role_counts))
+    url = f"{_SCHEME}://{len(_STORES)}"
+    _STORES[url] = store
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=_rpc_threads(launch, workload),
+        num_worker_threads=threads,
         rpc_timeout=_PREFLIGHT_CALL_TIMEOUT_S if workload.per_node else _CALL_TIMEOUT_S,
         _transports=["uv"],
         _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
-        init_method=_handed_over(store),
+        init_method=url,
     )
     for peer in launch.gang.workers:
         if launch.worker.gpu is not None and peer.gpu is not None:
@@ -181,31 +183,16 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
     )
 
 
-def _handed_over(store: dist.Store) -> str:
-    """A URL under which the start of RPC finds `store`."""
-    url = f"{_SCHEME}://{len(_HANDED_OVER)}"
-    _HANDED_OVER[url] = store
-    return url
-
-
-def _hand_over(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
+def _open_url(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     parts = urlsplit(url)
     query = parse_qs(parts.query)
-    yield _HANDED_OVER[f"{_SCHEME}://{parts.netloc}"], int(query["rank"][0]), int(query["world_size"][0])
+    yield _STORES[f"{_SCHEME}://{parts.netloc}"], int(query["rank"][0]), int(query["world_size"][0])
 
 
 # `init_rpc` accepts no store but only a URL, whose handler can be registered.
 _SCHEME = "rolecall-gang"
-_HANDED_OVER: dict[str, dist.Store] = {}
-dist.register_rendezvous_handler(_SCHEME, _hand_over)
-
-
-def _rpc_threads(launch: WorkerLaunch, workload: Workload[Any]) -> int:
-    threads = max(_MIN_RPC_THREADS, 2 * launch.gang.world_size)
-    if workload.rpc_threads is None:
-        return threads
-    params = workload.params.model_validate(launch.params)
-    return max(threads, workload.rpc_threads(params, launch.gang.role_counts))
+_STORES: dict[str, dist.Store] = {}
+dist.register_rendezvous_handler(_SCHEME, _open_url)
 
 
 def _join_process_group(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:

@@ -199,21 +199,19 @@ class _Watch:
 def _publish_port(folder: Path, gang: GangPlan, watch: _Watch) -> None:
     """Write the rendezvous port of rank 0 to the other workers' folders, as master and nodes do in the service."""
     first = Workdir.of(folder, "job", 1, 0).progress
-    while not (line := _rendezvous_line(first)):
+    port = None
+    while port is None:
         watch.check()
         time.sleep(0.005)
+        text = first.read_text() if first.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        port = next((line["port"] for line in lines if line["kind"] == "rendezvous"), None)
     for worker in gang.workers[1:]:
         target = Workdir.of(folder, "job", 1, worker.rank)
         target.path.mkdir(parents=True, exist_ok=True)
         partial = target.path / "rendezvous.partial"
-        partial.write_text(str(line["port"]))
+        partial.write_text(str(port))
         partial.rename(target.rendezvous)
-
-
-def _rendezvous_line(progress: Path) -> dict[str, Any] | None:
-    text = progress.read_text() if progress.exists() else ""
-    lines = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
-    return next((line for line in lines if line["kind"] == "rendezvous"), None)
 
 
 def _collect(folder: Path, gang: GangPlan) -> GangResult:

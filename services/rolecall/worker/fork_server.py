@@ -68,7 +68,11 @@ class ForkServer:
 
     def serve(self) -> None:
         """Answer requests until the node closes its end or a SIGTERM arrives, then kill every worker."""
-        self._listen_for_signals()
+        self._wakeup.setblocking(False)
+        self._wakeup_write.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_write.fileno())
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGTERM, _ignore)
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_request)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
         try:
@@ -81,13 +85,6 @@ class ForkServer:
         finally:
             for pid in self._workers:
                 _kill_group(pid)
-
-    def _listen_for_signals(self) -> None:
-        self._wakeup.setblocking(False)
-        self._wakeup_write.setblocking(False)
-        signal.set_wakeup_fd(self._wakeup_write.fileno())
-        signal.signal(signal.SIGCHLD, _ignore)
-        signal.signal(signal.SIGTERM, _ignore)
 
     def _on_request(self) -> None:
         chunk = self._channel.recv(_READ_BYTES)

@@ -90,7 +90,10 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
     """
     workdir = Workdir(request.workdir)
     workdir.scratch.mkdir(exist_ok=True)
-    _use_own_folders(Path(request.env.get("TMPDIR", workdir.scratch)))
+    scratch = request.env.get("TMPDIR", str(workdir.scratch))
+    os.environ["TMPDIR"] = scratch
+    os.environ.update({name: f"{scratch}/{folder}" for name, folder in _CACHES.items()})
+    tempfile.tempdir = None  # The imports of the fork server can have set another folder.
     if settings.sandbox == "off":
         return Sandbox()
     rules = list(rules_of(request, settings))
@@ -126,15 +129,12 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     yield request.cache, WRITE
     if request.trust is not None and request.trust.ca != "system":
         yield Path(request.trust.ca).resolve(), READ
-    url = request.launch.blob_url
-    if url and (folder := _local_blobs(url, request.launch.job)):
-        yield folder, WRITE
-
-
-def _use_own_folders(scratch: Path) -> None:
-    os.environ["TMPDIR"] = str(scratch)
-    tempfile.tempdir = None  # The imports of the fork server can have set another folder.
-    os.environ.update({name: str(scratch / folder) for name, folder in _CACHES.items()})
+    if request.launch.blob_url:
+        files, root = url_to_fs(request.launch.blob_url)
+        if isinstance(files, LocalFileSystem):
+            folder = Path(root, request.launch.job)
+            make_job_folder(folder)  # Rules need existing paths.
+            yield folder, WRITE
 
 
 def _system() -> Iterator[Rule]:
@@ -175,16 +175,6 @@ def _except(path: Path, hidden: Iterable[Path]) -> Iterator[Rule]:
     for child in path.iterdir():
         if not child.is_symlink():
             yield from _except(child, hidden)
-
-
-def _local_blobs(url: str, job: str) -> Path | None:
-    """The job's folder if the blob store is a file system. It is created, because rules need existing paths."""
-    files, root = url_to_fs(url)
-    if not isinstance(files, LocalFileSystem):
-        return None
-    folder = Path(root, job)
-    make_job_folder(folder)
-    return folder
 
 
 def _permitted_by_mode(path: Path) -> bool:
