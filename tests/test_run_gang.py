@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rolecall.kit import Role
-from rolecall.testing import run_gang
+from rolecall.testing import gang, run_gang
 
 ROLES = {Role.PARAMETER_SERVER: 1, Role.TRAINER: 1}
 
@@ -19,3 +19,8 @@ def test_a_folder_serves_one_gang(tmp_path: Path) -> None:
 def test_the_failure_of_a_worker_is_raised(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"nowhere\.txt does not exist on this node"):
         run_gang("rnn-lm", {"text": {"train": str(tmp_path / "nowhere.txt")}}, ROLES, tmp_path)
+
+
+def test_a_worker_that_died_before_its_first_report_has_no_losses(tmp_path: Path) -> None:
+    (tmp_path / "losses-trainer-0").write_text("0.5\n0.25\n")
+    assert gang._collect(tmp_path, gang._plan(ROLES)).losses == {"trainer-0": [0.5, 0.25]}

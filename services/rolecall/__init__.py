@@ -10,8 +10,9 @@ The layers, from top to bottom. Imports point down only, which import-linter che
     runtime                  the API of a worker for workload code
     network                  interfaces, routes and links between nodes
     edge | settings          the network interface of the programs; the only reader of the container's environment
-    spec | retry | landlock | seccomp | process | untrusted_files   shared data types, without I/O, clock and torch;
-                             delays of retries; system calls
+    spec | retry | daemon_thread | landlock | seccomp | untrusted_files
+                             shared data types, without I/O, clock and torch; delays of retries; threads; system calls
+    process                  settings of the kernel for a process
 """
 
 __version__ = "0.1.0"

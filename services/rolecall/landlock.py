@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from enum import IntFlag
 from pathlib import Path
 
+from rolecall.process import LIBC, check_result, set_no_new_privileges
+
 # The same on all architectures: these calls are newer than the unification of the numbers.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
 _SCOPE_SIGNAL = 1 << 1
-_PR_SET_NO_NEW_PRIVS = 38
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Access(IntFlag):
@@ -102,7 +102,7 @@ def restrict(rules: Iterable[tuple[Path, Access]]) -> None:
     try:
         for path, access in rules:
             _allow(ruleset, path, access & handled)
-        _require(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+        set_no_new_privileges()
         _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
     finally:
         os.close(ruleset)
@@ -136,11 +136,4 @@ def _allow(ruleset: int, path: Path, access: Access) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    return _require(_LIBC.syscall(ctypes.c_long(number), *arguments), "landlock")
-
-
-def _require(result: int, name: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-    return result
+    return check_result(LIBC.syscall(ctypes.c_long(number), *arguments), "landlock")

@@ -5,8 +5,8 @@ import os
 import signal
 from collections.abc import Iterable
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _CAPABILITY_VERSION_3 = 0x20080522
 
 
@@ -25,12 +25,12 @@ def forbid_inspection() -> None:
     The setting lasts until the next `execve` and is inherited by a fork. It doesn't affect processes with
     `CAP_SYS_PTRACE` or `CAP_PERFMON`, such as those of root.
     """
-    _require(_LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+    check_result(LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Make the kernel send this process a signal when the thread that created it ends."""
-    _require(_LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+    check_result(LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def describe_exit(status: int) -> str:
@@ -49,16 +49,23 @@ def keep_capabilities(kept: Iterable[int]) -> None:
     With `PR_SET_NO_NEW_PRIVS`, no `execve` restores them, not even for root.
     """
     header, data = _Header(_CAPABILITY_VERSION_3, 0), (_Data * 2)()
-    _require(_LIBC.capget(ctypes.byref(header), data), "capget")
+    check_result(LIBC.capget(ctypes.byref(header), data), "capget")
     mask = sum(1 << number for number in kept)
     for index, half in enumerate(data):
         half.permitted &= mask >> (32 * index)
         half.effective &= half.permitted
         half.inheritable = 0
-    _require(_LIBC.capset(ctypes.byref(header), data), "capset")
+    check_result(LIBC.capset(ctypes.byref(header), data), "capset")
 
 
-def _require(result: int, name: str) -> None:
-    if result != 0:
+def set_no_new_privileges() -> None:
+    """Forbid this process and its children to gain privileges by `execve`, which Landlock and seccomp require."""
+    check_result(LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def check_result(result: int, name: str) -> int:
+    """Return the result of a function in `LIBC`, or raise `OSError` if it is negative."""
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
+    return result

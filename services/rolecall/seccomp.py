@@ -13,7 +13,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_PR_SET_NO_NEW_PRIVS = 38
+from rolecall.process import LIBC, check_result, set_no_new_privileges
+
 _SET_MODE_FILTER, _GET_ACTION_AVAIL = 1, 2
 _SPEC_ALLOW = 1 << 2
 """Otherwise older kernels also enable mitigations that slow down the whole process."""
@@ -22,7 +23,6 @@ _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _X32 = 0x40000000
 """The smallest number of a call of the x32 ABI."""
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 Instruction = tuple[int, int, int, int]
 
@@ -69,7 +69,7 @@ def restrict() -> None:
     instructions = list(_program(calls, os.getpid()))
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in instructions))
     program = ctypes.create_string_buffer(struct.pack("@HP", len(instructions), ctypes.addressof(code)))
-    _require(_LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+    set_no_new_privileges()
     _seccomp(calls, _SET_MODE_FILTER, _SPEC_ALLOW, program)
 
 
@@ -127,10 +127,4 @@ def _fail(number: int) -> Instruction:
 
 def _seccomp(calls: _Calls, operation: int, flags: int, argument: object) -> None:
     number, operation_, flags_ = ctypes.c_long(calls.seccomp), ctypes.c_uint(operation), ctypes.c_uint(flags)
-    _require(_LIBC.syscall(number, operation_, flags_, argument), "seccomp")
-
-
-def _require(result: int, name: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+    check_result(LIBC.syscall(number, operation_, flags_, argument), "seccomp")

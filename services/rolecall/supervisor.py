@@ -1,7 +1,7 @@
-"""Runs programs side by side: what the master's container and `rolecall local` have in common.
+"""Runs programs in parallel, for the master's container and `rolecall local`.
 
-One thread, which waits for signals and nothing else. Children live in sessions of their own (a terminal's Ctrl-C
-reaches the supervisor alone) and die with it, even when it is killed.
+The supervisor has one thread, which waits for signals. Its children have their own sessions, so that a terminal's
+Ctrl-C reaches only the supervisor, and they die with it even if it is killed.
 """
 
 import logging
@@ -29,13 +29,13 @@ _MAX_WAIT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. Later ones may lean on earlier ones, so they are stopped first."""
+    """A command to run. Programs may depend on earlier ones, so they are stopped before them."""
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path | None = None
-    """Where its output goes; by default to where the supervisor's goes."""
+    """The file for its output; by default, the supervisor's output."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Child:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A program that ended without being asked to; `code` is as `subprocess` has it."""
+    """A program that ended without a request; `code` is a return code of `subprocess`."""
 
     program: Program
     code: int
@@ -61,10 +61,10 @@ def restart_delay_s(failures: int) -> float:
 
 
 class Supervisor:
-    """Starts its programs when entered and stops them when left. Must live in the main thread.
+    """Starts its programs on entry and stops them on exit. Use it in the main thread.
 
-    `should_exit` becomes true when a signal asks the supervisor itself to end. `grace_s` bounds how long programs may
-    take to end when they are asked; without it, whoever sends a second signal decides.
+    `should_exit` is true after a signal to the supervisor. Programs that don't end within `grace_s` seconds after
+    SIGTERM are killed; without `grace_s`, only a second signal kills them.
     """
 
     def __init__(self, programs: Sequence[Program], *, grace_s: float | None = None) -> None:
@@ -90,24 +90,27 @@ class Supervisor:
         self._undo.close()
 
     def wait(self, timeout_s: float | None = None) -> list[Ended]:
-        """Return the programs that have ended, after a signal, a due restart, the timeout, or a second at most."""
-        self._await_signal(self._soonest(timeout_s))
-        ended = [self._on_exit(child) for child in self._children if _has_ended(child)]
+        """Return the programs that have ended, after a signal, a restart, the timeout, or at most a second."""
+        waits = [child.restart_at - time.monotonic() for child in self._children if child.restart_at is not None]
+        if self._await_exit_signal(max(0.0, min([*waits, _MAX_WAIT_S if timeout_s is None else timeout_s]))):
+            self.should_exit = True
+        ended = [
+            self._on_exit(child)
+            for child in self._children
+            if child.restart_at is None and child.process.poll() is not None
+        ]
         for child in self._children:
             if child.restart_at is not None and child.restart_at <= time.monotonic() and not self.should_exit:
-                self._restart(child)
+                child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
+                text = "%s restarted as process %d"
+                _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
         return ended
 
-    def _await_signal(self, timeout_s: float | None) -> None:
+    def _await_exit_signal(self, timeout_s: float | None) -> bool:
+        """Wait for a signal, for a second at most; return whether it asks the supervisor to exit."""
         # If a library has started a thread, the kernel may deliver SIGCHLD there, where it is ignored.
-        got = signal.sigtimedwait(_SIGNALS, _MAX_WAIT_S if timeout_s is None else min(timeout_s, _MAX_WAIT_S))
-        if got and got.si_signo in _EXIT_SIGNALS:
-            self.should_exit = True
-
-    def _soonest(self, timeout_s: float | None) -> float | None:
-        now = time.monotonic()
-        waits = [max(0.0, child.restart_at - now) for child in self._children if child.restart_at is not None]
-        return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
+        received = signal.sigtimedwait(_SIGNALS, _MAX_WAIT_S if timeout_s is None else min(timeout_s, _MAX_WAIT_S))
+        return received is not None and received.si_signo in _EXIT_SIGNALS
 
     def _on_exit(self, child: _Child) -> Ended:
         steady = time.monotonic() - child.started > _STEADY_S
@@ -119,45 +122,20 @@ class Supervisor:
         _LOG.warning(text, child.program.name, describe_exit(code), wait_s, extra=about("program_ended"))
         return Ended(child.program, code)
 
-    def _restart(self, child: _Child) -> None:
-        child.process, child.started, child.restart_at = _spawn(child.program), time.monotonic(), None
-        text = "%s restarted as process %d"
-        _LOG.warning(text, child.program.name, child.process.pid, extra=about("program_restarted"))
-
     def _stop_all(self) -> None:
+        """Stop all programs, the first one after the others. Another signal kills those that still run."""
         deadline = None if self._grace_s is None else time.monotonic() + self._grace_s
-        first, *later = self._children or [None]
-        again = self._stop(later, deadline)
-        self._stop([first] if first else [], time.monotonic() if again else deadline)
-
-    def _stop(self, children: Sequence[_Child | None], deadline: float | None) -> bool:
-        """Return when all have ended: by themselves, or killed at the deadline or because of another signal.
-
-        Says whether there was another signal; then nobody wants to wait for the rest either.
-        """
-        again = False
-        processes = [child.process for child in children if child]
-        for process in processes:
-            process.send_signal(signal.SIGTERM)
-        while any(process.poll() is None for process in processes):
-            left_s = None if deadline is None else deadline - time.monotonic()
-            self.should_exit = False
-            if left_s is None or left_s > 0:
-                self._await_signal(left_s)
-            again |= self.should_exit
-            if self.should_exit or (left_s is not None and left_s <= 0):
-                _kill(processes)
-        return again
-
-
-def _has_ended(child: _Child) -> bool:
-    return child.restart_at is None and child.process.poll() is not None
-
-
-def _kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
+        processes = [child.process for child in self._children]
+        for group in (processes[1:], processes[:1]):
+            for process in group:
+                process.send_signal(signal.SIGTERM)
+            while any(process.poll() is None for process in group):
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if (left_s is not None and left_s <= 0) or self._await_exit_signal(left_s):
+                    deadline = time.monotonic()  # The other group gets no more time either.
+                    for process in group:
+                        process.kill()
+                        process.wait()
 
 
 def _spawn(program: Program) -> subprocess.Popen[bytes]:

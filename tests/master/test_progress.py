@@ -21,11 +21,12 @@ from .harness import ManualClock
 from .harness import line as progress_line
 
 LINE = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":0.5}}'
+KEY = StreamKey("toy-1", 1, 0, "progress")
 
 
 @pytest.mark.parametrize(("steps", "most"), [(0, 10), (1, 10), (10, 10), (11, 10), (41, 10), (1234, 100)])
 def test_a_series_is_thinned_evenly_and_ends_with_the_last_step(steps: int, most: int) -> None:
-    found = [point["step"] for point in series((LINE % step for step in range(1, steps + 1)), most)]
+    found = [point["step"] for point in series(KEY, (LINE % step for step in range(1, steps + 1)), most)]
     assert len(found) <= most + 1
     assert found[-1:] == ([steps] if steps else [])
     assert len(found) >= min(steps, most // 2)
@@ -37,9 +38,9 @@ def test_a_long_series_takes_little_memory() -> None:
     def lines() -> Iterator[bytes]:
         yield from (LINE % step for step in range(20_000))
 
-    series((LINE % 1,), 10)
+    series(KEY, (LINE % 1,), 10)
     tracemalloc.start()
-    series(lines(), 10)
+    series(KEY, lines(), 10)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -83,8 +84,10 @@ def test_what_a_line_does_not_tell_stays() -> None:
 def test_what_is_no_progress_line_is_skipped_and_offsets_go_on(caplog: pytest.LogCaptureFixture) -> None:
     first, other = progress_line("step", step=1), progress_line("event", message="saved")
     raw = [first.model_dump_json().encode() + b"\n", b"no JSON\n", other.model_dump_json().encode() + b"\n"]
-    assert list(parse(b"".join(raw), 100)) == [(100, first), (100 + len(raw[0]) + len(raw[1]), other)]
-    assert [getattr(record, "event", "") for record in caplog.records] == ["progress_line_skipped"]
+    assert list(parse(KEY, b"".join(raw), 100)) == [(100, first), (100 + len(raw[0]) + len(raw[1]), other)]
+    (record,) = (vars(record) for record in caplog.records)
+    assert record["event"] == "progress_line_skipped"
+    assert (record["job"], record["attempt"], record["rank"]) == ("toy-1", 1, 0)
 
 
 def test_a_result_has_findings_only_where_something_was_examined() -> None:
@@ -94,8 +97,6 @@ def test_a_result_has_findings_only_where_something_was_examined() -> None:
 
 
 async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_path: Path) -> None:
-    key = StreamKey("toy-1", 1, 0, "progress")
-
     async def pieces(*lines: ProgressLine) -> AsyncIterator[bytes]:
         for one in lines:
             yield one.model_dump_json().encode() + b"\n"
@@ -106,15 +107,15 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
         await jobs.add(connection, JobSpec(id="toy-1", workload="toy"), ManualClock().now())
     book = ProgressBook(streams)
     lines = [progress_line("step", step=step, metrics={"loss": 1.0 / step}) for step in (1, 2)]
-    size = await streams.append(key, 0, pieces(*lines))
-    await book.ingest(database, key)
+    size = await streams.append(KEY, 0, pieces(*lines))
+    await book.ingest(database, KEY)
     assert (book.of_job("toy-1", 1) or Progress()).step == 2
     assert book.of_job("toy-1", 2) is None, "of an attempt of which nothing was read"
     async with database.read() as connection:
         assert (await jobs.get(connection, "toy-1")).progress.step == 0
     await book.flush(database)
-    await streams.append(key, size, pieces(progress_line("step", step=3)))
-    await book.ingest(database, key)
+    await streams.append(KEY, size, pieces(progress_line("step", step=3)))
+    await book.ingest(database, KEY)
     async with database.read() as connection:
         assert (await jobs.get(connection, "toy-1")).progress.step == 2
     await book.flush(database)
@@ -122,6 +123,6 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
         assert (await jobs.get(connection, "toy-1")).progress.step == 3
     book.forget("toy-1")
     assert book.of_job("toy-1", 1) is None
-    await book.ingest(database, key)
+    await book.ingest(database, KEY)
     assert (book.of_job("toy-1", 1) or Progress()).step == 3, "a restarted master reads the stream again"
     await database.close()

@@ -13,7 +13,7 @@ from time import monotonic
 import pytest
 
 from rolecall.network import links
-from rolecall.network.links import Link, Listener, Prober, probe, probe_links, require_reachable
+from rolecall.network.links import Link, Listener, Prober, probe_links, require_listener, require_reachable
 from rolecall.spec.errors import PeerLost, UnreachablePeer
 
 FAR = "192.0.2.1"
@@ -22,11 +22,11 @@ FAR = "192.0.2.1"
 
 @dataclass
 class SharedExchange:
-    """A exchange for nodes that are threads of this process; `swapped` puts words in a node's mouth."""
+    """An exchange for nodes that are threads of this process; `swapped` replaces messages."""
 
     nodes: tuple[str, ...]
     swapped: dict[tuple[str, str], str] = field(default_factory=dict)
-    words: dict[tuple[str, str], str] = field(default_factory=dict)
+    messages: dict[tuple[str, str], str] = field(default_factory=dict)
     news: threading.Condition = field(default_factory=threading.Condition)
 
     def of(self, node: str) -> "NodesExchange":
@@ -35,27 +35,26 @@ class SharedExchange:
 
 @dataclass
 class NodesExchange:
-    """One node's view of it."""
+    """One node's view of the exchange."""
 
     shared: SharedExchange
     node: str
 
     def post(self, topic: str, text: str) -> None:
         with self.shared.news:
-            self.shared.words[topic, self.node] = self.shared.swapped.get((topic, self.node), text)
+            self.shared.messages[topic, self.node] = self.shared.swapped.get((topic, self.node), text)
             self.shared.news.notify_all()
 
     def gather(self, topic: str) -> dict[str, str]:
         keys = {(topic, node) for node in self.shared.nodes}
         with self.shared.news:
-            assert self.shared.news.wait_for(lambda: keys <= self.shared.words.keys(), timeout=20)
-            return {node: self.shared.words[topic, node] for node in self.shared.nodes}
+            assert self.shared.news.wait_for(lambda: keys <= self.shared.messages.keys(), timeout=20)
+            return {node: self.shared.messages[topic, node] for node in self.shared.nodes}
 
 
 def probe_all(
     addresses: dict[str, str], swapped: dict[tuple[str, str], str] | None = None, *, unreachable_only: bool = False
 ) -> list[list[Link]]:
-    """What each node finds."""
     exchange = SharedExchange(tuple(addresses), swapped or {})
     probers = [Prober(node, address, "hello") for node, address in addresses.items()]
     with ThreadPoolExecutor(len(probers)) as pool:
@@ -65,8 +64,8 @@ def probe_all(
 
 
 def listener(address: str, port: int | None, error: str | None = None) -> str:
-    told = Listener(address=address, interface="eth9", ports="40000 to 49999", port=port, error=error)
-    return told.model_dump_json()
+    found = Listener(address=address, interface="eth9", ports="40000 to 49999", port=port, error=error)
+    return found.model_dump_json()
 
 
 def test_reachable_nodes_are_reachable_in_both_directions() -> None:
@@ -121,18 +120,18 @@ def test_who_does_not_know_the_secret_gets_no_answer() -> None:
     assert all("it closes the connection without an answer" in (link.error or "") for link in found)
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
-def test_a_stranger_on_the_port_is_noticed(said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
+def test_a_stranger_on_the_port_is_noticed(message: bytes) -> None:
     def be_strange() -> None:
-        connection, _ = stranger.accept()
+        connection, _ = intruder.accept()
         with connection:
             connection.recv(100)
-            connection.sendall(said)
+            connection.sendall(message)
 
-    with create_server(("127.0.0.2", 0)) as stranger:
+    with create_server(("127.0.0.2", 0)) as intruder:
         thread = Thread(target=be_strange)
         thread.start()
-        swapped = {("listeners", "b"): listener("127.0.0.2", stranger.getsockname()[1])}
+        swapped = {("listeners", "b"): listener("127.0.0.2", intruder.getsockname()[1])}
         found = probe_all({"a": "127.0.0.1", "b": "127.0.0.2"}, swapped)[0]
         thread.join()
     cut = next(link for link in found if link.origin == "a")
@@ -160,11 +159,11 @@ def test_a_probe_is_accepted_or_refused() -> None:
     me = Prober("a", "127.0.0.1", "hello")
     with create_server(("127.0.0.2", 0)) as server:
         port = server.getsockname()[1]
-        probe(me, "b", "127.0.0.2", port, 1.0)
+        require_listener(me, "b", "127.0.0.2", port, 1.0)
     with pytest.raises(
         PeerLost, match="connection refused: the process there probably exited; if not, open the gang ports"
     ):
-        probe(me, "b", "127.0.0.2", port, 1.0)
+        require_listener(me, "b", "127.0.0.2", port, 1.0)
 
 
 def test_a_probe_that_gets_no_answer_times_out() -> None:
@@ -177,4 +176,4 @@ def test_a_probe_that_gets_no_answer_times_out() -> None:
             waiting.setblocking(False)
             waiting.connect_ex((address, port))
         with pytest.raises(UnreachablePeer, match=rf"can't reach node b at .*: timed out .*: {first} to {last}\)"):
-            probe(Prober("a", "127.0.0.1", "hello"), "b", address, port, 0.5)
+            require_listener(Prober("a", "127.0.0.1", "hello"), "b", address, port, 0.5)

@@ -49,7 +49,7 @@ def launch(job: str, act: str, rank: int = 0, attempt: int = 1) -> WorkerLaunch:
 
 
 class ScriptedMaster:
-    """Answers with what the test desires and remembers what it was told."""
+    """Answers with the desired workers of the test, and records all calls."""
 
     def __init__(self, host: str = "127.0.0.1") -> None:
         self.host = host
@@ -62,9 +62,9 @@ class ScriptedMaster:
         self.streams: dict[tuple[Key, str], bytes] = {}
         self.left: list[str] = []
         self.at_end: dict[Key, bytes] = {}
-        self.repeat_pieces = False
+        self.repeat_chunks = False
         self.ahead_s = 0.0
-        self.looking_s = 0.0
+        self.check_delay_s = 0.0
         self.has_forgotten = False
         self.taken = {"taken"}
         """Names that other nodes have taken."""
@@ -72,23 +72,23 @@ class ScriptedMaster:
         self.refusal: int | None = None
         self.refused = 0
         self.garbled = False
-        self.most_bytes: int | None = None
+        self.max_bytes: int | None = None
         """Of a heartbeat."""
-        self.size_told: int | None = None
+        self.reported_size: int | None = None
         self.slow_log_s = 0.0
         self.full = False
         self.refused_logs: list[Key] = []
-        """The worker of each piece of a log that found no room."""
-        self.version_told = __version__
+        """The worker of each chunk of a log that found no room."""
+        self.reported_version = __version__
         self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
 
-    def want(self, wanted: WorkerLaunch, stop: StopMode | None = None) -> Key:
+    def want(self, worker_launch: WorkerLaunch, stop: StopMode | None = None) -> Key:
         with self.changed:
-            self.desired[Key.of(wanted)] = DesiredWorker(launch=wanted, stop=stop)
+            self.desired[Key.of(worker_launch)] = DesiredWorker(launch=worker_launch, stop=stop)
             self.version += 1
-        return Key.of(wanted)
+        return Key.of(worker_launch)
 
     def drop(self, key: Key) -> None:
         with self.changed:
@@ -96,7 +96,7 @@ class ScriptedMaster:
             self.version += 1
 
     def wait(self, what: Callable[[], _T], timeout_s: float = 20.0) -> _T:
-        """Wait until `what` is true of what was told, and return it."""
+        """Wait until `what` returns a true value, and return it."""
         with self.changed:
             assert self.changed.wait_for(what, timeout_s), f"not within {timeout_s} s; last told: {self.reports}"
             return what()
@@ -158,20 +158,20 @@ class ScriptedMaster:
             self.specs.append(spec)
             self.has_forgotten = False
             self.changed.notify_all()
-        return JSONResponse(Registered(heartbeat_s=self.heartbeat_s, master_version=self.version_told).model_dump())
+        return JSONResponse(Registered(heartbeat_s=self.heartbeat_s, master_version=self.reported_version).model_dump())
 
     async def _surroundings(self, _: Request) -> Response:
-        await asyncio.sleep(self.looking_s)
+        await asyncio.sleep(self.check_delay_s)
         return JSONResponse(
             ClusterInfo(
-                time_s=time.time() + self.ahead_s, version=self.version_told, boot_id=self.boot_id, strangers=0
+                time_s=time.time() + self.ahead_s, version=self.reported_version, boot_id=self.boot_id, strangers=0
             ).model_dump()
         )
 
     async def _heartbeat(self, request: Request) -> Response:
         body = await request.body()
-        if self.most_bytes is not None and len(body) > self.most_bytes:
-            return JSONResponse({"detail": f"the body is larger than {self.most_bytes} bytes"}, 413)
+        if self.max_bytes is not None and len(body) > self.max_bytes:
+            return JSONResponse({"detail": f"the body is larger than {self.max_bytes} bytes"}, 413)
         beat = Heartbeat.model_validate_json(body)
         if self.has_forgotten:
             return JSONResponse({"detail": "node n has not registered; register it again"}, 404)
@@ -202,7 +202,7 @@ class ScriptedMaster:
     async def _stream(self, request: Request) -> Response:
         path: dict[str, Any] = request.path_params
         name = (Key(path["job"], path["attempt"], path["rank"]), path["stream"])
-        piece, offset = await request.body(), int(request.query_params["offset"])
+        chunk, offset = await request.body(), int(request.query_params["offset"])
         await asyncio.sleep(self.slow_log_s if path["stream"] == "log" else 0.0)
         if self.full and path["stream"] == "log":
             with self.changed:
@@ -210,10 +210,10 @@ class ScriptedMaster:
             return JSONResponse({"detail": "no room"}, 507)
         with self.changed:
             have = self.streams.get(name, b"")
-            self.streams[name] = have + piece[len(have) - offset :] if offset <= len(have) else have
+            self.streams[name] = have + chunk[len(have) - offset :] if offset <= len(have) else have
             self.changed.notify_all()
-            size = self.size_told or (offset if self.repeat_pieces else len(self.streams[name]))
-            self.repeat_pieces = False
+            size = self.reported_size or (offset if self.repeat_chunks else len(self.streams[name]))
+            self.repeat_chunks = False
         return JSONResponse({"size": size})
 
     async def _leave(self, request: Request) -> Response:
@@ -230,9 +230,9 @@ def make_settings(master: ScriptedMaster, data: Path, **values: Any) -> NodeSett
 
 
 def start_node(
-    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), **settings: str
+    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), prelude: str = "", **settings: str
 ) -> subprocess.Popen[str]:
-    """A node's daemon whose workers act as `plays` says; `before` is put before its command line."""
+    """A node's daemon whose workers act as in `plays`. `before` precedes its command line, `prelude` its code."""
     environment = os.environ | {
         "PYTHONPATH": f"{ROOT / 'services'}:{ROOT}",
         "ROLE": "trainer",
@@ -250,7 +250,8 @@ def start_node(
         "import sys; from rolecall.node.server import run; from rolecall.settings import read_node;"
         "sys.exit(run(read_node(), ['--play', 'tests.node.plays:play']))"
     )
-    return subprocess.Popen([*before, sys.executable, "-c", program], env=environment | settings, text=True)
+    command = [*before, sys.executable, "-c", f"{prelude}\n{program}"]
+    return subprocess.Popen(command, env=environment | settings, text=True)
 
 
 def end(node: subprocess.Popen[str]) -> None:
@@ -264,7 +265,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def gone(pids: set[int], timeout_s: float) -> bool:
-    """Whether all of `pids` end (zombies that another must reap count as ended) within the time."""
+    """True if all processes end within the time. Zombies that another process must reap count as ended."""
     deadline = time.monotonic() + timeout_s
     while any(process_state(pid) not in {None, "Z"} for pid in pids):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What a worker does in the tests of the node: `params.act` names it. Runs in place of a worker's main."""
+"""The functions of workers in the tests of the node, selected by `params.act`, instead of a worker's main function."""
 
 import os
 import signal
@@ -8,16 +8,17 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from rolecall.runtime.beat import open_beat, start_beating
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure, ProgressLine
 from rolecall.spec.workdir import Workdir
+from rolecall.untrusted_files import open_regular
+from rolecall.worker.outputs import start_beating
 
 
 def play(request: ForkRequest) -> int:
     workdir = Workdir(request.workdir)
     print("hello from", request.key)
-    start_beating(open_beat(workdir.beat))
+    start_beating(open_regular(workdir.beat, os.O_WRONLY | os.O_CREAT))
     return globals()[request.launch.params["act"]](request, workdir)
 
 
@@ -83,7 +84,7 @@ def reveal(request: ForkRequest, workdir: Workdir) -> int:
 
 
 def run_code(request: ForkRequest, workdir: Workdir) -> int:
-    """What code of a job does where no sandbox confines it: `params.code` says it."""
+    """Run `params.code` like the code of a job without a sandbox."""
     exec(request.launch.params["code"], {"workdir": workdir, "os": os})
     return 0
 

@@ -1,4 +1,4 @@
-"""When a node must end its own workers, and what it tells of a refusal."""
+"""The conditions under which a node ends its own workers, and the report of a refusal."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_a_refusal_that_is_over_is_told_for_a_while() -> None:
     contact.failed(MasterRefuses("the token is refused"), 12.0)
     assert contact.findings(12.0) == ()
     contact.answered(51.0)
-    (told,) = contact.findings(51.0)
-    assert (told.check, told.level) == ("master", Level.WARNING)
-    assert told.message == "it was refused for 41 s: the token is refused"
+    (reported,) = contact.findings(51.0)
+    assert (reported.check, reported.level) == ("master", Level.WARNING)
+    assert reported.message == "it was refused for 41 s: the token is refused"
     assert contact.findings(1000.0) == ()

@@ -71,13 +71,13 @@ def test_a_failure_is_what_the_worker_wrote(master: ScriptedMaster) -> None:
 
 def test_an_error_nobody_expects_costs_one_worker(master: ScriptedMaster) -> None:
     """Here an offset that no file can have."""
-    master.size_told = 1 << 70
+    master.reported_size = 1 << 70
     try:
         report = master.ended(master.want(launch("unexpected", "stay")))
         assert report.failure
         assert "the node could not attend the worker: OverflowError" in report.failure.message
     finally:
-        master.size_told = None
+        master.reported_size = None
     assert gone({report.pid or 0}, 1.0)
     assert master.ended(master.want(launch("expected", "succeed"))).state is WorkerState.SUCCEEDED
 
@@ -135,10 +135,10 @@ def test_a_worker_that_is_asked_may_leave(master: ScriptedMaster) -> None:
 def test_a_worker_that_does_not_leave_is_killed_after_the_grace_time(master: ScriptedMaster) -> None:
     key = master.want(launch("deaf", "stay"))
     master.joined(key)
-    asked = time.monotonic()
+    began = time.monotonic()
     master.want(launch("deaf", "stay"), StopMode.CANCEL)
     assert master.ended(key, 3.0).state is WorkerState.STOPPED
-    assert time.monotonic() - asked >= 1.0
+    assert time.monotonic() - began >= 1.0
 
 
 def test_a_worker_that_is_not_desired_is_killed(master: ScriptedMaster) -> None:
@@ -171,7 +171,7 @@ def test_a_worker_gets_its_surroundings_and_no_secret(master: ScriptedMaster) ->
 
 
 def test_a_piece_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> None:
-    master.repeat_pieces = True
+    master.repeat_chunks = True
     key = master.want(launch("twice", "succeed"))
     master.ended(key)
     assert master.text(key) == "hello from twice/1/0\n"
@@ -228,8 +228,8 @@ def test_a_refusal_after_the_first_success_ends_nothing(master: ScriptedMaster, 
     assert master.reports[key].pid == pid
     assert not gone({pid}, 0)
     if status != 429:
-        told = master.wait(lambda: [one for one in master.beats[-1].findings if one.check == "master"])
-        assert "it was refused for" in told[0].message
+        findings = master.wait(lambda: [one for one in master.beats[-1].findings if one.check == "master"])
+        assert "it was refused for" in findings[0].message
     master.drop(key)
 
 
@@ -338,6 +338,28 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         assert gone(family, 0.5)
 
 
+HANGING_FOLDER = """
+import threading
+from rolecall.node import self_check
+def hang(data):
+    open({started!r}, "w").close()  # A FIFO: its reader waits for this.
+    threading.Event().wait()
+self_check._check_disk = hang
+"""
+
+
+def test_a_data_folder_that_hangs_does_not_delay_the_exit(tmp_path: Path) -> None:
+    """Like a network file system whose server is unavailable."""
+    master, started = ScriptedMaster(), tmp_path / "started"
+    os.mkfifo(started)
+    prelude = HANGING_FOLDER.format(started=str(started))
+    with master.serving(), _node(master, tmp_path / "data", prelude=prelude) as node:
+        started.read_text()
+        node.send_signal(signal.SIGTERM)
+        assert node.wait(5) == 0
+        assert master.left == ["n"]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -357,13 +379,13 @@ def test_a_refused_node_says_what_to_do(
 
 
 def finding(master: ScriptedMaster, check: str) -> Finding:
-    """What the newest heartbeat says of one check."""
+    """The finding of a check in the newest heartbeat."""
     return next(one for one in master.beats[-1].findings if one.check == check)
 
 
 def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    master.ahead_s, master.version_told = 41.0, "9.9"
+    master.ahead_s, master.reported_version = 41.0, "9.9"
     with master.serving(), _node(master, tmp_path):
         master.wait(lambda: master.beats, 60)
         assert all(beat.findings for beat in master.beats)
@@ -373,7 +395,7 @@ def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_pa
             Level.ERROR,
             f"its version is {__version__}, the master's is 9.9",
         )
-        master.ahead_s, master.version_told = 0.0, __version__
+        master.ahead_s, master.reported_version = 0.0, __version__
         master.wait(lambda: finding(master, "clock").level is Level.OK, 2 * CHECK_EVERY_S)
         assert finding(master, "version").level is Level.OK
 
@@ -382,7 +404,7 @@ def test_a_node_that_enters_again_reports_before_a_look_that_takes_long(tmp_path
     master = ScriptedMaster()
     with master.serving(), _node(master, tmp_path):
         master.wait(lambda: master.beats, 60)
-        master.looking_s, master.has_forgotten = 8.0, True
+        master.check_delay_s, master.has_forgotten = 8.0, True
         master.wait(lambda: len(master.specs) > 1)
         entered, beats = time.monotonic(), len(master.beats)
         master.wait(lambda: len(master.beats) > beats)
@@ -427,17 +449,17 @@ def test_a_node_that_was_cut_off_finds_its_way_before_it_is_heard(tmp_path: Path
         with master.serving():
             master.wait(lambda: master.beats, 60)
         hosts.write_text(f"{outer} master.test\n")
-        heard = len(master.beats)
+        beats = len(master.beats)
         with master.serving():
-            master.wait(lambda: len(master.beats) > heard, 20)
+            master.wait(lambda: len(master.beats) > beats, 20)
             assert [spec.address for spec in master.specs] == ["127.0.0.1", outer]
 
 
 @contextmanager
 def _node(
-    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), **settings: str
+    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), prelude: str = "", **settings: str
 ) -> Iterator[subprocess.Popen[str]]:
-    node = start_node(master, data, before, **settings)
+    node = start_node(master, data, before, prelude, **settings)
     try:
         yield node
     finally:
@@ -449,8 +471,8 @@ def _leaves(node: subprocess.Popen[str], master: ScriptedMaster) -> None:
     for key in list(master.desired):
         master.drop(key)
     master.wait(lambda: not master.reports)
-    told = time.monotonic()
+    began = time.monotonic()
     node.send_signal(signal.SIGTERM)
     assert node.wait(5) == 0
-    assert time.monotonic() - told < 0.7
+    assert time.monotonic() - began < 0.7
     assert master.left == ["n"]

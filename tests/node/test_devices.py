@@ -1,4 +1,4 @@
-"""What a machine offers, from files and a program laid out as a kernel and a driver would."""
+"""The devices of a machine, from files and a program like those of a kernel and a driver."""
 
 import os
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from rolecall.node.devices import (
     available_cores,
     available_memory,
-    count_plugged,
+    count_installed,
     describe_machine,
     find_gpus,
     has_quota,
     memory_limit,
     oom_kills,
-    parse_apart,
+    parse_isolated_pairs,
     query_gpus,
     visible,
 )
@@ -93,9 +93,9 @@ def test_a_driver_that_fails_is_told_with_its_words(tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
     program.chmod(0o755)
-    usable, cards = find_gpus({}, str(program))
+    usable, inventory = find_gpus({}, str(program))
     assert usable == ()
-    assert cards.failure.endswith("exit code 18: Driver/library version mismatch")
+    assert inventory.failure.endswith("exit code 18: Driver/library version mismatch")
 
 
 def test_gpus_that_can_not_reach_each_other() -> None:
@@ -109,7 +109,7 @@ Legend:
   X    = Self
   OK   = Status Ok
 """
-    assert parse_apart(table) == [(0, 2)]
+    assert parse_isolated_pairs(table) == [(0, 2)]
 
 
 def test_gpus_on_the_bus(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_gpus_on_the_bus(tmp_path: Path) -> None:
         (tmp_path / place).mkdir()
         (tmp_path / place / "vendor").write_text(f"{vendor}\n")
         (tmp_path / place / "class").write_text(f"{kind}\n")
-    assert count_plugged(tmp_path) == 1
-    assert count_plugged(tmp_path / "none") == 0
+    assert count_installed(tmp_path) == 1
+    assert count_installed(tmp_path / "none") == 0
 
 
 def test_memory_that_is_left(tmp_path: Path) -> None:

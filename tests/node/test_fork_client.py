@@ -32,7 +32,7 @@ async def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> N
     running = asyncio.create_task(client.run())
     await client.wait_ready()
     assert client.pid is not None
-    server, client.patience_s = client.pid, 0.2
+    server, client.timeout_s = client.pid, 0.2
     os.kill(server, signal.SIGSTOP)
     request = ForkRequest(
         key="stuck/1/0", launch=launch("stuck", "stay"), workdir=tmp_path, cache=tmp_path,

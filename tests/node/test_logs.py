@@ -8,23 +8,23 @@ import pytest
 from rolecall.master import segments
 from rolecall.node.client import MasterUnreachable
 from rolecall.node.folder import Folder
-from rolecall.node.logs import PIECE_BYTES, Stream
+from rolecall.node.logs import CHUNK_BYTES, Stream
 from rolecall.node.reconcile import Key
 
 KEEP = 4 << 20
 
 
-class Shelf:
-    """The master's side: takes pieces as its streams do, unless it is away."""
+class FakeMaster:
+    """The master's side: takes chunks as its streams do, unless it is away."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.away = False
+        self.unavailable = False
 
-    async def ship(self, key: Key, stream: str, offset: int, piece: bytes, *, cut: bool = False) -> int:
-        if self.away:
+    async def ship(self, key: Key, stream: str, offset: int, chunk: bytes, *, cut: bool = False) -> int:
+        if self.unavailable:
             raise MasterUnreachable("away")
-        segments.append(self.folder, offset, piece, KEEP, cut=cut)
+        segments.append(self.folder, offset, chunk, KEEP, cut=cut)
         return segments.size(self.folder)
 
 
@@ -35,20 +35,20 @@ class Log:
         folder = Folder(tmp_path / "job/1/0")
         folder.make()
         self.path = folder.path / "log.txt"
-        self.shelf = Shelf(tmp_path / "shelf")
+        self.master = FakeMaster(tmp_path / "master")
         self.stream = Stream(Key("job", 1, 0), "log", folder, self.path.name, keep_bytes=KEEP)
         self.written = b""
         self._random = random.Random(3)
 
     def write(self, size: int) -> None:
-        piece = self._random.randbytes(size)
-        self.written += piece
+        chunk = self._random.randbytes(size)
+        self.written += chunk
         with self.path.open("ab") as file:
-            file.write(piece)
+            file.write(chunk)
 
     async def ship(self) -> bool:
         try:
-            return await self.stream.ship(self.shelf)  # type: ignore[arg-type]
+            return await self.stream.ship(self.master)  # type: ignore[arg-type]
         except MasterUnreachable:
             return False
 
@@ -62,13 +62,13 @@ class Log:
 
     def check(self) -> list[tuple[int, int]]:
         """The parts that the master lacks; what it has must be what was written."""
-        assert segments.size(self.shelf.folder) == len(self.written)
+        assert segments.size(self.master.folder) == len(self.written)
         gaps, offset = list[tuple[int, int]](), 0
-        while (piece := segments.read(self.shelf.folder, offset, 1 << 30)).data:
-            assert piece.data == self.written[piece.start : piece.end]
-            if piece.start != offset:
-                gaps.append((offset, piece.start))
-            offset = piece.end
+        while (chunk := segments.read(self.master.folder, offset, 1 << 30)).data:
+            assert chunk.data == self.written[chunk.start : chunk.end]
+            if chunk.start != offset:
+                gaps.append((offset, chunk.start))
+            offset = chunk.end
         return gaps
 
 
@@ -89,12 +89,12 @@ async def test_what_has_been_sent_takes_no_space_here(log: Log) -> None:
 async def test_a_flood_while_the_master_is_away_leaves_the_head_and_the_newest_bytes(log: Log) -> None:
     log.write(1000)
     await log.ship_all()
-    log.shelf.away = True
+    log.master.unavailable = True
     for _ in range(20):
         log.write(1 << 20)
         await log.ship()
         assert log.space <= KEEP + (2 << 20)
-    log.shelf.away = False
+    log.master.unavailable = False
     await log.ship_all()
     ((begin, end),) = log.check()
     assert begin == KEEP // 2
@@ -102,9 +102,9 @@ async def test_a_flood_while_the_master_is_away_leaves_the_head_and_the_newest_b
 
 
 async def test_a_master_that_lost_its_last_bytes_gets_them_again(log: Log) -> None:
-    log.write(PIECE_BYTES + 10)
+    log.write(CHUNK_BYTES + 10)
     await log.ship_all()
-    (only,) = segments.segments(log.shelf.folder)
+    (only,) = segments.segments(log.master.folder)
     only.path.write_bytes(only.path.read_bytes()[:-100])
     log.write(10)
     await log.ship_all()
@@ -114,7 +114,7 @@ async def test_a_master_that_lost_its_last_bytes_gets_them_again(log: Log) -> No
 async def test_a_master_that_lost_what_is_freed_here_gets_the_rest(log: Log) -> None:
     log.write(3 << 20)
     await log.ship_all()
-    for segment in segments.segments(log.shelf.folder):
+    for segment in segments.segments(log.master.folder):
         segment.path.unlink()
     log.write(1 << 20)
     await log.ship_all()

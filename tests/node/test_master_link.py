@@ -15,9 +15,9 @@ from tests.node.harness import TOKEN, ScriptedMaster, launch, make_settings
 
 from rolecall.network.routes import Route
 from rolecall.node import master_link
-from rolecall.node.checks import GpuInventory
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
+from rolecall.node.findings import GpuInventory
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
 from rolecall.node.master_link import MasterLink
@@ -173,11 +173,11 @@ async def test_a_node_that_loses_its_address_too_while_the_master_is_away_ends_i
 
 async def test_a_report_that_the_master_refuses_as_a_whole_is_what_the_node_waits_for(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    master.most_bytes = 10
+    master.max_bytes = 10
     with master.serving():
         async with linked(master, tmp_path) as node, node.running():
             await node.waits_for("the master refuses this node's report: the body is larger than 10 bytes")
-            master.most_bytes = None
+            master.max_bytes = None
             await told(master, lambda: master.beats)
 
 

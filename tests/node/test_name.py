@@ -1,4 +1,4 @@
-"""What a node is called when nobody says."""
+"""The name of a node by default."""
 
 import socket
 

@@ -1,9 +1,9 @@
-"""Desired against actual, by table."""
+"""The actions for desired and actual workers."""
 
 import pytest
 from tests.node.harness import launch
 
-from rolecall.node.reconcile import Actual, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
+from rolecall.node.reconcile import Actual, Ask, Decline, Forget, Key, Kill, SendPort, Start, actions
 from rolecall.spec.state import StopMode
 from rolecall.spec.wire import DesiredWorker
 
@@ -18,7 +18,7 @@ WITH_PORT = LAUNCH.model_copy(update={"rendezvous_port": 99})
         (DesiredWorker(launch=LAUNCH), None, [Start(LAUNCH)]),
         (DesiredWorker(launch=LAUNCH, stop=StopMode.ABORT), None, [Decline(LAUNCH)]),
         (DesiredWorker(launch=LAUNCH), Actual(), []),
-        (DesiredWorker(launch=WITH_PORT), Actual(), [TellPort(KEY, 99)]),
+        (DesiredWorker(launch=WITH_PORT), Actual(), [SendPort(KEY, 99)]),
         (DesiredWorker(launch=WITH_PORT), Actual(has_port=True), []),
         (DesiredWorker(launch=LAUNCH), Actual(ended=True), []),
         (DesiredWorker(launch=LAUNCH, stop=StopMode.ABORT), Actual(), [Kill(KEY)]),

@@ -10,8 +10,8 @@ from tests.master.harness import make_node
 from tests.node.harness import TOKEN, ScriptedMaster, make_settings
 
 from rolecall.network.routes import Route
-from rolecall.node.checks import GpuInventory
 from rolecall.node.client import MasterClient
+from rolecall.node.findings import GpuInventory
 from rolecall.node.self_check import SelfCheck
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.role import Role

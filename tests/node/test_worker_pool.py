@@ -117,7 +117,7 @@ async def played(master: ScriptedMaster, tmp_path: Path) -> AsyncIterator[Played
 
 
 def want(pool: WorkerPool, *launches: WorkerLaunch, stop: StopMode | None = None) -> None:
-    pool.want(Desired(version=1, workers=tuple(DesiredWorker(launch=one, stop=stop) for one in launches)))
+    pool.set_desired(Desired(version=1, workers=tuple(DesiredWorker(launch=one, stop=stop) for one in launches)))
 
 
 async def some_ticks() -> None:
@@ -143,7 +143,7 @@ async def test_a_worker_whose_entry_cant_be_read_continues_and_that_is_logged_on
     message["workers"][0]["launch"]["worker"]["role"] = "evaluator"
     with caplog.at_level(logging.WARNING, logger=worker_pool.__name__):
         for _ in range(2):
-            played.pool.want(Desired.model_validate(message))
+            played.pool.set_desired(Desired.model_validate(message))
             await some_ticks()
     assert played.lives(key)
     (told,) = caplog.messages

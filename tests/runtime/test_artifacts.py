@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.runtime.test_master_client import answering
+from tests.runtime.test_attempt_client import answering
 
-from rolecall.runtime import artifacts, master_client
+from rolecall.runtime import artifacts, attempt_client
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.spec.errors import BlobsUnavailable
@@ -15,18 +15,18 @@ from rolecall.spec.errors import BlobsUnavailable
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master_client, "_GIVE_UP_S", 0.1)
+    monkeypatch.setattr(attempt_client, "_GIVE_UP_S", 0.1)
     monkeypatch.setattr(artifacts, "_PAUSE_S", 0.01)
 
 
 def test_a_master_that_is_away_for_long_is_waited_for(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"weights")
-    said: list[str] = []
+    events: list[str] = []
     answers = [503] * 10 + [200, 503, 503, 503, 503, 200]
     with answering(answers) as client:
-        Artifacts(MasterBlobs(client), client, 1, on_wait=said.append).put("model", tmp_path / "model")
+        Artifacts(MasterBlobs(client), client, 1, on_wait=events.append).put("model", tmp_path / "model")
     assert answers == [200]
-    assert said[0].startswith("the artifact model can't be stored yet: the master could neither store nor send files")
+    assert events[0].startswith("the artifact model can't be stored yet: the master could neither store nor send files")
 
 
 def test_a_store_that_fails_is_waited_for(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_store_that_refuses_this_job_is_not(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "model").write_bytes(b"weights")
     with answering([200]) as client:
         blobs = SharedBlobs(str(tmp_path), "job", 1)
-        monkeypatch.setattr(blobs, "_put", _refusing(PermissionError("access denied")))
+        monkeypatch.setattr(blobs._files, "put_file", _refusing(PermissionError("access denied")))
         with pytest.raises(BlobsUnavailable, match="access denied"):
             Artifacts(blobs, client, 1).put("model", tmp_path / "model")
 

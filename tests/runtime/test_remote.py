@@ -1,8 +1,37 @@
+"""Calls between the ranks of a gang."""
+
+import multiprocessing
+import re
 import threading
+from multiprocessing.connection import Connection
 
 import pytest
+import torch
+from tests.containers import free_port
+from torch.distributed import rpc
 
-from rolecall.runtime.remote import Mailbox, StepBarrier
+from rolecall.runtime.remote import Mailbox, StepBarrier, passed_on
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["tests.runtime.test_remote"])
+
+
+@rpc.functions.async_execution
+def _fail() -> torch.futures.Future[None]:
+    future: torch.futures.Future[None] = torch.futures.Future()
+    future.set_exception(ValueError("no gradient for this step"))  # pyright: ignore[reportArgumentType] - asks for a result
+    return passed_on(future)
+
+
+def _rank(rank: int, port: int, answer: Connection) -> None:
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}", _transports=["uv"])
+    rpc.init_rpc(f"rank-{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+    if rank == 0:
+        try:
+            answer.send(repr(torch.futures.wait_all([rpc.rpc_async("rank-1", _fail)])))
+        except Exception as error:  # noqa: BLE001 - the test checks it
+            answer.send(f"raised {error}")
+    rpc.shutdown()
 
 
 def test_a_request_is_served_by_the_thread_that_waits() -> None:
@@ -54,3 +83,16 @@ def test_everyone_of_a_step_barrier_hears_of_an_error() -> None:
     for future in futures:
         with pytest.raises(ValueError, match="no gradient"):
             future.wait()
+
+
+def test_a_failed_future_is_an_error_at_the_caller() -> None:
+    """The caller is in another process, and the function is an `async_execution` call."""
+    port = free_port()
+    ours, theirs = _processes.Pipe()
+    ranks = [_processes.Process(target=_rank, args=(rank, port, theirs), daemon=True) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    assert ours.poll(60)
+    assert re.search(r"raised .*no gradient for this step", ours.recv(), re.DOTALL)
+    for process in ranks:
+        process.join(30)

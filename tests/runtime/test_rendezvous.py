@@ -1,4 +1,4 @@
-"""How a gang meets and leaves, with a real process for each worker and real sockets."""
+"""The rendezvous and shutdown of a gang, with a real process for each worker and real sockets."""
 
 import json
 import multiprocessing
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from rolecall.runtime import rendezvous
-from rolecall.runtime.rendezvous import joined
+from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import PeerLost, RendezvousTimeout, RolecallError, Stopped, UnreachablePeer
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
@@ -72,7 +72,7 @@ def play(plan: Plan, rank: int, folder: Path, test: Connection) -> None:
     workdir = Workdir(folder / str(rank))
     try:
         with closing(Reporter(workdir.progress)) as report:
-            with joined(plan.launch(rank), plan.workload, workdir, report):
+            with join_before_role(plan.launch(rank), plan.workload, workdir, report):
                 test.send(seen(plan))
                 if test.recv() == "stop":
                     raise Stopped("asked to")
@@ -125,7 +125,7 @@ class Gang:
             partial.write_text(str(port))
             partial.rename(Workdir(self.folder / str(rank)).rendezvous)
 
-    def hear(self, rank: int) -> Any:
+    def receive(self, rank: int) -> Any:
         assert self.ends[rank].poll(ANSWER_S), f"rank {rank} says nothing"
         return self.ends[rank].recv()
 
@@ -146,7 +146,7 @@ def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.TRAINER, Role.OBSERVER))
     with gang(plan, tmp_path) as workers:
         workers.publish_port()
-        found = [workers.hear(rank) for rank in range(3)]
+        found = [workers.receive(rank) for rank in range(3)]
         assert all(one["names"] == ["observer-0", "trainer-0", "trainer-1"] and one["answer"] == 2 for one in found)
         assert [(one["group"], one["sum"]) for one in found] == [(2, 2), (2, 2), (0, 1)], "observers are not in it"
         assert found[2]["environment"] == {
@@ -154,7 +154,7 @@ def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
         }  # fmt: skip
         for rank in range(3):
             workers.ends[rank].send("leave")
-        assert [workers.hear(rank) for rank in range(3)] == ["left"] * 3
+        assert [workers.receive(rank) for rank in range(3)] == ["left"] * 3
     assert [[line["kind"] for line in workers.lines(rank)] for rank in (0, 1)] == [["rendezvous", "joined"], ["joined"]]
 
 
@@ -165,21 +165,21 @@ def test_rank_0_which_has_the_store_leaves_last(tmp_path: Path) -> None:
     with gang(plan, tmp_path) as workers:
         workers.publish_port()
         for rank in range(3):
-            workers.hear(rank)
+            workers.receive(rank)
         workers.processes[2].kill()
         workers.ends[0].send("leave")
         assert not workers.ends[0].poll(0.5), "rank 1 still needs the store"
         workers.ends[1].send("leave")
-        assert [workers.hear(rank) for rank in (1, 0)] == ["left", "left"]
+        assert [workers.receive(rank) for rank in (1, 0)] == ["left", "left"]
 
 
 def test_workers_that_are_asked_to_stop_leave_in_order_and_say_so(tmp_path: Path) -> None:
     with gang(Plan(), tmp_path) as workers:
         workers.publish_port()
         for rank in range(2):
-            workers.hear(rank)
+            workers.receive(rank)
             workers.ends[rank].send("stop")
-        assert [type(workers.hear(rank)) for rank in range(2)] == [Stopped, Stopped]
+        assert [type(workers.receive(rank)) for rank in range(2)] == [Stopped, Stopped]
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
     plan = Plan((Role.TRAINER, Role.OBSERVER, Role.OBSERVER), seconds={"_JOIN_TIMEOUT_S": 2.0})
     with gang(plan, tmp_path, ranks=[0, 1]) as workers:
         workers.publish_port()
-        error = workers.hear(0)
+        error = workers.receive(0)
     assert isinstance(error, RendezvousTimeout)
     assert str(error) == "not arrived within 2 s: observer-1 on node n0"
 
@@ -195,7 +195,7 @@ def test_a_worker_that_does_not_arrive_is_named(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_port_that_is_never_published_ends_the_wait(tmp_path: Path) -> None:
     with gang(Plan(seconds={"_JOIN_TIMEOUT_S": 1.0}), tmp_path, ranks=[1]) as workers:
-        error = workers.hear(1)
+        error = workers.receive(1)
     assert isinstance(error, RendezvousTimeout)
     assert "rank 0 did not publish the gang's port within 1 s" in str(error)
 
@@ -205,7 +205,7 @@ def test_a_rank_0_that_is_gone_is_noticed_before_the_store_would_wait_for_it(tmp
         port = gone.getsockname()[1]
     with gang(Plan(addresses=("127.0.0.1", "127.0.0.2")), tmp_path, ranks=[1]) as workers:
         workers.publish_port(port)
-        error = workers.hear(1)
+        error = workers.receive(1)
     assert isinstance(error, PeerLost)
     assert f"node n1 (127.0.0.2, no interface) can't reach node n0 at 127.0.0.1:{port}: connection refused" in str(
         error
@@ -215,7 +215,7 @@ def test_a_rank_0_that_is_gone_is_noticed_before_the_store_would_wait_for_it(tmp
 def test_nodes_that_reach_each_other_meet(tmp_path: Path) -> None:
     with gang(Plan(addresses=("127.0.0.1", "127.0.0.2")), tmp_path) as workers:
         workers.publish_port()
-        assert all(workers.hear(rank)["sum"] == 2 for rank in range(2))
+        assert all(workers.receive(rank)["sum"] == 2 for rank in range(2))
 
 
 def test_an_unreachable_node_is_an_error_on_all_nodes_and_not_a_hang(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_an_unreachable_node_is_an_error_on_all_nodes_and_not_a_hang(tmp_path: P
     plan = Plan((Role.TRAINER,) * 3, addresses=("127.0.0.1", "192.0.2.1", "127.0.0.3"))
     with gang(plan, tmp_path) as workers:
         workers.publish_port()
-        errors = [workers.hear(rank) for rank in range(3)]
+        errors = [workers.receive(rank) for rank in range(3)]
     assert all(isinstance(error, UnreachablePeer) for error in errors)
     assert len({str(error) for error in errors}) == 1
     assert "can't reach node n1 at 192.0.2.1: n1 can't listen at its own address" in str(errors[0])
@@ -232,7 +232,7 @@ def test_an_unreachable_node_is_an_error_on_all_nodes_and_not_a_hang(tmp_path: P
 
 def test_a_workload_that_checks_the_network_does_not_meet_before_it_runs(tmp_path: Path) -> None:
     with gang(Plan(per_node=True), tmp_path, ranks=[1]) as workers:
-        assert workers.hear(1) == {"initialized": False}
+        assert workers.receive(1) == {"initialized": False}
         workers.ends[1].send("leave")
-        assert workers.hear(1) == "left"
+        assert workers.receive(1) == "left"
         assert workers.lines(1) == []

@@ -40,8 +40,8 @@ def test_the_last_step_is_told_before_the_result(tmp_path: Path, report: Reporte
     for step in range(1, 6):
         report(step, loss=step / 10)
     report.result({"test_loss": 0.25})
-    told = [(line.kind, line.step, line.metrics) for line in lines(tmp_path / "progress")]
-    assert told[-2:] == [("step", 5, {"loss": 0.5}), ("result", None, {"test_loss": 0.25})]
+    written = [(line.kind, line.step, line.metrics) for line in lines(tmp_path / "progress")]
+    assert written[-2:] == [("step", 5, {"loss": 0.5}), ("result", None, {"test_loss": 0.25})]
 
 
 def test_the_last_step_is_told_before_the_end(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.node.harness import ROOT, launch
 
 from rolecall import landlock
-from rolecall.node.short_name import short_name
+from rolecall.node.folder import short_name
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.workdir import Workdir
 

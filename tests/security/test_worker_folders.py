@@ -142,7 +142,7 @@ def test_a_report_that_is_refused_goes_without_its_texts(master: ScriptedMaster)
     for known in list(master.desired):
         master.drop(known)
     master.wait(lambda: not master.reports)
-    master.most_bytes = 3000
+    master.max_bytes = 3000
     code = "from rolecall.spec.report import Failure\n" + (
         "text = Failure(message='m' * 4000, at='2026-01-01T00:00:00Z').model_dump_json()\n"
         "workdir.failure.write_text(text)\nos._exit(1)"
@@ -150,7 +150,7 @@ def test_a_report_that_is_refused_goes_without_its_texts(master: ScriptedMaster)
     try:
         report = master.ended(start(master, "refused", code))
     finally:
-        master.most_bytes = None
+        master.max_bytes = None
     assert report.failure
     assert "the master refused" in report.failure.message
     works_on(master, "refused")

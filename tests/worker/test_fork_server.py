@@ -30,10 +30,10 @@ class _Server:
         self.file = ours.makefile("rwb", buffering=0)
         ours.close()
 
-    def say(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
         self.file.write(line + b"\n")
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         return json.loads(self.file.readline())
 
     def fork(self, job: str, act: str, workdir: Path) -> dict[str, Any]:
@@ -41,8 +41,8 @@ class _Server:
             "key": f"{job}/1/0", "launch": launch(job, act).model_dump(mode="json"), "workdir": str(workdir),
             "cache": str(workdir), "master_url": "http://m", "token": "t", "env": {},
         }  # fmt: skip
-        self.say(json.dumps(request).encode())
-        return self.hear()
+        self.send(json.dumps(request).encode())
+        return self.receive()
 
 
 # The server imports torch.
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.slow
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
     server = _Server(tmp_path_factory.mktemp("server"))
     try:
-        assert server.hear() == {"kind": "ready"}
+        assert server.receive() == {"kind": "ready"}
         yield server
     finally:
         server.process.kill()
@@ -71,19 +71,19 @@ def test_it_has_one_thread_and_says_nothing(server: _Server) -> None:
 def test_fork_and_exit(server: _Server, tmp_path: Path) -> None:
     forked = server.fork("one", "succeed", tmp_path)
     assert forked["kind"] == "forked"
-    assert server.hear() == {"kind": "exited", "key": "one/1/0", "pid": forked["pid"], "status": 0}
+    assert server.receive() == {"kind": "exited", "key": "one/1/0", "pid": forked["pid"], "status": 0}
     assert (tmp_path / "log.txt").read_text() == "hello from one/1/0\n"
 
 
 def test_a_signal_is_a_negative_status(server: _Server, tmp_path: Path) -> None:
     pid = server.fork("two", "stay", tmp_path)["pid"]
     os.kill(pid, signal.SIGKILL)
-    assert server.hear()["status"] == -signal.SIGKILL
+    assert server.receive()["status"] == -signal.SIGKILL
 
 
 def test_what_a_worker_raises_is_in_its_log(server: _Server, tmp_path: Path) -> None:
     server.fork("three", "unheard_of", tmp_path)
-    assert server.hear()["status"] == 1
+    assert server.receive()["status"] == 1
     assert "KeyError: 'unheard_of'" in (tmp_path / "log.txt").read_text()
 
 
@@ -91,10 +91,10 @@ def test_what_can_not_be_forked_is_answered(server: _Server, tmp_path: Path) -> 
     refused = server.fork("four", "succeed", tmp_path / "missing")
     assert (refused["kind"], refused["key"]) == ("refused", "four/1/0")
     assert "missing" in refused["message"]
-    server.say(b'{"key": "five/1/0"}')
-    assert server.hear()["key"] == "five/1/0"
-    server.say(b"no json")
-    assert server.hear()["kind"] == "refused"
+    server.send(b'{"key": "five/1/0"}')
+    assert server.receive()["key"] == "five/1/0"
+    server.send(b"no json")
+    assert server.receive()["kind"] == "refused"
 
 
 def test_it_ends_with_its_node_and_takes_the_workers_along(server: _Server, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class ProgressBook:
         """
         start = self._parsed.get(key, 0)
         while piece := await asyncio.to_thread(self._streams.read, key, start):
-            lines = list(parse(piece, start))
+            lines = list(parse(key, piece, start))
             if kept := [(offset, line) for offset, line in lines if line.kind in _STORED]:
                 async with database.write() as connection:
                     for offset, line in kept:
@@ -110,8 +110,7 @@ async def _store_if_possible(connection: AsyncConnection, key: StreamKey, offset
     except (StatementError, OverflowError) as error:
         if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError):
             raise  # the database is in trouble, and not the line
-        fields = about("progress_line_skipped", job=key.job, attempt=key.attempt, rank=key.rank)
-        _log.warning("a progress line can't be stored and is skipped: %s", error, extra=fields)
+        _log.warning("a progress line can't be stored and is skipped: %s", error, extra=_about_skipped_line(key))
 
 
 async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
@@ -127,14 +126,18 @@ async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line:
             pass  # The book has the first, the node's report the others.
 
 
-def parse(piece: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
+def parse(key: StreamKey, piece: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
     """The lines of `piece` with their offsets in the stream; what is no progress line is reported and skipped."""
     for raw in piece.splitlines(keepends=True):
         try:
             yield start, ProgressLine.model_validate_json(raw)
         except ValidationError as error:
-            _log.warning("a progress line is not legal and is skipped: %s", error, extra=about("progress_line_skipped"))
+            _log.warning("a progress line is not legal and is skipped: %s", error, extra=_about_skipped_line(key))
         start += len(raw)
+
+
+def _about_skipped_line(key: StreamKey) -> dict[str, object]:
+    return about("progress_line_skipped", job=key.job, attempt=key.attempt, rank=key.rank)
 
 
 def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
@@ -164,13 +167,13 @@ def result(line: ProgressLine) -> dict[str, Any]:
     return finite(line.metrics) | ({"findings": findings} if findings else {})
 
 
-def series(lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
+def series(key: StreamKey, lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
     """The steps of one worker's progress stream, thinned evenly to at most about `most` points; the last one stays.
 
     Holds a few times `most` lines in memory, however many there are.
     """
     kept, last, stride = list[ProgressLine](), None, 1
-    steps = (line for raw in lines for _, line in parse(raw, 0) if line.kind in _STEPS and line.metrics)
+    steps = (line for raw in lines for _, line in parse(key, raw, 0) if line.kind in _STEPS and line.metrics)
     for place, line in enumerate(steps):
         last = line
         if place % stride == 0:

@@ -12,12 +12,11 @@ def interface_of(address: str) -> str | None:
 
 
 def has_address(address: str) -> bool:
-    """Whether an interface still has `address`."""
     return interface_of(address.partition("%")[0]) is not None
 
 
 def network_namespace() -> str:
-    """The kernel's id of the namespace; empty where it doesn't say."""
+    """The kernel's id of the namespace; empty if it isn't known."""
     try:
         return os.readlink("/proc/self/ns/net")
     except OSError:

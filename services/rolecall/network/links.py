@@ -13,8 +13,9 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
 
 PROBE_S = 5.0
-"""How long a node may take to answer a call: less than TCP needs to give up, more than it loses by a lost packet."""
+"""The timeout of a call: shorter than that of TCP, longer than the delay by a lost packet."""
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _BACKLOG = 1024
 _NOT_LISTENING = "can't listen at its own address"
@@ -32,27 +33,27 @@ _NOT_A_NODE = "another program answers there"
 
 
 class Exchange(Protocol):
-    """How the nodes of a gang exchange messages before they can connect to each other."""
+    """The exchange of messages between the nodes of a gang before they can connect to each other."""
 
     def post(self, topic: str, text: str) -> None:
         """Publish this node's message on a topic to all nodes."""
         ...
 
     def gather(self, topic: str) -> dict[str, str]:
-        """Each node's message by the node's name; raises a `RendezvousTimeout` that names the missing ones."""
+        """The messages by node name; raises a `RendezvousTimeout` that names the missing nodes."""
         ...
 
 
 class Listener(Value):
-    """Where a node waits for the probes of the others."""
+    """A node's listener for the probes of the others."""
 
     address: str
     interface: str
     ports: str
-    """From where its kernel takes the ports of RPC, Gloo and NCCL, e.g. `32768 to 60999`."""
+    """The kernel's range for the ports of RPC, Gloo and NCCL, such as `32768 to 60999`."""
     port: int | None = None
     error: str | None = None
-    """Why it does not listen."""
+    """The reason if it does not listen."""
 
 
 class Link(Value):
@@ -61,9 +62,9 @@ class Link(Value):
     origin: str
     target: str
     seconds: float | None = None
-    """From the call to the answer."""
+    """The time from the call to the answer."""
     error: str | None = None
-    """One line: who could not reach whom, where, and why."""
+    """One line with both nodes, the address and the cause."""
     remedy: str = ""
 
 
@@ -75,7 +76,7 @@ class Links(Value):
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """One node's part in the probes; `secret` is what only this attempt's workers know."""
+    """One node in the probes; `secret` is the secret of the attempt."""
 
     node: str
     address: str
@@ -99,16 +100,16 @@ class Prober:
         return hmac.new(self.secret.encode(), "\0".join(("reach", *words)).encode(), hashlib.sha256).hexdigest()
 
 
-def probe_links(me: Prober, exchange: Exchange, *, unreachable_only: bool = False) -> list[Link]:
-    """Probe all links between the nodes of the gang, together with the others; returns the same at each of them.
+def probe_links(prober: Prober, exchange: Exchange, *, unreachable_only: bool = False) -> list[Link]:
+    """Probe all links between the nodes of the gang, together with the others. All nodes get the same result.
 
-    `unreachable_only` leaves out the reachable ones: between many nodes, they are a lot to send.
+    `unreachable_only` omits the reachable links, whose number is quadratic in the number of nodes.
     """
-    return asyncio.run(_probe_links(me, exchange, unreachable_only=unreachable_only))
+    return asyncio.run(_probe_links(prober, exchange, unreachable_only=unreachable_only))
 
 
 def gather_links(exchange: Exchange) -> list[Link]:
-    """What `probe_links` returns, for a worker whose node another worker probes from."""
+    """The result of `probe_links`, for a worker on whose node another worker probes."""
     return [link for text in exchange.gather("links").values() for link in Links.model_validate_json(text).links]
 
 
@@ -121,27 +122,27 @@ def require_reachable(links: list[Link]) -> None:
         raise UnreachablePeer(f"{failed[0].error}; {failed[0].remedy}{others}")
 
 
-def probe(me: Prober, target: str, address: str, port: int, timeout_s: float) -> None:
-    """Raise `UnreachablePeer` unless something listens there, or `PeerLost` where something did and no longer does."""
+def require_listener(prober: Prober, node: str, address: str, port: int, timeout_s: float) -> None:
+    """Raise `UnreachablePeer` if the address is unreachable, and `PeerLost` if it refuses the connection."""
     try:
         socket.create_connection((address, port), timeout=timeout_s).close()
     except OSError as error:
-        mine = _listener(me.address)
-        theirs = mine.model_copy(update={"address": address, "port": port})
-        link = _unreachable(me, target, mine, theirs, _cause(error, timeout_s))
+        own = _listener(prober.address)
+        target = own.model_copy(update={"address": address, "port": port})
+        link = _unreachable(prober, node, own, target, _cause(error, timeout_s))
         if isinstance(error, ConnectionRefusedError):
             raise PeerLost(f"{link.error}: the process there probably exited; if not, {link.remedy}") from error
         raise UnreachablePeer(f"{link.error}; {link.remedy}") from error
 
 
-async def _probe_links(me: Prober, exchange: Exchange, *, unreachable_only: bool) -> list[Link]:
-    server, mine = await _listen(me)
+async def _probe_links(prober: Prober, exchange: Exchange, *, unreachable_only: bool) -> list[Link]:
+    server, own = await _listen(prober)
     try:
-        # In a thread, because meanwhile the others' calls must be answered.
-        await asyncio.to_thread(exchange.post, "listeners", mine.model_dump_json())
+        # In a thread, because the event loop must answer the other nodes meanwhile.
+        await asyncio.to_thread(exchange.post, "listeners", own.model_dump_json())
         listeners = await asyncio.to_thread(exchange.gather, "listeners")
         known = {node: Listener.model_validate_json(text) for node, text in listeners.items()}
-        probed = await asyncio.gather(*(_probe(me, node, known) for node in known if node != me.node))
+        probed = await asyncio.gather(*(_probe_node(prober, node, known) for node in known if node != prober.node))
         worth_sending = tuple(link for link in probed if link.error or not unreachable_only)
         await asyncio.to_thread(exchange.post, "links", Links(links=worth_sending).model_dump_json())
         return await asyncio.to_thread(gather_links, exchange)
@@ -150,49 +151,46 @@ async def _probe_links(me: Prober, exchange: Exchange, *, unreachable_only: bool
             server.close()
 
 
-async def _listen(me: Prober) -> tuple[asyncio.Server | None, Listener]:
-    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
-        return _answer(me, reader, writer)
-
-    listener = _listener(me.address)
+async def _listen(prober: Prober) -> tuple[asyncio.Server | None, Listener]:
+    listener = _listener(prober.address)
     try:
-        server = await asyncio.start_server(answer, me.address, 0, backlog=_BACKLOG)
+        server = await asyncio.start_server(partial(_answer, prober), prober.address, 0, backlog=_BACKLOG)
     except OSError as error:
         return None, listener.model_copy(update={"error": _reason(error)})
     return server, listener.model_copy(update={"port": server.sockets[0].getsockname()[1]})
 
 
-async def _answer(me: Prober, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Prove to whoever knows the secret that we know it, too."""
+async def _answer(prober: Prober, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer a caller that knows the secret with a proof of the same."""
     try:
         async with asyncio.timeout(PROBE_S):
-            nonce, _, said = (await reader.readline()).decode().rstrip("\n").partition(" ")
-            if hmac.compare_digest(said.encode(), me.call(me.node, nonce).encode()):
-                writer.write(_line(me.answer(me.node, nonce)))
+            nonce, _, proof = (await reader.readline()).decode().rstrip("\n").partition(" ")
+            if hmac.compare_digest(proof.encode(), prober.call(prober.node, nonce).encode()):
+                writer.write(_line(prober.answer(prober.node, nonce)))
                 await writer.drain()
     except (OSError, ValueError):
-        pass  # The caller has gone, or does not know the secret; who called notices by itself.
+        pass  # The caller has disconnected, or does not know the secret.
     finally:
         writer.close()
 
 
-async def _probe(me: Prober, node: str, listeners: Mapping[str, Listener]) -> Link:
-    mine, theirs = listeners[me.node], listeners[node]
-    if theirs.port is None:
-        return _unreachable(me, node, mine, theirs, f"{node} {_NOT_LISTENING} ({theirs.error})")
+async def _probe_node(prober: Prober, node: str, listeners: Mapping[str, Listener]) -> Link:
+    own, target = listeners[prober.node], listeners[node]
+    if target.port is None:
+        return _unreachable(prober, node, own, target, f"{node} {_NOT_LISTENING} ({target.error})")
     begin, nonce = time.monotonic(), secrets.token_hex(16)
     try:
         async with asyncio.timeout(PROBE_S):
-            answer = await _call(_line(nonce, me.call(node, nonce)), theirs.address, theirs.port)
+            answer = await _call(_line(nonce, prober.call(node, nonce)), target.address, target.port)
     except OSError as error:
-        return _unreachable(me, node, mine, theirs, _cause(error, PROBE_S))
+        return _unreachable(prober, node, own, target, _cause(error, PROBE_S))
     except ValueError:
-        answer = b"more than a line"  # The reader's limit: no node says so much.
-    if not hmac.compare_digest(answer, _line(me.answer(node, nonce))):
+        answer = b"more than a line"  # The reader's limit, which no node exceeds.
+    if not hmac.compare_digest(answer, _line(prober.answer(node, nonce))):
         return _unreachable(
-            me, node, mine, theirs, _NOT_A_NODE if answer else "it closes the connection without an answer"
+            prober, node, own, target, _NOT_A_NODE if answer else "it closes the connection without an answer"
         )
-    return Link(origin=me.node, target=node, seconds=time.monotonic() - begin)
+    return Link(origin=prober.node, target=node, seconds=time.monotonic() - begin)
 
 
 async def _call(line: bytes, address: str, port: int) -> bytes:
@@ -208,20 +206,18 @@ def _line(*words: str) -> bytes:
     return f"{' '.join(words)}\n".encode()
 
 
-def _unreachable(me: Prober, node: str, mine: Listener, theirs: Listener, why: str) -> Link:
-    where = f"{theirs.address}:{theirs.port}" if theirs.port else theirs.address
-    error = f"node {me.node} ({mine.address}, {mine.interface}) can't reach node {node} at {where}: {why}"
-    return Link(origin=me.node, target=node, error=error, remedy=_remedy(why, node, theirs))
-
-
-def _remedy(why: str, node: str, theirs: Listener) -> str:
-    if _NOT_LISTENING in why or why == _NOT_A_NODE:
-        return (
+def _unreachable(prober: Prober, node: str, own: Listener, target: Listener, cause: str) -> Link:
+    where = f"{target.address}:{target.port}" if target.port else target.address
+    error = f"node {prober.node} ({own.address}, {own.interface}) can't reach node {node} at {where}: {cause}"
+    if _NOT_LISTENING in cause or cause == _NOT_A_NODE:
+        remedy = (
             f"give every node its own address that all others can reach: nodes use the interface of their route to "
-            f"MASTER_ADDR, on {node} {theirs.interface}"
+            f"MASTER_ADDR, on {node} {target.interface}"
         )
-    ports = f"the gang ports (net.ipv4.ip_local_port_range: {theirs.ports})"
-    return f"open {ports} between the nodes in both directions"
+    else:
+        ports = f"the gang ports (net.ipv4.ip_local_port_range: {target.ports})"
+        remedy = f"open {ports} between the nodes in both directions"
+    return Link(origin=prober.node, target=node, error=error, remedy=remedy)
 
 
 def _cause(error: OSError, timeout_s: float) -> str:
@@ -231,7 +227,7 @@ def _cause(error: OSError, timeout_s: float) -> str:
 
 
 def _reason(error: OSError) -> str:
-    """The kernel's text; asyncio's repeats the address."""
+    """The kernel's text, without the address that asyncio adds."""
     return os.strerror(error.errno).lower() if error.errno else str(error)
 
 

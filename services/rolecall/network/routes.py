@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
 from rolecall.network.interfaces import interface_of
 from rolecall.retry import delays_s
@@ -18,14 +19,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class Route(NamedTuple):
-    """Where this machine's packets to the master leave it."""
+    """The interface and address of this machine's packets to the master."""
 
     interface: str
     address: str
 
     @property
     def environment(self) -> dict[str, str]:
-        """What binds a worker's communication to the interface."""
+        """The environment variables that bind a worker's communication to the interface."""
         return dict.fromkeys(("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), self.interface)
 
 
@@ -36,22 +37,22 @@ class ResolvedRoute(NamedTuple):
     resolved: tuple[str, ...]
 
 
-async def await_route(host: str, port: int, tell: Callable[[str], None]) -> Route:
-    """The kernel's route to the master; waits until its name resolves and a route exists.
+async def await_route(host: str, port: int, on_wait: Callable[[str], None]) -> Route:
+    """Wait until the master's name resolves and a route to it exists.
 
-    `tell` gets what it waits for, each reason once; so does the log.
+    `on_wait` gets each reason to wait once, like the log.
     """
-    said = ""
+    logged = ""
     for delay in delays_s():
         try:
             route, _ = await find_route(host, port)
         except OSError as error:
             reason = f"no route to the master yet: MASTER_ADDR={host}: {error.strerror or error}"
-            if reason != said:
+            if reason != logged:
                 hint = "is the name right, and is this container on the master's network?"
                 _LOG.warning("%s; retrying (%s)", reason, hint, extra=about("route_missing"))
-                tell(reason)
-            said = reason
+                on_wait(reason)
+            logged = reason
             await asyncio.sleep(delay)
         else:
             text = "workers use interface %s (%s), this machine's route to %s"
@@ -63,16 +64,16 @@ async def await_route(host: str, port: int, tell: Callable[[str], None]) -> Rout
 async def find_route(host: str, port: int) -> ResolvedRoute:
     """The current route. Raises `OSError` when there is none, for example because the name doesn't resolve."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        found = await run_in_daemon_thread(socket.getaddrinfo, host, port, type=socket.SOCK_DGRAM)
     except UnicodeError as error:
-        why = "not a legal name: each part between its dots must have 1 to 63 characters"
-        raise socket.gaierror(socket.EAI_NONAME, why) from error
+        cause = "not a legal name: each part between its dots must have 1 to 63 characters"
+        raise socket.gaierror(socket.EAI_NONAME, cause) from error
     family, kind, protocol, _, target = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(target)  # Sends nothing: a datagram socket's connect only asks for the route.
         address = str(probe.getsockname()[0])
     resolved = dict.fromkeys(str(one[4][0]) for one in found)
     if (interface := interface_of(address)) is None:
-        why = f"the route to the master starts at {address}, which is on no network interface of this machine"
-        raise OSError(errno.EADDRNOTAVAIL, why)
+        cause = f"the route to the master starts at {address}, which is on no network interface of this machine"
+        raise OSError(errno.EADDRNOTAVAIL, cause)
     return ResolvedRoute(Route(interface, address), tuple(resolved))

@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -27,9 +27,9 @@ _CUT_OFF = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT})
 
 
 class MasterUnreachable(RolecallError):
-    """The master does not answer, or can't at the moment; the same call may succeed later.
+    """The master does not answer, or can't at the moment; the same call can succeed later.
 
-    `cut_off` says that the network does not deliver: not even the refusal of a machine without a master comes back.
+    `cut_off` is true if the network fails: not even a refused connection comes back.
     """
 
     def __init__(self, text: str, *, cut_off: bool = False) -> None:
@@ -38,52 +38,51 @@ class MasterUnreachable(RolecallError):
 
 
 class MasterRefuses(MasterUnreachable):
-    """Whoever answers at the master's address refuses this node: the master itself, or a proxy in front of it."""
+    """The master, or a proxy in front of it, refuses this node."""
 
 
 class MasterFull(MasterUnreachable):
-    """The master has no room for this at the moment."""
+    """The master has no space for this at the moment."""
 
 
 class MasterFailed(MasterUnreachable):
-    """The master failed at this very call (500): the same call may fail again and again, while others succeed."""
+    """The master failed at this call (500): the call may fail each time, while others succeed."""
 
 
 class NameTaken(RolecallError):
-    """Another node bears this name; if that one has just died, the master will soon notice."""
+    """Another node has this name; if that one has just died, the master soon notices."""
 
 
 class ReportRefused(RolecallError):
-    """The master does not take this heartbeat: the same one would be refused again."""
+    """The master refuses this heartbeat, and would refuse the same one again."""
 
 
 class StreamRefused(RolecallError):
-    """The master has no use for this worker's streams."""
+    """The master no longer accepts this worker's streams."""
 
 
 class MasterClient:
-    """One HTTP client for the daemon's life.
+    """The daemon's HTTP client.
 
-    Every call raises `MasterUnreachable`, or `MasterRefuses` when the token is refused. Before that `read_token` is
-    asked again, because a token in a file may have been rotated.
+    Every call raises `MasterUnreachable`, or `MasterRefuses` if the token is refused. Before that, `read_token` is
+    called again, because a token in a file may have been rotated.
     """
 
     def __init__(self, url: str, read_token: Callable[[], str], trust: Trust | None = None) -> None:
         self.url = url
         self.trust = trust
         self.certificate_end: float | None = None
-        """When the master's certificate ends, in seconds since 1970, as of the last look at it; None without TLS."""
+        """The end of the master's certificate as of the last response, in seconds since 1970; None without TLS."""
         self._read_token = read_token
         self._token = read_token()
-        # Proxies of the environment are for the outside world and not for the cluster's own network.
+        # Without the proxies of the environment, which are not for the cluster's own network.
         self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, **client_options(trust))
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._http.aclose()
 
     async def register(self, spec: NodeSpec) -> Registered:
-        """Enter the cluster. Raises `NameTaken`, or `MasterRefuses` when the master does not take this node."""
+        """Register the node. Raises `NameTaken`, or `MasterRefuses` if the master does not accept it."""
         answer = await self._send("POST", "/internal/nodes", json=spec.model_dump(mode="json"))
         if answer.is_client_error:
             refusal = f"the master at {self.url} refuses node {spec.name} (version {__version__}): {_detail(answer)}"
@@ -91,10 +90,10 @@ class MasterClient:
         return _parse(Registered, answer)
 
     async def heartbeat(self, name: str, beat: Heartbeat) -> Desired:
-        """Report and ask.
+        """Report the workers and get the desired ones.
 
-        Raises `NotFound` when the master does not know this life of the node, which must register again, and
-        `ReportRefused` when the report is too large or has what the master can't take.
+        Raises `NotFound` if the master does not know this process of the node, which must register again, and
+        `ReportRefused` if the report is too large or contains values that the master can't store.
         """
         answer = await self._send(
             "POST",
@@ -109,21 +108,19 @@ class MasterClient:
         return _parse(Desired, answer)
 
     async def cluster(self, name: str) -> ClusterInfo:
-        """What the node measures itself against."""
         return _parse(ClusterInfo, await self._send("GET", f"/internal/nodes/{name}/surroundings"))
 
     async def leave(self, name: str) -> None:
-        """Take the node out of the cluster."""
         await self._send("DELETE", f"/internal/nodes/{name}", timeout=1.0)
 
-    async def ship(self, key: Key, stream: str, offset: int, piece: bytes, *, cut: bool = False) -> int:
-        """Send a piece of a worker's stream; return where the next one starts. Raises `StreamRefused`.
+    async def ship(self, key: Key, stream: str, offset: int, chunk: bytes, *, cut: bool = False) -> int:
+        """Send a chunk of a worker's stream; return the offset of the next one. Raises `StreamRefused`.
 
-        `cut` says that this node no longer has what lies before `offset`.
+        `cut` means that this node no longer has the bytes before `offset`.
         """
         path = f"/internal/jobs/{key.job}/attempts/{key.attempt}/ranks/{key.rank}/streams/{stream}"
         answer = await self._send(
-            "PUT", path, params={"offset": offset} | ({"cut": "true"} if cut else {}), content=piece
+            "PUT", path, params={"offset": offset} | ({"cut": "true"} if cut else {}), content=chunk
         )
         if answer.is_client_error:
             raise StreamRefused(_detail(answer))
@@ -175,15 +172,12 @@ def _parse(kind: type[_M], answer: httpx.Response) -> _M:
 
 
 def _is_cut_off(error: httpx.RequestError) -> bool:
-    return isinstance(error, httpx.ConnectTimeout) or any(
-        isinstance(cause, OSError) and cause.errno in _CUT_OFF for cause in _causes(error)
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, httpx.ConnectTimeout) or (isinstance(cause, OSError) and cause.errno in _CUT_OFF):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _explain_failure(error: httpx.RequestError) -> str:
@@ -198,7 +192,7 @@ def _explain_failure(error: httpx.RequestError) -> str:
 
 
 def _detail(answer: httpx.Response) -> str:
-    """What a problem document says, or whatever the answer is instead."""
+    """The detail of a problem document, or the beginning of any other answer."""
     try:
         return str(answer.json()["detail"])
     except (ValueError, KeyError, TypeError):

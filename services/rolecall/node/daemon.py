@@ -1,4 +1,4 @@
-"""The node's daemon: its link to the master, its pool of workers, its fork server and its cache, from start to exit."""
+"""The node's daemon: the link to the master, the pool of workers, the fork server and the cache."""
 
 import asyncio
 import contextlib
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
 from rolecall.kit.cache import evict
 from rolecall.network.routes import Route
@@ -19,14 +20,13 @@ from rolecall.node.self_check import SelfCheck
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.settings import NodeSettings, read_worker
 from rolecall.spec.node import NodeSpec
-from rolecall.untrusted_files import delete_tree
 
 _EVICT_EVERY_S = 300.0
 _LOG = logging.getLogger(__name__)
 
 
 class Daemon:
-    """`work` is a short name of the folder that contains the workers' folders."""
+    """`work` is a short path of the folder that contains the workers' folders."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Daemon:
         """Serve until `stop`. Raises `SettingsError` when the master refuses this node from the start."""
         async with self._tasks as tasks:
             forking = tasks.create_task(self.pool.forks.run())
-            running = (self._talk(), self.pool.reconcile(), self.link.keep_checking(), self._keep_cache())
+            running = (self._keep_contact(), self.pool.reconcile(), self.link.keep_checking(), self._keep_cache())
             loops = [tasks.create_task(loop) for loop in running]
             await self.should_exit.wait()
             await self._drain()
@@ -83,19 +83,19 @@ class Daemon:
             forking.cancel()
             self.pool.cancel()
 
-    async def _talk(self) -> None:
-        """Register only when workers can be forked."""
+    async def _keep_contact(self) -> None:
+        """Register when workers can be forked, and stay in contact with the master."""
         self._health.wait_for("its fork server, which imports torch")
         await self.pool.forks.wait_ready()
         self._health.wait_for("the first answer of its master")
         await self.link.run()
 
     async def _keep_cache(self) -> None:
-        """Keep the cache of prepared inputs to its size."""
-        cache, most_bytes = self._settings.data / "cache", read_worker().cache_bytes
+        """Keep the cache of prepared inputs below its maximum size."""
+        cache, max_bytes = self._settings.data / "cache", read_worker().cache_bytes
         while True:
             try:
-                await asyncio.to_thread(evict, cache, most_bytes)
+                await run_in_daemon_thread(evict, cache, max_bytes)
             except OSError as error:
                 _LOG.warning(
                     "cache entries in %s could not be evicted: %s", cache, error, extra=about("eviction_failed")
@@ -103,7 +103,7 @@ class Daemon:
             await asyncio.sleep(_EVICT_EVERY_S)
 
     async def _drain(self) -> None:
-        """Give the workers the grace time to leave, then kill the rest; the master gets a report of each end."""
+        """Give the workers the grace time to leave, then kill the others. The master gets a report of each end."""
         if self.pool.is_idle:
             return
         count, grace_s = len(self.pool.workers), self._settings.stop_grace_s
@@ -117,8 +117,3 @@ class Daemon:
         self.pool.kill_all()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.pool.wait_idle(), timeout=1.0)
-
-
-def clear_work(home: Path) -> None:
-    """Delete the folders of workers that an earlier daemon left; their processes died with it."""
-    delete_tree(home / "work")

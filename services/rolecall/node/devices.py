@@ -1,4 +1,4 @@
-"""What this machine is and offers: its identity, cores, memory and GPUs, as the container is allowed to use them."""
+"""The identity, cores, memory and GPUs of this machine, as far as the container may use them."""
 
 import logging
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from rolecall.edge.logs import about
-from rolecall.node.checks import GpuInventory, Pair
+from rolecall.node.findings import GpuInventory, Pair
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.node import Gpu, Machine
 from rolecall.spec.role import Role
@@ -28,11 +28,11 @@ _MIB = 1 << 20
 
 
 class GpusUnknown(RolecallError):
-    """The driver's program is there, but can't say which GPUs there are."""
+    """The driver's program is installed, but can't list the GPUs."""
 
 
 def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...]) -> Machine:
-    """The machine below this container, which may use `gpus`; without `cpu_slots`, every core is one."""
+    """The machine of this container, which may use `gpus`. By default, every core is a CPU slot."""
     cores = available_cores()
     return Machine(
         boot_id=_BOOT_ID.read_text().strip(),
@@ -46,7 +46,7 @@ def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...]) -> Machine:
 
 
 def default_slots(machine: Machine, role: Role) -> int:
-    """How many workers a node takes at once when it isn't told: as many as the machine has room for."""
+    """The default number of parallel workers of a node: as many as the machine has capacity for."""
     if role.computes and machine.gpus:
         return len(machine.gpus)
     return int(machine.cpu_slots / role.weight)
@@ -55,84 +55,83 @@ def default_slots(machine: Machine, role: Role) -> int:
 def available_cores(cgroup: Path = CGROUP) -> int:
     """Cores that the affinity mask and the cgroup's quota leave, at least one."""
     allowed = len(os.sched_getaffinity(0))
-    quota = _quota_v2(cgroup) or _quota_v1(cgroup) or float(allowed)
-    return max(1, math.floor(min(allowed, quota)))
+    return max(1, math.floor(min(allowed, _quota(cgroup) or allowed)))
 
 
 def has_quota(cores: int, cgroup: Path = CGROUP) -> bool:
-    """Whether the cgroup's quota leaves less than the machine's `cores`, and so what no other container can take."""
-    quota = _quota_v2(cgroup) or _quota_v1(cgroup)
+    """True if the cgroup's quota is less than the machine's `cores`, so that no other container can take them."""
+    quota = _quota(cgroup)
     return quota is not None and quota < cores
 
 
 def memory_limit(total: int, cgroup: Path = CGROUP) -> int:
-    """Bytes of memory that the cgroup leaves of the machine's `total`."""
+    """The cgroup's limit of memory in bytes, at most the machine's `total`."""
     limits = [_number(cgroup / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
     return min([total, *(limit for limit in limits if limit)])
 
 
 def available_memory(limit: int, cgroup: Path = CGROUP) -> int:
-    """Bytes that are left of `limit`: what nobody uses on the machine, or in the cgroup, whichever is less.
+    """The unused bytes of the machine, or of the cgroup with its `limit`, whichever is less.
 
     Files that are only cached count as unused: the kernel drops them first.
     """
-    left = psutil.virtual_memory().available
+    available = psutil.virtual_memory().available
     for used, cached, folder in (
         ("memory.current", "inactive_file", cgroup),
         ("memory.usage_in_bytes", "total_inactive_file", cgroup / "memory"),
     ):
         if (bytes_used := _number(folder / used)) is not None:
-            left = min(left, limit - bytes_used + (_entry(folder / "memory.stat", cached) or 0))
-    return max(0, left)
+            available = min(available, limit - bytes_used + (_entry(folder / "memory.stat", cached) or 0))
+    return max(0, available)
 
 
 def oom_kills(cgroup: Path = CGROUP) -> int | None:
-    """How often the kernel has killed a process of this cgroup for memory; None where it doesn't say."""
+    """The number of processes of this cgroup that the kernel killed for memory; None if it isn't known."""
     events, control = cgroup / "memory.events", cgroup / "memory/memory.oom_control"
     found = _entry(events, "oom_kill")
     return _entry(control, "oom_kill") if found is None else found
 
 
 def find_gpus(environment: Mapping[str, str], program: str = "nvidia-smi") -> tuple[tuple[Gpu, ...], GpuInventory]:
-    """The GPUs that workers may use, and what is to be said of them."""
-    disabled = _declines(environment)
+    """The GPUs that workers may use, and an inventory for the self-check."""
+    disabled = _are_disabled(environment)
     try:
         known = query_gpus(program)
     except GpusUnknown as error:
-        return (), GpuInventory(usable=0, installed=count_plugged(), disabled=disabled, failure=str(error))
+        return (), GpuInventory(usable=0, installed=count_installed(), disabled=disabled, failure=str(error))
     usable = visible(known, environment)
     indices = {known.index(gpu) for gpu in usable}
-    apart = [pair for pair in query_apart(program) if indices.issuperset(pair)] if len(usable) > 1 else []
-    present = max(count_plugged(), len(known))
-    return usable, GpuInventory(usable=len(usable), installed=present, disabled=disabled, no_peer_access=apart)
+    isolated = [pair for pair in query_isolated_pairs(program) if indices.issuperset(pair)] if len(usable) > 1 else []
+    installed = max(count_installed(), len(known))
+    return usable, GpuInventory(usable=len(usable), installed=installed, disabled=disabled, no_peer_access=isolated)
 
 
 def query_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """The machine's GPUs by `nvidia-smi`; none where there is no such program. Raises `GpusUnknown` when it fails."""
+    """The machine's GPUs; none if there is no `nvidia-smi`. Raises `GpusUnknown` if it fails."""
     try:
-        return tuple(_gpu(line) for line in _ask(program, *_QUERY).splitlines() if line.strip())
+        return tuple(_gpu(line) for line in _run(program, *_QUERY).splitlines() if line.strip())
     except ValueError as error:
         raise GpusUnknown(f"{program} gave an answer that can't be read: {error}") from None
 
 
-def query_apart(program: str = "nvidia-smi") -> list[Pair]:
-    """Pairs of GPUs, by index, that can't read each other's memory; none where the driver doesn't say."""
+def query_isolated_pairs(program: str = "nvidia-smi") -> list[Pair]:
+    """Pairs of GPUs, by index, that can't read each other's memory; none if the driver doesn't know."""
     try:
-        return parse_apart(_ask(program, "topo", "-p2p", "r"))
+        return parse_isolated_pairs(_run(program, "topo", "-p2p", "r"))
     except GpusUnknown as error:
         _LOG.info("peer access between GPUs is unknown: %s", error, extra=about("gpu_peer_access_unknown"))
         return []
 
 
-def parse_apart(table: str) -> list[Pair]:
-    """The pairs that `nvidia-smi topo -p2p r` does not call OK; its rows begin with `GPU0`, `GPU1`, …"""
+def parse_isolated_pairs(table: str) -> list[Pair]:
+    """The pairs that are not OK in the output of `nvidia-smi topo -p2p r`; its rows begin with `GPU0`, `GPU1`, …"""
     rows = [cells for line in table.splitlines() if (cells := line.split()) and _ROW.fullmatch(cells[0])]
     states = [cells[1:] for cells in rows if not all(map(_ROW.fullmatch, cells))]
     return [(i, j) for i, row in enumerate(states) for j, state in enumerate(row) if i < j and state != "OK"]
 
 
-def count_plugged(devices: Path = Path("/sys/bus/pci/devices")) -> int:
-    """NVIDIA's display and 3D controllers on the PCI bus, which a container sees without any driver."""
+def count_installed(devices: Path = Path("/sys/bus/pci/devices")) -> int:
+    """The number of NVIDIA's display and 3D controllers on the PCI bus, which is visible without a driver."""
     return sum(
         _text(device / "vendor") == "0x10de" and _text(device / "class").startswith(("0x0300", "0x0302"))
         for device in (devices.iterdir() if devices.is_dir() else ())
@@ -140,12 +139,12 @@ def count_plugged(devices: Path = Path("/sys/bus/pci/devices")) -> int:
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Those of `gpus` that CUDA_VISIBLE_DEVICES leaves, by index or by UUID (or the beginning of one).
+    """The GPUs that CUDA_VISIBLE_DEVICES selects, by index or by UUID (or the beginning of one).
 
-    What else NVIDIA_VISIBLE_DEVICES says has been done before the container began: its numbers are the machine's, and
-    those here begin with 0 again.
+    The container's engine has already applied other values of NVIDIA_VISIBLE_DEVICES: its indices are the machine's,
+    and those here begin with 0 again.
     """
-    if _declines(environment):
+    if _are_disabled(environment):
         return ()
     if (chosen := environment.get("CUDA_VISIBLE_DEVICES", "all")) == "all":
         return gpus
@@ -156,10 +155,9 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu,
     return tuple(gpu for index, gpu in enumerate(gpus) if matches(index, gpu))
 
 
-def _declines(environment: Mapping[str, str]) -> bool:
-    """Whether it is said that there shall be no GPUs."""
-    wanted = environment.get("CUDA_VISIBLE_DEVICES", "all").strip()
-    return environment.get("NVIDIA_VISIBLE_DEVICES") == "none" or wanted in {"", "-1"}
+def _are_disabled(environment: Mapping[str, str]) -> bool:
+    devices = environment.get("CUDA_VISIBLE_DEVICES", "all").strip()
+    return environment.get("NVIDIA_VISIBLE_DEVICES") == "none" or devices in {"", "-1"}
 
 
 def _gpu(line: str) -> Gpu:
@@ -167,18 +165,17 @@ def _gpu(line: str) -> Gpu:
     return Gpu(uuid=uuid, name=name, memory_bytes=int(memory) * _MIB)
 
 
-def _quota_v2(cgroup: Path) -> float | None:
+def _quota(cgroup: Path) -> float | None:
+    """The number of cores in the cgroup's quota, of version 2 or 1; None without a quota."""
     quota, _, period = _text(cgroup / "cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdigit() else None
+    if quota.isdigit() and int(quota):
+        return int(quota) / int(period)
+    quota_us, period_us = (_number(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return quota_us / period_us if quota_us and period_us else None
 
 
-def _quota_v1(cgroup: Path) -> float | None:
-    quota, period = (_number(cgroup / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return quota / period if quota and period else None
-
-
-def _ask(program: str, *arguments: str) -> str:
-    """What `nvidia-smi` answers; nothing where there is no such program."""
+def _run(program: str, *arguments: str) -> str:
+    """The output of `nvidia-smi`; empty if there is no such program."""
     if shutil.which(program) is None:
         return ""
     try:
@@ -186,17 +183,17 @@ def _ask(program: str, *arguments: str) -> str:
             [program, *arguments], capture_output=True, text=True, timeout=30, check=True
         )
     except subprocess.CalledProcessError as error:
-        said = " ".join(f"{error.stdout}{error.stderr}".split())
-        raise GpusUnknown(f"{program} ended with exit code {error.returncode}: {said}") from None
+        output = " ".join(f"{error.stdout}{error.stderr}".split())
+        raise GpusUnknown(f"{program} ended with exit code {error.returncode}: {output}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise GpusUnknown(f"{program}: {error}") from None
     return done.stdout
 
 
 def _entry(path: Path, name: str) -> int | None:
-    """A figure of a cgroup file with a name and a figure on each line."""
-    figures = dict(line.split() for line in _text(path).splitlines() if line.count(" ") == 1)
-    return int(figures[name]) if name in figures else None
+    """A value of a cgroup file that has a name and a value on each line."""
+    values = dict(line.split() for line in _text(path).splitlines() if line.count(" ") == 1)
+    return int(values[name]) if name in values else None
 
 
 def _number(path: Path) -> int | None:

@@ -1,12 +1,14 @@
-"""A worker's folder as its node uses it.
+"""The node's access to a worker's folder.
 
-The sandbox keeps a worker from changing this folder. Where the kernel has none, a worker may put links, pipes and
-folders in place of its files; they must neither lead the node to other files nor make it wait.
+Without a sandbox, a worker can replace its files by links, pipes and folders. They must neither lead the node to other
+files nor block it.
 """
 
 import ctypes
+import hashlib
 import os
 import stat
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +21,7 @@ _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class Folder:
-    """Files by name in one folder, which stays open until it is deleted: renames and links don't lead elsewhere."""
+    """A folder that stays open until it is deleted, so that renames and links can't redirect the access."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,17 +29,17 @@ class Folder:
 
     @property
     def is_open(self) -> bool:
-        """Whether the folder was made, and not deleted since."""
+        """True from `make` to `delete`."""
         return self._descriptor is not None
 
     def make(self) -> None:
-        """Make the folder, empty and closed to other users."""
+        """Create the folder, empty and private."""
         delete_tree(self.path)
         self.path.mkdir(parents=True, mode=0o700)
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def delete(self) -> None:
-        """Delete the folder, and the two around it (the attempt's and the job's) where they are empty now."""
+        """Delete the folder, and its two parents (of attempt and job) if they are empty."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -48,28 +50,28 @@ class Folder:
             except OSError:
                 return
 
-    def read(self, name: str, offset: int, most: int) -> bytes:
-        """Up to `most` bytes of a file from `offset`; nothing while it does not exist."""
+    def read(self, name: str, offset: int, max_bytes: int) -> bytes:
+        """Up to `max_bytes` bytes of a file from `offset`; empty while it does not exist."""
         if self._descriptor is None:
             return b""
         try:
             with self._opened(name, os.O_RDONLY) as file:
-                return os.pread(file, most, offset)
+                return os.pread(file, max_bytes, offset)
         except FileNotFoundError:
             return b""
 
     def size(self, name: str) -> int:
         """A file's size in bytes; 0 while it does not exist."""
-        found = self._look(name)
+        found = self._stat(name)
         return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else 0
 
     def changed_ns(self, name: str) -> int | None:
-        """When a file changed, in nanoseconds since 1970; None while it does not exist."""
-        found = self._look(name)
+        """The modification time of a file, in nanoseconds since 1970; None while it does not exist."""
+        found = self._stat(name)
         return None if found is None else found.st_mtime_ns
 
     def write(self, name: str, text: str) -> None:
-        """Write a small file so that a worker that polls for it never sees a part."""
+        """Write a small file atomically."""
         partial = f"{name}.partial"
         with suppress(FileNotFoundError):
             os.unlink(partial, dir_fd=self._descriptor)
@@ -78,9 +80,9 @@ class Folder:
         os.rename(partial, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def free(self, name: str, begin: int, end: int) -> None:
-        """Give the space of the bytes [begin, end) of a file back to the file system; the file keeps its size.
+        """Free the space of the bytes [begin, end) of a file, which keeps its size.
 
-        Raises `OSError` where the file system can't.
+        Raises `OSError` if the file system doesn't support this.
         """
         with self._opened(name, os.O_WRONLY) as file:
             mode = _KEEP_SIZE | _PUNCH_HOLE
@@ -97,9 +99,31 @@ class Folder:
         finally:
             os.close(descriptor)
 
-    def _look(self, name: str) -> os.stat_result | None:
+    def _stat(self, name: str) -> os.stat_result | None:
         if self._descriptor is None:
             return None
         with suppress(FileNotFoundError):
             return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
         return None
+
+
+@contextmanager
+def short_name(folder: Path) -> Generator[Path]:
+    """A temporary link to `folder` for the duration of the context, or `folder` itself if no link can be created.
+
+    The workers' temporary files are below it, such as the Unix sockets of `multiprocessing`, whose names are limited to
+    107 bytes.
+    """
+    digest = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()
+    link = Path(tempfile.gettempdir(), f"rolecall-{digest[:8]}")
+    try:
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.absolute())
+    except OSError:  # The link belongs to another user, or the folder is not writable.
+        yield folder
+        return
+    try:
+        yield link
+    finally:
+        with suppress(OSError):
+            link.unlink()

@@ -1,4 +1,4 @@
-"""The node's side of the fork server: starts it, and again when it dies; asks it for workers, hears of their ends."""
+"""The node's side of the fork server: starts and restarts it, requests workers and receives their exit codes."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,15 @@ from rolecall.process import describe_exit
 from rolecall.retry import delays_s
 from rolecall.settings import SECRETS
 from rolecall.spec.errors import RolecallError
-from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkReply, ForkRequest, Ready, Refused
+from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkRequest, Ready, Refused
 
 _LOG = logging.getLogger(__name__)
 # `-P`: the node's working folder has no part in where its workers find code.
 COMMAND = (sys.executable, "-P", "-m", "rolecall.worker.fork_server")
-_PATIENCE_S = 60.0
+_FORK_TIMEOUT_S = 60.0
+_EXIT_GRACE_S = 1.0
 _REAP_S = 2.0
-"""How soon the fork server reports the end of a process that has ended."""
+"""The time within which the fork server reports the end of a process."""
 # The server's one thread (see there): one for OpenMP, and none for the allocator that pyarrow brings.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
@@ -39,11 +40,11 @@ class ForkServerDied(RolecallError):
 
 
 class EndNotReported(RolecallError):
-    """The worker's process has ended, but its fork server, which alone learns the exit code, does not say so."""
+    """The worker's process has ended, but its fork server does not report the exit code, which only it can get."""
 
 
 class ForkedWorker(NamedTuple):
-    """A worker's process, which leads a process group of its own."""
+    """A worker's process, which leads its own process group."""
 
     pid: int
     ended: asyncio.Future[int]
@@ -51,7 +52,7 @@ class ForkedWorker(NamedTuple):
 
 
 class ForkClient:
-    """One fork server after the other. Belongs in the main thread: children die with the thread that made them."""
+    """Keeps one fork server running. Use it in the main thread: children die with the thread that created them."""
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
         self._arguments = arguments
@@ -59,7 +60,7 @@ class ForkClient:
         self._workers: dict[str, ForkedWorker] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._ready = asyncio.Event()
-        self.patience_s = _PATIENCE_S
+        self.timeout_s = _FORK_TIMEOUT_S
         self.restarts = 0
         self.pid: int | None = None
 
@@ -74,29 +75,23 @@ class ForkClient:
             await asyncio.sleep(next(delays))
 
     async def wait_ready(self) -> None:
-        """Wait until workers can be forked."""
         await self._ready.wait()
 
     async def fork(self, request: ForkRequest) -> ForkedWorker:
-        """Fork a worker, once the server is ready; raises `ForkRefused` or `ForkServerDied`."""
+        """Fork a worker when the server is ready; raises `ForkRefused` or `ForkServerDied`."""
         try:
-            async with asyncio.timeout(self.patience_s):
+            async with asyncio.timeout(self.timeout_s):
                 await self._ready.wait()
-                return await self._ask(request)
+                assert self._writer is not None
+                answer = self._pending[request.key] = asyncio.get_running_loop().create_future()
+                self._writer.write(request.model_dump_json().encode() + b"\n")
+                return await answer
         except TimeoutError:
-            self._kill_server()  # Stopped or stuck: it would hold this job, and every later one, for ever.
-            raise ForkServerDied(f"the fork server did not answer for {self.patience_s:g} s and was killed") from None
-
-    async def _ask(self, request: ForkRequest) -> ForkedWorker:
-        assert self._writer is not None
-        answer = self._pending[request.key] = asyncio.get_running_loop().create_future()
-        self._writer.write(request.model_dump_json().encode() + b"\n")
-        return await answer
-
-    def _kill_server(self) -> None:
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            # Stopped or stuck, the server would block this job and all later ones.
+            if self.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
+            raise ForkServerDied(f"the fork server did not answer for {self.timeout_s:g} s and was killed") from None
 
     async def _serve_once(self) -> int:
         ours, theirs = socket.socketpair()
@@ -111,20 +106,23 @@ class ForkClient:
                     self._read(line)
         finally:
             self._writer.close()
-            process.terminate()  # A server that still runs kills its workers and leaves.
-            status = _reap(process)
+            process.terminate()  # A server that still runs kills its workers and exits.
+            try:
+                status = process.wait(_EXIT_GRACE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
             self.pid = None
         return status
 
     def _read(self, line: bytes) -> None:
-        """One message. A fork server that was upgraded below a running node may say what this release doesn't know."""
+        """Handle one message. After an upgrade below a running node, the fork server may send unknown messages."""
         try:
-            self._hear(FORK_REPLY.validate_json(line))
+            reply = FORK_REPLY.validate_json(line)
         except ValidationError as error:
             text = "a message of the fork server is ignored: %r (%s)"
             _LOG.warning(text, line[:200], error, extra=about("fork_reply_unreadable"))
-
-    def _hear(self, reply: ForkReply) -> None:
+            return
         match reply:
             case Ready():
                 _LOG.info("the fork server is ready (process %s)", self.pid, extra=about("fork_server_ready"))
@@ -139,7 +137,7 @@ class ForkClient:
                 _settle(self._workers.pop(key).ended, status)
 
     def _on_exit(self, reason: str) -> None:
-        """Tell everyone who waits for this server that it is gone."""
+        """Fail everything that waits for this server."""
         self._ready.clear()
         _LOG.error("%s; restarting it", reason, extra=about("fork_server_ended"))
         error = ForkServerDied(reason)
@@ -153,11 +151,11 @@ class ForkClient:
 
 
 def _expect_end(worker: ForkedWorker) -> None:
-    """Notice the end of the worker's process even when its fork server is stopped or stuck."""
+    """Detect the end of the worker's process even if its fork server is stopped or stuck."""
     try:
         descriptor = os.pidfd_open(worker.pid)
     except ProcessLookupError:
-        return  # It has ended and is reaped: the server's word is on its way.
+        return  # It has ended and is reaped: the server's message follows.
     except OSError as error:
         # An old kernel, a seccomp filter, or no descriptor left. A server that still answers reports the end.
         text = "only the fork server reports the end of process %d: pidfd_open: %s"
@@ -175,11 +173,11 @@ def _expect_end(worker: ForkedWorker) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL a worker and all that it started."""
+    """Kill a worker and the processes that it started."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        # Just forked, it may not lead its group yet; then it has started nothing either.
+        # Just forked, it may not lead its group yet. Then it has started no processes either.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -189,7 +187,7 @@ def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcom
         return
     if isinstance(outcome, Exception):
         future.set_exception(outcome)
-        future.exception()  # Whoever waited may be gone; the error is logged where it arises.
+        future.exception()  # Nobody may wait any longer. The error is logged where it occurs.
     else:
         future.set_result(outcome)  # pyright: ignore[reportArgumentType]
 
@@ -202,14 +200,5 @@ def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         env=environment,
         pass_fds=(fd,),
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # A terminal's Ctrl-C is for the node alone.
+        start_new_session=True,  # A terminal's Ctrl-C must reach only the node.
     )
-
-
-def _reap(process: subprocess.Popen[bytes], grace_s: float = 1.0) -> int:
-    """Wait for a server whose connection is closed; it has nothing left to do but to kill and leave."""
-    try:
-        return process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()

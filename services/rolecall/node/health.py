@@ -7,13 +7,12 @@ from rolecall.spec.role import Role
 
 @dataclass(slots=True)
 class NodeHealth:
-    """Public, so it contains no secrets."""
+    """The health of the node, which is public and contains no secrets."""
 
     name: str
     role: Role
     waiting_for: str = "a route to its master"
-    """What the node waits for; empty when it works."""
+    """The cause for which the node waits; empty when it works."""
 
-    def wait_for(self, what: str) -> None:
-        """Note what the node waits for; nothing when it works."""
-        self.waiting_for = what
+    def wait_for(self, cause: str) -> None:
+        self.waiting_for = cause

@@ -22,15 +22,15 @@ from rolecall.spec.wire import Heartbeat, Registered
 
 _LOG = logging.getLogger(__name__)
 _NAME_TAKEN_S = 5.0
-"""How long to retry while the name is taken: the master notices the end of an earlier node of this name soon."""
+"""The time for retries while the name is taken: the master soon notices the end of an earlier node of this name."""
 _CHECK_S = 3.0
-"""How long a node that registers again may be silent for its self-check; the master's timeout is longer."""
+"""The maximum silence of a node that registers again, for its self-check; the master's timeout is longer."""
 
 
 class MasterLink:
-    """`spec` is what the node registers as, `findings` is the result of its last self-check.
+    """Registers the node as `spec` and exchanges heartbeats; `findings` is the result of the last self-check.
 
-    `news` is set when there is something that the next heartbeat should report immediately.
+    `news` is set when the next heartbeat should be sent immediately.
     """
 
     def __init__(
@@ -60,30 +60,30 @@ class MasterLink:
         self._clock = clock
         self._seen = -1
         self._heartbeat_s: float | None = None
-        """None unless the master knows this node."""
+        """The interval of heartbeats; None while the node is not registered."""
         self._lost_contact = False
 
     async def run(self) -> None:
-        """Keep the master informed until cancelled; workers continue while it is away.
+        """Exchange heartbeats until cancelled; workers continue while the master is unavailable.
 
-        Raises `SettingsError` when the master refuses this node from the start.
+        Raises `SettingsError` if the master refuses this node from the start.
         """
-        delays, said = delays_s(), ""
+        delays, logged = delays_s(), ""
         while True:
             try:
                 await self._exchange()
-                if said:
+                if logged:
                     _LOG.info("the master is back", extra=self._about("master_back"))
-                delays, said, self._lost_contact = delays_s(), "", False
+                delays, logged, self._lost_contact = delays_s(), "", False
                 self._health.wait_for("")
             except MasterUnreachable as error:
                 if isinstance(error, MasterRefuses) and not self._contact.was_made:
                     raise SettingsError(str(error)) from None
                 self._lose_contact(error)
-                if (reason := f"the master is unavailable: {error}") != said:
+                if (reason := f"the master is unavailable: {error}") != logged:
                     _LOG.warning("%s; retrying", reason, extra=self._about("master_unavailable"))
                     self._health.wait_for(reason)
-                said = reason
+                logged = reason
                 await asyncio.sleep(next(delays))
 
     async def keep_checking(self) -> None:
@@ -97,7 +97,7 @@ class MasterLink:
                     _LOG.exception("the node's self-check failed", extra=self._about("self_check_failed"))
 
     async def leave(self) -> None:
-        """Take the node out of the cluster, if it is in it."""
+        """Deregister the node, if it is registered."""
         try:
             if self._heartbeat_s is not None:
                 await self._client.leave(self.spec.name)
@@ -105,7 +105,7 @@ class MasterLink:
             _LOG.warning("left without informing the master: %s", error, extra=self._about("leave_failed"))
 
     def _lose_contact(self, error: MasterUnreachable) -> None:
-        """Note the failure, and end the workers of a node that its master must have given up by now."""
+        """Record the failure, and kill the workers if the master must consider this node lost by now."""
         self.heartbeat_failures += 1
         self._lost_contact = True
         self._contact.failed(error, self._clock())
@@ -114,16 +114,19 @@ class MasterLink:
             self._pool.kill_all(reason)
 
     async def _exchange(self) -> None:
-        """One heartbeat, after a registration if the master does not know this node."""
+        """Send one heartbeat, after a registration if the master does not know this node."""
         try:
             if self._lost_contact:
-                await self._find_route_again()
+                # A node that was cut off may have another interface, and the answer may contain workers. Without a
+                # route, the heartbeat fails as well and reports the reason.
+                with contextlib.suppress(OSError):
+                    self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
             if self._heartbeat_s is None:
                 await self._register()
                 await self._check_in_time()
             await self._beat(self._heartbeat_s or 0.0)
         except ReportRefused as error:
-            # Only the texts that workers wrote can make a report too large, or contain what the master refuses.
+            # Only the texts of workers can make a report too large, or contain values that the master refuses.
             if not (count := self._pool.drop_texts(str(error))):
                 raise MasterUnreachable(f"the master refuses this node's report: {error}") from error
             _LOG.error(
@@ -138,14 +141,8 @@ class MasterLink:
             )
             self._heartbeat_s = None
 
-    async def _find_route_again(self) -> None:
-        """A node that was cut off may be back on another interface, and gets workers with its next heartbeat."""
-        # Without a route the heartbeat fails too, and says why.
-        with contextlib.suppress(OSError):
-            self._follow((await find_route(self._settings.master_addr, self._settings.port)).route)
-
     async def _register(self) -> None:
-        registered = await self._enter()
+        registered = await self._register_name()
         self._heartbeat_s, self._seen = registered.heartbeat_s, -1
         self._contact.node_timeout_s = registered.node_timeout_s
         _LOG.info(
@@ -156,27 +153,27 @@ class MasterLink:
             extra=self._about("node_registered"),
         )
 
-    async def _enter(self) -> Registered:
+    async def _register_name(self) -> Registered:
         """Register, with time for the master to notice the end of an earlier node of this name."""
-        give_up, said = self._clock() + _NAME_TAKEN_S, ""
+        deadline, logged = self._clock() + _NAME_TAKEN_S, False
         for delay in delays_s():
             try:
                 return await self._client.register(self.spec)
             except NameTaken as error:
-                if self._clock() > give_up:
+                if self._clock() > deadline:
                     raise SettingsError(str(error)) from None
-                if not said:
+                if not logged:
                     _LOG.info("%s; retrying for %g s", error, _NAME_TAKEN_S, extra=self._about("name_taken"))
                     self._health.wait_for(str(error))
-                said = str(error)
+                logged = True
                 await asyncio.sleep(delay)
         raise AssertionError("delays never end")
 
     async def _check_in_time(self) -> None:
         """Check the node before its first heartbeat.
 
-        The first time, this may take any time: the node should get no workers before. Later there may be workers that
-        the master must know about: then the heartbeat reports the previous findings, and the new ones follow.
+        The first check has no time limit, because the node should get no workers before it. Later checks have one,
+        because the master must know about running workers: the heartbeat then reports the previous findings.
         """
         try:
             async with asyncio.timeout(_CHECK_S if self.findings else None):
@@ -189,7 +186,7 @@ class MasterLink:
             )
 
     async def _check(self) -> None:
-        """Check the node. The next heartbeat reports the findings, immediately if a level changed."""
+        """Check the node; the next heartbeat reports the findings, immediately if a level changed."""
         before = {(finding.check, finding.level) for finding in self.findings}
         self.findings, found = await self._self_check.run(self.spec)
         for finding in self.findings:
@@ -202,7 +199,7 @@ class MasterLink:
             self._follow(found.route)
 
     def _follow(self, found: Route) -> None:
-        """Register again if the network gave this node another address or interface: new peers must know it."""
+        """Register again if the node's address or interface changed: new peers must know it."""
         if found == self._pool.route:
             return
         before, now = (f"{route.address} ({route.interface})" for route in (self._pool.route, found))
@@ -214,7 +211,7 @@ class MasterLink:
         self._heartbeat_s = None
 
     async def _beat(self, wait_s: float) -> None:
-        """Report, and learn what to run. A call that waits is cancelled for a new one as soon as there is news.
+        """Report, and get the desired workers. News cancels a waiting call, and the next one reports them.
 
         There is one call at a time, so that no older answer can overtake a newer one.
         """
@@ -235,10 +232,10 @@ class MasterLink:
             if call.done():
                 desired = call.result()
                 self._seen = desired.version
-                self._pool.want(desired)
+                self._pool.set_desired(desired)
                 self._contact.answered(self._clock())
         except BaseException:
-            self._news.set()  # What this call should have reported is still unreported.
+            self._news.set()  # The contents of this call are still unreported.
             raise
         finally:
             call.cancel()

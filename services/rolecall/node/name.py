@@ -1,4 +1,4 @@
-"""What a node is called."""
+"""The name of a node."""
 
 import re
 import socket
@@ -13,13 +13,16 @@ _CONTAINER_ID = re.compile(r"[0-9a-f]{12}")
 _LOOKUP_S = 5.0
 
 
-def node_name(chosen: str | None) -> str:
-    """The name that was chosen, or else the host name.
+def node_name(configured: str | None) -> str:
+    """The configured name, by default the host name. Raises `SettingsError` for an illegal name.
 
-    An engine that is told no host name gives a container the beginning of its id, which says nothing to a person and is
-    another one each time; then the node is called as its container, e.g. `rolecall-trainer-1`. Raises `SettingsError`.
+    If the host name is the beginning of the container's id, which is different each time, the name is that of the
+    container, such as `rolecall-trainer-1`.
     """
-    name = chosen or _own_name(socket.gethostname().lower())
+    name = configured or socket.gethostname().lower()
+    if not configured and _CONTAINER_ID.fullmatch(name):
+        names = (_name_of(address) for address in _own_addresses())
+        name = next((one for one in names if one and _LEGAL.fullmatch(one)), name)
     if not _LEGAL.fullmatch(name):
         raise SettingsError(
             f"ROLECALL_NODE_NAME (by default the host name) is {name!r}; legal are up to 63 of a-z, 0-9, '-' and '.', "
@@ -28,22 +31,15 @@ def node_name(chosen: str | None) -> str:
     return name
 
 
-def _own_name(host: str) -> str:
-    if not _CONTAINER_ID.fullmatch(host):
-        return host
-    names = (_name_of(address) for address in _own_addresses())
-    return next((name for name in names if name and _LEGAL.fullmatch(name)), host)
-
-
 def _own_addresses() -> list[str]:
     found = [one for addresses in psutil.net_if_addrs().values() for one in addresses]
     return [one.address for one in found if one.family is socket.AF_INET and not one.address.startswith("127.")]
 
 
 def _name_of(address: str) -> str | None:
-    """What the engine's name server calls an address: `CONTAINER.NETWORK`.
+    """The container's name in the engine's name server, which has `CONTAINER.NETWORK` for an address.
 
-    The C library would ask the container's own /etc/hosts first, which has the id again; `getent` can be told not to.
+    The C library reads the container's own /etc/hosts first, which has the id; `getent` can skip it.
     """
     command = ["getent", "--service", "hosts:dns", "hosts", address]
     try:

@@ -1,6 +1,6 @@
-"""What to do so that the workers that run become those that should. Pure: no I/O, no clock.
+"""The actions that make the running workers the desired ones. Pure: no I/O, no clock.
 
-Level-triggered: an action that was lost, or did not help, follows again from the next comparison.
+Reconciliation is level-triggered: an action that was lost or did not help follows again from the next comparison.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from rolecall.spec.wire import DesiredWorker
 
 
 class Key(NamedTuple):
-    """Names a worker: the same rank of the next attempt is another worker."""
+    """The identity of a worker. The same rank of the next attempt is another worker."""
 
     job: str
     attempt: int
@@ -21,7 +21,6 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, launch: WorkerLaunch) -> "Key":
-        """The name of the worker that `launch` is for."""
         return cls(launch.job, launch.attempt, launch.worker.rank)
 
     def __str__(self) -> str:
@@ -30,35 +29,35 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What reconciliation must know about a worker that the node has."""
+    """The state of a worker on this node."""
 
     ended: bool = False
     killed: bool = False
     asked_s: float | None = None
-    """Seconds since it was asked to leave."""
+    """The seconds since it was asked to stop."""
     joined: bool = False
-    """Whether it is part of its gang, so that it looks whether it is asked to leave."""
+    """True if it has joined its gang, so that it checks for stop requests."""
     has_port: bool = False
-    """Whether it was told, or told us, the gang's port."""
+    """True if it has the gang's port."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Make the worker's folder and fork it."""
+    """Create the worker's folder and fork it."""
 
     launch: WorkerLaunch
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """Its gang is stopping before it was started: report it as stopped."""
+    """Report the worker as stopped, because its gang stops before it was started."""
 
     launch: WorkerLaunch
 
 
 @dataclass(frozen=True, slots=True)
-class TellPort:
-    """Let it join: rank 0 listens."""
+class SendPort:
+    """Send the gang's port to the worker."""
 
     key: Key
     port: int
@@ -66,7 +65,7 @@ class TellPort:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask it to leave between two steps."""
+    """Ask the worker to stop between two steps."""
 
     key: Key
     mode: StopMode
@@ -74,60 +73,49 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL its process group."""
+    """Kill the worker's process group."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The master has heard of its end: delete its folder."""
+    """Delete the folder of a worker whose end the master has recorded."""
 
     key: Key
 
 
-Action = Start | Decline | TellPort | Ask | Kill | Forget
+Action = Start | Decline | SendPort | Ask | Kill | Forget
 
 
 def actions(
     desired: Sequence[DesiredWorker], actual: Mapping[Key, Actual], grace_s: float, spared: Collection[Key] = ()
 ) -> list[Action]:
-    """The actions that lead from `actual` to `desired`; a worker that was asked to leave is killed after `grace_s`.
+    """The actions that lead from `actual` to `desired`. Workers are killed `grace_s` seconds after a stop request.
 
-    Those of `spared` are wanted, but this release can't read how: they go on if they run, and are not started.
+    The entries of the workers in `spared` can't be read by this release: they continue, but are not started.
     """
-    wanted = {Key.of(worker.launch): worker for worker in desired}
+    by_key = {Key.of(worker.launch): worker for worker in desired}
     found: list[Action] = []
-    for key, have in actual.items():
-        if key not in wanted and key not in spared:
-            found += _unwanted(key, have)
-    for key, worker in wanted.items():
-        found += _running(key, worker, actual[key], grace_s) if key in actual else _missing(worker)
-    return found
+    for key, worker in actual.items():
+        if key in by_key:
+            found += _for_running(key, by_key[key], worker, grace_s)
+        elif worker.ended and key not in spared:
+            found.append(Forget(key))
+        elif not worker.killed and key not in spared:
+            found.append(Kill(key))
+    missing = [worker for key, worker in by_key.items() if key not in actual]
+    return [*found, *(Start(one.launch) if one.stop is None else Decline(one.launch) for one in missing)]
 
 
-def _unwanted(key: Key, have: Actual) -> list[Action]:
-    if have.ended:
-        return [Forget(key)]
-    return [] if have.killed else [Kill(key)]
-
-
-def _missing(worker: DesiredWorker) -> list[Action]:
-    return [Start(worker.launch)] if worker.stop is None else [Decline(worker.launch)]
-
-
-def _running(key: Key, worker: DesiredWorker, have: Actual, grace_s: float) -> list[Action]:
-    if have.ended or have.killed:
+def _for_running(key: Key, desired: DesiredWorker, actual: Actual, grace_s: float) -> list[Action]:
+    if actual.ended or actual.killed:
         return []
-    if worker.stop is not None:
-        return _stopping(key, worker.stop, have, grace_s)
-    port = worker.launch.rendezvous_port
-    return [TellPort(key, port)] if port is not None and not have.has_port else []
-
-
-def _stopping(key: Key, mode: StopMode, have: Actual, grace_s: float) -> list[Action]:
-    if not mode.is_graceful or not have.joined:
-        return [Kill(key)]  # Who has not joined has nothing to save, and would only wait for those who left.
-    if have.asked_s is None:
-        return [Ask(key, mode)]
-    return [Kill(key)] if have.asked_s >= grace_s else []
+    if (mode := desired.stop) is not None:
+        if not mode.is_graceful or not actual.joined:
+            return [Kill(key)]  # Without the gang, it has nothing to save and would wait for workers that stop.
+        if actual.asked_s is None:
+            return [Ask(key, mode)]
+        return [Kill(key)] if actual.asked_s >= grace_s else []
+    port = desired.launch.rendezvous_port
+    return [SendPort(key, port)] if port is not None and not actual.has_port else []

@@ -1,6 +1,5 @@
-"""A node's self-check: takes measurements, which `checks` turns into findings."""
+"""A node's self-check: the measurements for the functions in `findings`."""
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rolecall import __version__, landlock, seccomp
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.network.routes import ResolvedRoute, find_route
-from rolecall.node import checks
-from rolecall.node.checks import GpuInventory, Space
+from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
+from rolecall.node.findings import GpuInventory, Space
 from rolecall.settings import NodeSettings, read_worker, readable_secret_files
 from rolecall.spec.finding import Finding, secret_files
 from rolecall.spec.node import NodeSpec, is_loopback
@@ -25,17 +25,17 @@ _SHM = Path("/dev/shm")  # noqa: S108 - measured, not written to
 
 
 class ClockSample(NamedTuple):
-    """The master's answer, and how far its clock is from ours."""
+    """The master's answer, and the difference between its clock and this node's."""
 
     cluster: ClusterInfo
     offset_s: float
     uncertainty_s: float
     certificate_end: float | None = None
-    """When its certificate ends, in seconds since 1970; None without TLS."""
+    """The end of the master's certificate, in seconds since 1970; None without TLS."""
 
 
 class SelfCheck:
-    """Repeats all checks. While the master is unavailable, its last answer counts."""
+    """Runs all checks. While the master is unavailable, its last answer counts."""
 
     def __init__(
         self, settings: NodeSettings, client: MasterClient, gpus: GpuInventory, clock: Callable[[], float] = time.time
@@ -48,49 +48,43 @@ class SelfCheck:
 
     async def run(self, spec: NodeSpec) -> tuple[tuple[Finding, ...], ResolvedRoute | None]:
         """The findings about the node, and its current route to the master, if there is one."""
-        # The heartbeat fails as well then, and says so.
+        # The heartbeat fails as well and reports it.
         with contextlib.suppress(MasterUnreachable):
             self._sample = await compare_clocks(self._client, spec.name, self._clock)
         network, found = await self._check_network(spec)
-        # In a thread, because a network file system that hangs must not stop the daemon's loops.
-        machine = await asyncio.to_thread(self._check_machine, spec)
-        return (*self._compare_with_master(spec), network, *machine), found
+        # A network file system that hangs must neither stop the daemon's loops nor delay its exit.
+        machine = await run_in_daemon_thread(self._check_machine, spec)
+        if (sample := self._sample) is None:
+            return (network, *machine), found
+        clock = findings.clock(sample.offset_s, sample.uncertainty_s)
+        version = findings.version(__version__, sample.cluster.version)
+        return (clock, version, self._check_tls(spec, sample), network, *machine), found
 
-    def _compare_with_master(self, spec: NodeSpec) -> list[Finding]:
-        if self._sample is None:
-            return []
-        seen = self._sample
-        return [
-            checks.clock(seen.offset_s, seen.uncertainty_s),
-            checks.version(__version__, seen.cluster.version),
-            self._check_tls(spec, seen),
-        ]
-
-    def _check_tls(self, spec: NodeSpec, seen: ClockSample) -> Finding:
-        if seen.certificate_end is not None:
-            return checks.certificate(seen.certificate_end - self._clock())
-        leaves = not is_loopback(self._settings.master_addr) and seen.cluster.boot_id != spec.machine.boot_id
-        return checks.plain_http(self._client.url, leaves_machine=leaves)
+    def _check_tls(self, spec: NodeSpec, sample: ClockSample) -> Finding:
+        if sample.certificate_end is not None:
+            return findings.certificate(sample.certificate_end - self._clock())
+        leaves = not is_loopback(self._settings.master_addr) and sample.cluster.boot_id != spec.machine.boot_id
+        return findings.plain_http(self._client.url, leaves_machine=leaves)
 
     async def _check_network(self, spec: NodeSpec) -> tuple[Finding, ResolvedRoute | None]:
         host = self._settings.master_addr
         try:
             found = await find_route(host, self._settings.port)
         except OSError as error:
-            return checks.no_route(host, error.strerror or str(error)), None
+            return findings.no_route(host, error.strerror or str(error)), None
         elsewhere = self._sample.cluster.strangers if self._sample else 0
-        return checks.network(host, found.resolved, *found.route, elsewhere), found
+        return findings.network(host, found.resolved, *found.route, elsewhere), found
 
     def _check_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes
-        shared = checks.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
+        shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
         secrets = secret_files(readable_secret_files())
-        own = [_check_disk(self._settings.data), shared, checks.memory(free, total), _check_sandbox(), secrets]
-        return [*own, checks.gpus(self._gpus)] if spec.role.computes else own
+        own = [_check_disk(self._settings.data), shared, findings.memory(free, total), _check_sandbox(), secrets]
+        return [*own, findings.gpus(self._gpus)] if spec.role.computes else own
 
 
 async def compare_clocks(client: MasterClient, name: str, clock: Callable[[], float] = time.time) -> ClockSample:
-    """Ask the master for its clock. It read it somewhere on the round trip: half of that is the uncertainty."""
+    """Get the time of the master's clock. It was read during the round trip, half of which is the uncertainty."""
     begin, started = time.monotonic(), clock()
     cluster = await client.cluster(name)
     half_s = (time.monotonic() - begin) / 2
@@ -102,23 +96,23 @@ def _check_sandbox() -> Finding:
     try:
         version = landlock.version()
     except OSError as error:
-        return checks.sandbox(mode, 0, error)
+        return findings.sandbox(mode, 0, error)
     try:
         seccomp.check()
     except OSError as error:
-        return checks.sandbox(mode, version, None, error)
-    return checks.sandbox(mode, version, None)
+        return findings.sandbox(mode, version, None, error)
+    return findings.sandbox(mode, version, None)
 
 
 def _check_disk(data: Path) -> Finding:
     try:
-        found = os.statvfs(data)
+        stats = os.statvfs(data)
     except OSError as error:
-        return checks.unwritable(str(data), error.strerror or str(error))
-    if found.f_flag & os.ST_RDONLY or not os.access(data, os.W_OK):
-        return checks.unwritable(str(data), "it can't be written to")
+        return findings.unwritable(str(data), error.strerror or str(error))
+    if stats.f_flag & os.ST_RDONLY or not os.access(data, os.W_OK):
+        return findings.unwritable(str(data), "it can't be written to")
     # File systems without a fixed number of inodes report 0.
     space = Space(
-        found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, not found.f_files or found.f_favail > 0
+        stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize, not stats.f_files or stats.f_favail > 0
     )
-    return checks.disk(str(data), space)
+    return findings.disk(str(data), space)

@@ -1,4 +1,4 @@
-"""The node as a process: describes the machine, waits for a route to the master, serves until a signal."""
+"""The node's process: describes the machine, waits for a route to the master, and runs the daemon until a signal."""
 
 import asyncio
 import errno
@@ -24,17 +24,18 @@ from rolecall.edge.logs import log_to_stderr
 from rolecall.network.interfaces import network_namespace
 from rolecall.network.routes import Route, await_route
 from rolecall.node.client import MasterClient
-from rolecall.node.daemon import Daemon, clear_work
+from rolecall.node.daemon import Daemon
 from rolecall.node.devices import default_slots, describe_machine, find_gpus
+from rolecall.node.folder import short_name
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
 from rolecall.node.self_check import SelfCheck
-from rolecall.node.short_name import short_name
 from rolecall.node.telemetry import NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
+from rolecall.untrusted_files import delete_tree
 
 _LOG = logging.getLogger(__name__)
 # Only Prometheus and health checks call.
@@ -42,24 +43,26 @@ _LIMITS = Limits(connections=128, anonymous=GroupLimit(64, 128))
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
-    """Run the node until a signal; returns the exit code. Raises `SettingsError` for what its operator must fix.
+    """Run the node until a signal; returns the exit code. Raises `SettingsError` for errors that the operator must fix.
 
-    `fork_arguments` go to the fork server (see `rolecall.worker.fork_server`).
+    `fork_arguments` are arguments of the fork server (see `rolecall.worker.fork_server`).
     """
     log_to_stderr(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
-    # What is imported by now stays. A collection that walks through it, such as the one at the exit, takes 0.1 s.
+    # The imported objects are permanent. A collection that visits them, such as the one at exit, takes 0.1 s.
     gc.freeze()
-    with _own_home(settings), short_name(settings.home / "work") as work:
-        clear_work(settings.home)
+    with _locked_home(settings), short_name(settings.home / "work") as work:
+        delete_tree(settings.home / "work")  # Of an earlier daemon, with which its workers died.
         try:
             asyncio.run(_run(settings, work, fork_arguments))
         except BaseExceptionGroup as group:
-            # Not `except*`: before Python 3.11.4 it wraps what is raised there in a group again.
+            # Before Python 3.11.4, `except*` wraps the raised error in a group again.
             errors = group.subgroup(RolecallError)
             if errors is None:
                 raise
-            raise _first(errors) from None
+            while isinstance(error := errors.exceptions[0], BaseExceptionGroup):
+                errors = error
+            raise error from None
     return os.EX_OK
 
 
@@ -85,12 +88,12 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
                 registry=served.state.registry,
                 fork_arguments=fork_arguments,
             )
-        # uvicorn's shutdown polls twice for 0.1 s, and no request is waited for anyway.
+        # Faster than uvicorn's shutdown, which polls twice for 0.1 s. No request has to be finished.
         serving.cancel()
 
 
 async def _find_route(settings: NodeSettings, health: NodeHealth) -> Route | None:
-    """The route to the master; None when a signal ends the wait for it."""
+    """The route to the master, or None if a signal ends the wait."""
     finding = asyncio.ensure_future(await_route(settings.master_addr, settings.port, health.wait_for))
     _on_signals(finding.cancel)
     await asyncio.wait({finding})
@@ -108,7 +111,7 @@ async def _serve(
     fork_arguments: Sequence[str],
 ) -> None:
     client = MasterClient(settings.master_url, read_node_token, settings.trust)
-    gpus, cards = find_gpus(os.environ)
+    gpus, inventory = find_gpus(os.environ)
     spec = describe_node(settings, health.name, route, metrics_port, gpus)
     daemon = Daemon(
         settings,
@@ -117,7 +120,7 @@ async def _serve(
         client,
         work=work,
         forks=ForkClient(fork_arguments),
-        self_check=SelfCheck(settings, client, cards),
+        self_check=SelfCheck(settings, client, inventory),
         health=health,
     )
     registry.register(NodeCollector(daemon))
@@ -131,7 +134,7 @@ async def _serve(
 def describe_node(
     settings: NodeSettings, name: str, route: Route, metrics_port: int, gpus: tuple[Gpu, ...]
 ) -> NodeSpec:
-    """What this node tells the master about itself."""
+    """The node's registration."""
     machine = describe_machine(settings.cpu_slots, gpus)
     return NodeSpec(
         name=name,
@@ -163,8 +166,8 @@ def _listen(settings: NodeSettings) -> socket.socket:
 
 
 @contextmanager
-def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
-    """Hold the node's folder: a second node in it would delete the first one's work."""
+def _locked_home(settings: NodeSettings) -> Generator[None, None, None]:
+    """Lock the node's folder, because a second node would delete the first one's work."""
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
         lock = (settings.home / "node.lock").open("a")
@@ -183,8 +186,3 @@ def _own_home(settings: NodeSettings) -> Generator[None, None, None]:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
         yield
-
-
-def _first(errors: BaseExceptionGroup[RolecallError]) -> RolecallError:
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

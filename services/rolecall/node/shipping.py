@@ -1,4 +1,4 @@
-"""What workers write, on its way to the master: piece after piece, through every outage of the master."""
+"""The transfer of the workers' output to the master, with retries while the master is unavailable."""
 
 import asyncio
 import time
@@ -11,13 +11,13 @@ from rolecall.retry import delays_s
 
 _IDLE_S = 0.25
 _FAILED_S = 15.0
-"""How long to retry a chunk that the master fails to store while it accepts the node's heartbeats."""
+"""The time for retries of a chunk that the master fails to store while it accepts the node's heartbeats."""
 _BUSY_S = 600.0
-"""The same for a master that is busy, full or waits for its database: it needs time, and says so."""
+"""The same for a master that is busy, full or waits for its database, and that reports it."""
 
 
 class Shipper:
-    """Sends streams to the master that `contact` is with."""
+    """Sends streams to the master."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Shipper:
         self._sleep = sleep
 
     async def keep_shipping(self, streams: Sequence[Stream]) -> None:
-        """Send what the streams get, until cancelled. None of them waits for another."""
+        """Send the streams in parallel as they grow, until cancelled."""
         tasks = [asyncio.ensure_future(self._keep_shipping(stream)) for stream in streams]
         try:
             await asyncio.gather(*tasks)
@@ -42,9 +42,10 @@ class Shipper:
             await asyncio.wait(tasks)
 
     async def ship_all(self, stream: Stream) -> None:
-        """Send the rest of a stream that gets no more.
+        """Send the rest of a stream that no longer grows.
 
-        What the master does not take while it takes heartbeats is given up after a while: a worker's end waits for it.
+        If the master refuses a chunk but accepts heartbeats, the stream is abandoned after a while, because the report
+        of the worker's end waits for it.
         """
         while await self._ship(stream, may_give_up=True) or stream.waits:
             if stream.waits:
@@ -56,21 +57,16 @@ class Shipper:
                 await self._sleep(_IDLE_S)
 
     async def _ship(self, stream: Stream, *, may_give_up: bool = False) -> bool:
-        """Send one piece, trying until it arrives; return whether there may be more."""
+        """Send one chunk, with retries; return whether there may be more."""
         begin = self._clock()
         for delay in delays_s():
             try:
                 return await stream.ship(self._client)
             except MasterUnreachable as error:
-                if may_give_up and self._is_hopeless(error, begin):
+                timeout_s = _FAILED_S if isinstance(error, MasterFailed) else _BUSY_S
+                since = self._contact.answering_since
+                if may_give_up and since is not None and self._clock() - max(begin, since) > timeout_s:
                     stream.give_up(error)
                     return False
                 await self._sleep(delay)
         raise AssertionError("delays never end")
-
-    def _is_hopeless(self, error: MasterUnreachable, begin: float) -> bool:
-        """Whether a piece that is sent since `begin` fails for longer than the master needs, which is not away."""
-        if self._contact.answering_since is None:
-            return False
-        patience_s = _FAILED_S if isinstance(error, MasterFailed) else _BUSY_S
-        return self._clock() - max(begin, self._contact.answering_since) > patience_s

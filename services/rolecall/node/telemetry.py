@@ -30,13 +30,12 @@ _PROGRESS = {
 
 
 class NodeCollector(Collector):
-    """Reads the daemon's state at every scrape, so that a worker's series vanish with the worker."""
+    """Reads the daemon's state at every scrape, so that a worker's series end with the worker."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
 
     def collect(self) -> Iterator[Metric]:
-        """All series of the node and of its present workers."""
         yield from self._node()
         yield from _progress(list(self._daemon.pool.workers.values()))
         yield from _processes(list(self._daemon.pool.workers.values()))
@@ -94,10 +93,10 @@ def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
 
 
 def app(health: NodeHealth, *tokens: SecretStr | None) -> Starlette:
-    """The application; `/metrics` takes each of `tokens` that is set, `/healthz` is open.
+    """The application; `/metrics` accepts each of `tokens` that is set, `/healthz` needs none.
 
-    It serves before the node has found its master: who probes it then sees a node that lives and says what it waits
-    for. What is to be scraped may join `app.state.registry` later.
+    It runs before the node has found its master, so that probes show a live node and the cause for which it waits.
+    Collectors can be added to `app.state.registry` later.
     """
     expected = [f"Bearer {token.get_secret_value()}".encode() for token in tokens if token is not None]
     registry = CollectorRegistry()
@@ -119,9 +118,8 @@ def app(health: NodeHealth, *tokens: SecretStr | None) -> Starlette:
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to the daemon."""
+    """A server that leaves signals to the daemon, which drains."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Signals mean draining here, which the daemon does."""
         yield

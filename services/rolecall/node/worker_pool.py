@@ -1,6 +1,7 @@
-"""The workers of this node: compares the desired with the running ones, acts on the difference, attends each."""
+"""The workers of this node: compares the desired with the running ones and acts on the difference."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -8,11 +9,10 @@ from pathlib import Path
 
 from rolecall.edge.logs import about
 from rolecall.network.routes import Route
-from rolecall.node.attending import see_through
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
-from rolecall.node.fork_client import ForkClient
-from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, Start, TellPort, actions
+from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
+from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, SendPort, Start, actions
 from rolecall.node.shipping import Shipper
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.settings import NodeSettings
@@ -23,13 +23,15 @@ from rolecall.spec.wire import Desired, DesiredWorker
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.05
+_MAX_LOG_DELAY_S = 0.5
+"""The maximum delay of the report of a worker's end by the rest of its log."""
 
 
 class WorkerPool:
-    """`workers` are those that the master still wants to know about; `counts` and `exits` are what they did.
+    """The workers until the master has recorded their ends, with counters of starts and exits.
 
-    `work` is a short name of the folder that contains the workers' folders, `route` is what new workers communicate
-    over, `changed` is called when there is news for the master. Each worker is attended by one of `tasks`.
+    `work` is a short path of the folder that contains the workers' folders. New workers communicate over `route`.
+    `changed` is called when there is news for the master. Each worker has one of `tasks`.
     """
 
     def __init__(
@@ -60,20 +62,20 @@ class WorkerPool:
         self._desired: tuple[DesiredWorker, ...] = ()
         self._spared: frozenset[Key] = frozenset()
         self._idle = asyncio.Event()
-        self._attendants: set[asyncio.Task[None]] = set()
+        self._worker_tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no worker, and no output of an earlier one to send."""
-        return not self.workers and not self._attendants
+        """True if there is no worker, and no output of an earlier one to send."""
+        return not self.workers and not self._worker_tasks
 
     async def wait_idle(self) -> None:
-        """Return when the pool is idle, as the loop of `reconcile` sees it."""
+        """Return when the loop of `reconcile` finds the pool idle."""
         self._idle.clear()
         await self._idle.wait()
 
-    def want(self, desired: Desired) -> None:
-        """Take what the master wants. A worker whose entry only a newer release can read continues as it is."""
+    def set_desired(self, desired: Desired) -> None:
+        """Set the desired workers. A worker whose entry only a newer release can read continues unchanged."""
         self._desired = desired.workers
         spared = {Key(one.job, one.attempt, one.rank): one.why for one in desired.unread}
         for key in spared.keys() - self._spared:
@@ -96,12 +98,12 @@ class WorkerPool:
         return sum(worker.drop_texts(why) for worker in self.workers.values())
 
     def cancel(self) -> None:
-        """Stop attending the workers that are left."""
-        for attendant in self._attendants:
-            attendant.cancel()
+        """Cancel the tasks of the remaining workers."""
+        for task in self._worker_tasks:
+            task.cancel()
 
     async def reconcile(self) -> None:
-        """Make the running workers those that the master wants, until cancelled."""
+        """Make the running workers the desired ones, until cancelled."""
         while True:
             actual = {key: worker.actual for key, worker in self.workers.items()}
             for action in actions(self._desired, actual, self._settings.stop_grace_s, self._spared):
@@ -116,25 +118,23 @@ class WorkerPool:
     def _do(self, action: Action) -> None:
         match action:
             case Start(launch=launch):
-                attendant = self._tasks.create_task(self._attend(self._adopt(launch)))
-                self._attendants.add(attendant)
-                attendant.add_done_callback(self._attendants.discard)
+                task = self._tasks.create_task(self._run(self._adopt(launch)))
+                self._worker_tasks.add(task)
+                task.add_done_callback(self._worker_tasks.discard)
             case Decline(launch=launch):
                 self._adopt(launch).finish(WorkerState.STOPPED)
-            case TellPort(key=key, port=port):
-                self._tell_port(self.workers[key], port)
+            case SendPort(key=key, port=port):
+                try:
+                    self.workers[key].send_port(port)
+                except OSError as error:
+                    reason = f"its gang's port could not be written to {error.filename}: {error.strerror}"
+                    self.workers[key].kill(reason)
             case Ask(key=key, mode=mode):
                 self.workers[key].ask(mode)
             case Kill(key=key):
                 self.workers[key].kill()
             case Forget(key=key):
                 self.workers.pop(key).forget()
-
-    def _tell_port(self, worker: WorkerProcess, port: int) -> None:
-        try:
-            worker.tell_port(port)
-        except OSError as error:
-            worker.kill(f"its gang's port could not be written to {error.filename}: {error.strerror}")
 
     def _adopt(self, launch: WorkerLaunch) -> WorkerProcess:
         settings = self._settings
@@ -144,13 +144,13 @@ class WorkerPool:
         self.workers[worker.key] = worker
         return worker
 
-    async def _attend(self, worker: WorkerProcess) -> None:
-        """One worker from start to end. Whatever fails, the node and its other workers continue."""
+    async def _run(self, worker: WorkerProcess) -> None:
+        """Run one worker from start to end. An error must not affect the node and its other workers."""
         self.counts["starts"] += 1
         self.counts["restarts"] += worker.launch.attempt > 1
         try:
-            await see_through(worker, lambda: self._request(worker), self.forks, self._shipper, self.exits)
-        except Exception as error:  # noqa: BLE001 - the last resort: a task that raises would end the daemon
+            await self._fork_and_ship(worker)
+        except Exception as error:  # noqa: BLE001 - a task that raises would end the daemon
             _LOG.exception(
                 "worker %s could not be attended",
                 worker.key,
@@ -160,6 +160,44 @@ class WorkerPool:
                 worker.finish(*worker.lost(f"the node could not attend the worker: {type(error).__name__}: {error}"))
         finally:
             worker.shipped()
+
+    async def _fork_and_ship(self, worker: WorkerProcess) -> None:
+        """Fork the worker, observe it, send its output, report its end and count it in `exits`.
+
+        The gang and its slots depend on the report. It follows the worker's progress, which contains the result, but
+        waits neither for a long log nor for progress that an available master fails to store.
+        """
+        exit_code: int | None = None
+        try:
+            worker.make_folder()
+            process = await self.forks.fork(self._request(worker))
+            worker.forked(process.pid)
+            exit_code = await self._watch(worker, process)
+            state, failure = worker.ended(exit_code)
+        except (EndNotReported, ForkRefused, ForkServerDied, OSError) as error:
+            state, failure = worker.lost(str(error))
+        self.exits[state if failure is None else "failed"] += 1
+        await self._shipper.ship_all(worker.progress)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_MAX_LOG_DELAY_S):
+                await self._shipper.ship_all(worker.log)
+        worker.finish(state, failure, exit_code)
+        await self._shipper.ship_all(worker.log)
+
+    async def _watch(self, worker: WorkerProcess, process: ForkedWorker) -> int:
+        """Observe the worker until it ends. Its output is sent in parallel, because the master may be unavailable."""
+        shipping = asyncio.ensure_future(self._shipper.keep_shipping((worker.progress, worker.log)))
+        try:
+            while not process.ended.done():
+                worker.observe()
+                await asyncio.wait({process.ended, shipping}, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
+                if shipping.done():
+                    shipping.result()  # Raises: shipping ends only by an error.
+            return process.ended.result()
+        finally:
+            shipping.cancel()
+            await asyncio.wait({shipping})
+            worker.observe()
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
         launch = worker.launch

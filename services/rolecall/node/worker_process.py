@@ -1,4 +1,4 @@
-"""One worker on this node, from its folder's making to its end: what is known of it, and the ways to act on it."""
+"""One worker on this node: its state, and the actions on it."""
 
 import logging
 import time
@@ -10,12 +10,11 @@ from pydantic import ValidationError
 
 from rolecall.edge.logs import about
 from rolecall.node.devices import oom_kills
-from rolecall.node.endings import classify_exit
 from rolecall.node.folder import Folder
 from rolecall.node.fork_client import kill_group
 from rolecall.node.logs import ProgressReader, Stream
 from rolecall.node.reconcile import Actual, Key
-from rolecall.node.vitals import Vitals, process_state
+from rolecall.node.vitals import Vitals, classify_exit, process_state
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.state import StopMode, WorkerState
@@ -23,13 +22,13 @@ from rolecall.spec.workdir import PROGRESS_BYTES, Workdir
 
 _LOG = logging.getLogger(__name__)
 _FAILURE_BYTES = 256 * 1024
-"""More than any `Failure` takes as JSON."""
-_SHOWN = 500
+"""More than the JSON of any `Failure`."""
+_MAX_TEXT = 500
 _TEXTS_DROPPED = "the worker failed, and the master refused its message (see its log)"
 
 
 class WorkerProcess:
-    """The state of one worker; `changed` is called when there is news for the master."""
+    """One worker; `changed` is called when there is news for the master."""
 
     def __init__(
         self,
@@ -40,6 +39,7 @@ class WorkerProcess:
         changed: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.launch = launch
         self.key = Key.of(launch)
@@ -47,138 +47,130 @@ class WorkerProcess:
         self._folder = Folder(self.workdir.path)
         self.log = Stream(self.key, "log", self._folder, self.workdir.log.name, keep_bytes=log_bytes, clock=clock)
         name = self.workdir.progress.name
-        self.progress = Stream(self.key, "progress", self._folder, name, most_bytes=PROGRESS_BYTES, clock=clock)
+        self.progress = Stream(self.key, "progress", self._folder, name, max_bytes=PROGRESS_BYTES, clock=clock)
         self.newest: dict[str, float] = {}
         """The newest step, loss and samples per second."""
         self._changed = changed
         self._clock = clock
-        self._report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
+        self._now = now
+        self.report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
         self._reader = ProgressReader(self.key, self._folder, name)
         self._vitals = Vitals(timeout_s)
         self._asked_at: float | None = None
         self._killed: str | None = None
         self._has_port = launch.worker.rank == 0
         self._oom_kills = oom_kills()
-        self._pid: int | None = None
+        self.pid: int | None = None
+        """The process id while the process runs."""
         self._ships = False
         self._forgotten = False
 
     @property
-    def report(self) -> WorkerReport:
-        """What the master gets."""
-        return self._report
-
-    @property
-    def pid(self) -> int | None:
-        """The process, while it runs."""
-        return self._pid
-
-    @property
     def actual(self) -> Actual:
-        """What reconciliation sees."""
+        """The state for reconciliation."""
         return Actual(
-            ended=self._report.state.ended,
+            ended=self.report.state.ended,
             killed=self._killed is not None,
-            joined=self._report.joined_at is not None,
+            joined=self.report.joined_at is not None,
             asked_s=None if self._asked_at is None else self._clock() - self._asked_at,
             has_port=self._has_port,
         )
 
     def make_folder(self) -> None:
-        """Make an empty work folder that no other user can read."""
+        """Create the work folder, empty and private."""
         self._folder.make()
         self._ships = True
         if self.launch.rendezvous_port is not None and not self._has_port:
-            self.tell_port(self.launch.rendezvous_port)
+            self.send_port(self.launch.rendezvous_port)
 
     def forked(self, pid: int) -> None:
-        """The process runs."""
-        self._pid = pid
+        """Record that the process runs."""
+        self.pid = pid
         _LOG.info("worker %s started (process %d)", self.key, pid, extra=self._about("worker_started"))
-        self._tell(pid=pid, spawned_at=datetime.now(UTC))
+        self._update_report(pid=pid, spawned_at=self._now())
         if self._killed is not None:
             kill_group(pid)
 
-    def tell_port(self, port: int) -> None:
-        """Let the worker join its gang."""
+    def send_port(self, port: int) -> None:
+        """Send the gang's port to the worker."""
         self._folder.write(self.workdir.rendezvous.name, str(port))
         self._has_port = True
 
     def ask(self, mode: StopMode) -> None:
-        """Ask the worker to leave between two steps."""
+        """Ask the worker to stop between two steps."""
         _LOG.info("worker %s should leave: %s", self.key, mode, extra=self._about("worker_stop_requested"))
         self._asked_at = self._clock()
         if self._folder.is_open:
             self._folder.write(self.workdir.stop.name, mode)
 
     def kill(self, reason: str = "") -> None:
-        """SIGKILL the process group; without a `reason` because its gang stops, which is no failure."""
+        """Kill the process group. Without a `reason`, the gang stops, which is not a failure."""
         why = f": {reason}" if reason else ""
         _LOG.info("worker %s is killed%s", self.key, why, extra=self._about("worker_killed"))
         self._killed = reason
-        if self._pid is not None:
-            kill_group(self._pid)
+        if self.pid is not None:
+            kill_group(self.pid)
 
     def observe(self) -> None:
-        """Take in what the process wrote since the last time, and kill it when it hangs."""
+        """Read the new progress lines, and kill the process if it hangs."""
         for line in self._reader.read():
-            self._hear(line)
-        if self._pid is None or self._killed is not None:
+            self._apply(line)
+        if self.pid is None or self._killed is not None:
             return
         beat = self._folder.changed_ns(self.workdir.beat.name)
-        if hung := self._vitals.observe(process_state(self._pid), beat, self._clock()):
+        if hung := self._vitals.observe(process_state(self.pid), beat, self._clock()):
             self.kill(hung)
 
     def ended(self, status: int) -> tuple[WorkerState, Failure | None]:
-        """What its exit status means, with what it left behind."""
-        self._pid = None
+        """The final state for the exit status, with the failure that the worker wrote."""
+        self.pid = None
         now, before = oom_kills(), self._oom_kills
         oom = None if now is None or before is None else now > before
-        return classify_exit(status, self._read_failure(), killed=self._killed, oom=oom, now=datetime.now(UTC))
+        return classify_exit(status, self._read_failure(), killed=self._killed, oom=oom, now=self._now())
 
     def lost(self, reason: str) -> tuple[WorkerState, Failure | None]:
-        """What it means that there is no process, or no more word of it: then it must not go on unseen."""
-        if self._pid is not None:
-            kill_group(self._pid)
-        self._pid = None
+        """The final state of a worker without a process, or with one whose end is not reported, which is killed."""
+        if self.pid is not None:
+            kill_group(self.pid)
+        self.pid = None
         if self._killed == "":
             return WorkerState.STOPPED, None
-        return WorkerState.FAILED, Failure(message=reason, at=datetime.now(UTC))
+        return WorkerState.FAILED, Failure(message=reason, at=self._now())
 
     def finish(self, state: WorkerState, failure: Failure | None = None, exit_code: int | None = None) -> None:
-        """Report the end; the worker's progress must be with the master by now."""
+        """Report the end. Send the worker's progress to the master before this call."""
         why = f": {failure.message}" if failure else ""
         _LOG.info("worker %s %s%s", self.key, state, why, extra=self._about("worker_ended"))
-        self._tell(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
+        self._update_report(state=state, failure=failure, exit_code=exit_code, log_bytes=self.log.size)
 
     def drop_texts(self, why: str) -> bool:
-        """Leave out the texts of the worker's failure, which the master refuses; return whether there were any."""
-        failure = self._report.failure
-        message = f"{_TEXTS_DROPPED}: {why}"[:_SHOWN]
+        """Remove the texts of the worker's failure, which the master refuses; return whether there were any."""
+        failure = self.report.failure
+        message = f"{_TEXTS_DROPPED}: {why}"[:_MAX_TEXT]
         if failure is None or failure.message.startswith(_TEXTS_DROPPED):
             return False
-        self._tell(failure=failure.model_copy(update={"message": message, "traceback": ""}))
+        self._update_report(failure=failure.model_copy(update={"message": message, "traceback": ""}))
         return True
 
     def shipped(self) -> None:
-        """Everything the worker wrote is with the master, which may have no more use for the worker."""
+        """Record that the master has the complete output, and delete the folder of a forgotten worker."""
         self._ships = False
         if self._forgotten:
             self._folder.delete()
 
     def forget(self) -> None:
-        """The master has no more use for the worker. Its folder stays until its log is shipped."""
+        """Delete the worker's folder as soon as its log is shipped."""
         self._forgotten = True
         if not self._ships:
             self._folder.delete()
 
-    def _hear(self, line: ProgressLine) -> None:
+    def _apply(self, line: ProgressLine) -> None:
         values = {"step": line.step, "loss": line.metrics.get("loss"), "samples_per_second": line.samples_per_s}
         self.newest |= {name: float(value) for name, value in values.items() if value is not None}
         if line.kind == "rendezvous":
-            self._tell(rendezvous_port=line.port)
+            self._update_report(rendezvous_port=line.port)
         elif line.kind == "joined":
-            self._tell(state=WorkerState.RUNNING, joined_at=line.at)
+            self._update_report(state=WorkerState.RUNNING, joined_at=line.at)
 
     def _read_failure(self) -> Failure | None:
         try:
@@ -186,12 +178,12 @@ class WorkerProcess:
             return Failure.model_validate_json(written) if written else None
         except (OSError, ValidationError) as error:
             extra = self._about("failure_unreadable")
-            _LOG.warning("the failure of worker %s can't be read: %s", self.key, str(error)[:_SHOWN], extra=extra)
+            _LOG.warning("the failure of worker %s can't be read: %s", self.key, str(error)[:_MAX_TEXT], extra=extra)
             return None
 
     def _about(self, event: str) -> dict[str, object]:
         return about(event, **self.key._asdict())
 
-    def _tell(self, **news: object) -> None:
-        self._report = self._report.model_copy(update=news)
+    def _update_report(self, **fields: object) -> None:
+        self.report = self.report.model_copy(update=fields)
         self._changed()

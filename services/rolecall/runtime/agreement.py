@@ -1,8 +1,7 @@
-"""How the ranks of a process group take one decision at the same step; a driver without one decides alone.
+"""Decisions that all ranks of a process group make at the same step. Without a process group, a rank decides alone.
 
-A stop flag reaches the ranks' machines at different moments; ranks that left at different steps would wait for one
-another for ever. So all look at it in the same collective, every so many steps that a quarter of a second passes
-between looks.
+A stop flag reaches the ranks at different times, and ranks that stopped at different steps would wait for each other
+indefinitely. Therefore all ranks check it in the same collective, about every quarter of a second.
 """
 
 import time
@@ -12,20 +11,20 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-_LOOK_EVERY_S = 0.25
-_MOST_STEPS = 1000.0
+_CHECK_EVERY_S = 0.25
+_MAX_STEPS = 1000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What all ranks do after this step."""
+    """The common decision after a step."""
 
     stop: bool = False
     checkpoint: bool = False
 
 
 class Agreement:
-    """Called by every rank after every step; costs a collective of three numbers a few times a second."""
+    """Agrees with the other ranks, in a collective of three numbers a few times a second."""
 
     def __init__(self, start_step: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,21 +33,19 @@ class Agreement:
         self._last_time = clock()
 
     def after(self, step: int, wish: Callable[[], Decision]) -> Decision:
-        """What all ranks do after `step` (the same on all ranks): whatever any rank wishes.
+        """The decision after `step`, which is the same on all ranks: what any rank wishes. Call it after every step.
 
-        `wish` is asked only when the ranks look, so that it may cost something.
+        `wish` is called only for a collective, so that it may be slow.
         """
         if step < self._next:
             return Decision()
-        mine = wish()
-        flags = torch.tensor([float(mine.stop), float(mine.checkpoint), self._gap(step)])
+        own = wish()
+        seconds = max(self._clock() - self._last_time, 1e-6)
+        # The number of steps until the next check, at this rank's present speed.
+        gap = min(max((step - self._last_step) * _CHECK_EVERY_S / seconds, 1.0), _MAX_STEPS)
+        flags = torch.tensor([float(own.stop), float(own.checkpoint), gap])
         if dist.is_initialized():
             dist.all_reduce(flags, dist.ReduceOp.MAX)
         self._next = step + int(flags[2])
         self._last_step, self._last_time = step, self._clock()
         return Decision(stop=bool(flags[0]), checkpoint=bool(flags[1]))
-
-    def _gap(self, step: int) -> float:
-        """How many steps this rank does between looks, at its present speed."""
-        seconds = max(self._clock() - self._last_time, 1e-6)
-        return min(max((step - self._last_step) * _LOOK_EVERY_S / seconds, 1.0), _MOST_STEPS)

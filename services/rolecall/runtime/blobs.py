@@ -1,4 +1,4 @@
-"""Where checkpoints and artifacts go: an operator's fsspec URL, or the master's own volume."""
+"""The storage of checkpoints and artifacts: an operator's fsspec URL, or the master's volume."""
 
 import hashlib
 import os
@@ -9,41 +9,53 @@ from typing import Protocol
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from rolecall.runtime.master_client import MasterClient
+from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
+from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.wire import ArtifactNotice
 
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
-class Blobs(Protocol):
-    """Whole files, by name below one job's folder."""
+class JobBlobs(Protocol):
+    """The files of one job."""
 
     def put(self, name: str, path: Path, sha256: str) -> None:
-        """Store the file at `path` under `<attempt>/<name>`; it is there whole or not at all."""
+        """Store the file at `path` as `<attempt>/<name>`, completely or not at all."""
         ...
 
     def get(self, blob: str, path: Path) -> None:
-        """Fetch `<attempt>/<name>` of any attempt of this job to `path`; raises `NoSuchBlob` if it is not there."""
+        """Copy `<attempt>/<name>` of any attempt of this job to `path`; raises `NoSuchBlob` if it doesn't exist."""
+        ...
+
+
+class Records(Protocol):
+    """The records of a job's stored files, which the master keeps."""
+
+    def record_checkpoint(self, manifest: CheckpointManifest) -> None:
+        """Complete a checkpoint, whose parts are stored; the next attempt resumes from it."""
+        ...
+
+    def record_artifact(self, notice: ArtifactNotice) -> None:
+        """Make a stored file one of the job's artifacts."""
         ...
 
 
 class MasterBlobs:
-    """Blobs on the master's volume."""
+    """Blobs on the master's volume, which checks, syncs and renames them."""
 
-    def __init__(self, client: MasterClient) -> None:
+    def __init__(self, client: AttemptClient) -> None:
         self._client = client
 
     def put(self, name: str, path: Path, sha256: str) -> None:
-        """Upload to the master, which checks, syncs and renames."""
         self._client.put_blob(name, path, sha256)
 
     def get(self, blob: str, path: Path) -> None:
-        """Download from the master."""
         self._client.get_blob(blob, path)
 
 
 class SharedBlobs:
-    """Blobs below an fsspec URL that every node reaches."""
+    """Blobs below an fsspec URL, which must be accessible from every node."""
 
     def __init__(self, url: str, job: str, attempt: int) -> None:
         self._files, root = fsspec.url_to_fs(url)
@@ -53,34 +65,29 @@ class SharedBlobs:
             make_job_folder(Path(self._job))
 
     def put(self, name: str, path: Path, sha256: str) -> None:
-        """Write beside the name and move into place. (The manifest's checksum is checked by whoever reads it back.)
+        """Write to a temporary name and move into place. Readers check the manifest's checksum.
 
-        On a file system the bytes are durable before the name and the name before the return, so that no manifest names
-        a file that a power failure emptied. Object stores are durable by themselves. Raises `BlobsUnavailable` when the
-        store fails.
+        On a file system, the content is durable before the name, and the name before the return, so that no manifest
+        names a file that a power failure emptied. Object stores are durable without this. Raises `BlobsUnavailable` if
+        the store fails.
         """
+        final = f"{self._job}/{self._attempt}/{name}"
+        partial = f"{final}.{uuid.uuid4().hex}.partial"
+        is_local = isinstance(self._files, LocalFileSystem)
         try:
-            self._put(name, path)
+            self._files.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
+            self._files.put_file(str(path), partial)
+            if is_local:
+                sync(Path(partial))
+            self._files.mv(partial, final)
+            for folder in Path(final).parents if is_local else ():  # Also those that were just created.
+                sync(folder)
+                if folder == Path(self._job):
+                    break
         except OSError as error:
             raise BlobsUnavailable(f"the blob store (ROLECALL_BLOB_URL) did not store {name}: {error}") from error
 
-    def _put(self, name: str, path: Path) -> None:
-        final = f"{self._job}/{self._attempt}/{name}"
-        partial = f"{final}.{uuid.uuid4().hex}.partial"
-        self._files.makedirs(final.rsplit("/", 1)[0], exist_ok=True)
-        self._files.put_file(str(path), partial)
-        if not isinstance(self._files, LocalFileSystem):
-            self._files.mv(partial, final)
-            return
-        sync(Path(partial))
-        self._files.mv(partial, final)
-        for folder in Path(final).parents:  # also those that were just made
-            sync(folder)
-            if folder == Path(self._job):
-                break
-
     def get(self, blob: str, path: Path) -> None:
-        """Copy to a local file."""
         try:
             self._files.get_file(f"{self._job}/{blob}", str(path))
         except FileNotFoundError as error:
@@ -88,23 +95,22 @@ class SharedBlobs:
 
 
 def make_job_folder(folder: Path) -> None:
-    """Make a job's folder in a store that is a file system, durably. Confined workers get at nothing above it."""
+    """Create a job's folder in a store that is a file system, durably. Confined workers can't access its parents."""
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True)
         sync(folder.parent)
 
 
 def sha256_of(path: Path) -> str:
-    """The checksum of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
 def sync(path: Path) -> None:
-    """Make a written file, or the names in a folder, outlive a power failure."""
+    """Make a file, or the names in a folder, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

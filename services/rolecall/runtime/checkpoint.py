@@ -1,8 +1,8 @@
-"""Checkpoints: every role writes its part, a manifest closes them, and only then do they count.
+"""Checkpoints: every role writes its part, and a manifest of the parts makes them valid.
 
-A part is one safetensors file (never pickle). `save_part` may run in all workers at once; one of them, who has
-gathered the parts, calls `commit`. The master records the manifest guarded by job and attempt, so that a worker of a
-stale attempt can't. While the blob store is unavailable, checkpoints are skipped and training goes on.
+A part is one safetensors file (never pickle). `save_part` may run in all workers in parallel; one of them gathers the
+parts and calls `commit`. The master refuses manifests of stale attempts. While the blob store is unavailable,
+checkpoints are skipped and training continues.
 """
 
 import logging
@@ -16,8 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rolecall.edge.logs import about
-from rolecall.runtime.blobs import Blobs, sha256_of, sync
-from rolecall.runtime.records import Records
+from rolecall.runtime.blobs import JobBlobs, Records, sha256_of, sync
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -26,17 +25,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class MissingPart(CheckpointPart):
-    """Stands in for a part that could not be stored. A checkpoint with such a part is skipped."""
+    """A part that could not be stored. A checkpoint with such a part is skipped."""
 
     reason: str
 
 
 class Checkpoints:
-    """One worker's way to write and read checkpoints."""
+    """Writes and reads checkpoints of one worker."""
 
     def __init__(
         self,
-        blobs: Blobs,
+        blobs: JobBlobs,
         records: Records,
         attempt: int,
         resume_from: CheckpointManifest | None,
@@ -54,11 +53,11 @@ class Checkpoints:
     def save_part(self, step: int, name: str, tensors: Tensors) -> CheckpointPart:
         """Write and store this worker's part of the checkpoint after `step`; `name` is unique in the gang.
 
-        Returns a `MissingPart` when the blob store is unavailable.
+        Returns a `MissingPart` if the blob store is unavailable.
         """
         file_name = f"step-{step:012d}-{name}.safetensors"
         path = self._scratch / file_name
-        save_file({key: _plain(tensor) for key, tensor in tensors.items()}, path)
+        save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
         sync(path)
         part = CheckpointPart(
             name=name, blob=f"{self._attempt}/{file_name}", size=path.stat().st_size, sha256=sha256_of(path)
@@ -74,15 +73,17 @@ class Checkpoints:
     def commit(
         self, step: int, parts: Sequence[CheckpointPart], position: dict[str, Any], *, keep: bool = False
     ) -> CheckpointManifest | None:
-        """Close the checkpoint: from now on the next attempt starts here.
+        """Complete the checkpoint, from which the next attempt resumes.
 
-        Returns None, and reports an event, when the checkpoint is skipped because the blob store is unavailable.
+        Returns None and reports an event if the checkpoint is skipped because the blob store is unavailable.
         """
         manifest = CheckpointManifest(
             attempt=self._attempt, step=step, parts=tuple(parts), position=position, keep=keep
         )
         try:
-            _require_stored(parts)
+            for part in parts:
+                if isinstance(part, MissingPart):
+                    raise BlobsUnavailable(f"part {part.name!r} was not stored: {part.reason}")
             self._records.record_checkpoint(manifest)
         except BlobsUnavailable as error:
             self._on_skip(f"the checkpoint at step {step} was skipped: {error}")
@@ -90,10 +91,9 @@ class Checkpoints:
         return manifest
 
     def load_part(self, manifest: CheckpointManifest, name: str) -> dict[str, torch.Tensor]:
-        """Fetch and check one part.
+        """Load and check one part.
 
-        Raises `CheckpointError` if the part is not in the manifest, `DamagedCheckpoint` if it is gone or not what was
-        written.
+        Raises `CheckpointError` if the part is not in the manifest, `DamagedCheckpoint` if it is missing or changed.
         """
         part = next((part for part in manifest.parts if part.name == name), None)
         if part is None:
@@ -115,7 +115,7 @@ class Checkpoints:
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer, prefix: str = "optimizer/") -> dict[str, torch.Tensor]:
-    """An optimizer's state as named tensors: `<prefix><parameter index>/<key>`; whole numbers keep their type."""
+    """An optimizer's state as named tensors: `<prefix><parameter index>/<key>`; integers keep their type."""
     state = optimizer.state_dict()["state"]
     return {
         f"{prefix}{index}/{key}": value if isinstance(value, torch.Tensor) else torch.tensor(value)
@@ -126,7 +126,7 @@ def flatten_optimizer(optimizer: torch.optim.Optimizer, prefix: str = "optimizer
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors, prefix: str = "optimizer/") -> None:
-    """Put back what `flatten_optimizer` took out. Learning rates come from the parameters, not from the checkpoint."""
+    """Restore the state from `flatten_optimizer`. The parameters set the learning rates, not the checkpoint."""
     state: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         if name.startswith(prefix):
@@ -146,17 +146,6 @@ def random_state(device: torch.device) -> dict[str, torch.Tensor]:
 
 
 def restore_random_state(tensors: Tensors, device: torch.device) -> None:
-    """Put back what `random_state` took out."""
     torch.set_rng_state(tensors["random/cpu"])
     if device.type == "cuda" and "random/cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random/cuda"], device)
-
-
-def _require_stored(parts: Sequence[CheckpointPart]) -> None:
-    for part in parts:
-        if isinstance(part, MissingPart):
-            raise BlobsUnavailable(f"part {part.name!r} was not stored: {part.reason}")
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous()

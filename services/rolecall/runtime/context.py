@@ -1,4 +1,4 @@
-"""What a role's `run(context)` is given."""
+"""The argument of a role's `run(context)`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +18,15 @@ from rolecall.spec.workload import P
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext(Generic[P]):
-    """One worker's place in its gang and its ways to the outside."""
+    """One worker's position in its gang, its folders, and its reports, checkpoints and artifacts."""
 
     launch: WorkerLaunch
     params: P
     device: torch.device
-    """The GPU that this worker alone uses, or the CPU."""
+    """The worker's own GPU, or the CPU."""
     workdir: Workdir
     cache: Path
-    """A folder that all workers of this node share and that outlives attempts, for what can be made again."""
+    """A folder for reproducible data. All workers of this node share it, and it persists between attempts."""
     report: Reporter
     """`context.report(step, loss=…)`; also `.event(text)` and `.result(metrics)`."""
     checkpoints: Checkpoints
@@ -34,30 +34,28 @@ class WorkerContext(Generic[P]):
 
     @property
     def rank(self) -> int:
-        """This worker's place among all of the gang."""
+        """The worker's rank in the gang."""
         return self.launch.worker.rank
 
     @property
     def world_size(self) -> int:
-        """The number of workers in the gang."""
         return self.launch.gang.world_size
 
     @property
     def role(self) -> Role:
-        """The part that this worker plays."""
         return self.launch.worker.role
 
     @property
     def role_rank(self) -> int:
-        """This worker's place among those of its role."""
+        """The worker's rank among the workers of its role."""
         return self.launch.worker.role_rank
 
     def count(self, role: Role) -> int:
-        """How many workers play `role`."""
+        """The number of workers with `role`."""
         return self.launch.gang.role_world_size(role)
 
     def stop_requested(self) -> StopMode | None:
-        """Whether, and why, the gang is asked to leave between two steps (cancel, pause, drain, deadline)."""
+        """The request to stop between two steps (cancel, pause, drain, deadline), or None."""
         try:
             return StopMode(self.workdir.stop.read_text().strip())
         except FileNotFoundError:
@@ -68,13 +66,13 @@ _current: WorkerContext[Any] | None = None
 
 
 def enter(context: WorkerContext[Any]) -> None:
-    """Make `context` this process's own. Called once, before the gang meets: calls of others may come at once after."""
-    global _current  # noqa: PLW0603 - a process plays one worker in its life, and RPC handlers have no other way to it
+    """Set the context of this process. Call it once, before the rendezvous, after which RPC calls can arrive."""
+    global _current  # noqa: PLW0603 - a process runs one worker in its life, and RPC handlers have no other access to it
     _current = context
 
 
 def current() -> WorkerContext[Any]:
-    """This process's context, for functions that other workers call by RPC."""
+    """The context of this process, for functions that other workers call by RPC."""
     if _current is None:
         raise RuntimeError("this process is not a worker")
     return _current

@@ -1,16 +1,16 @@
-"""The store through which a gang meets: rank 0 has it, the other workers connect, and then nobody else can.
+"""The store of a gang's rendezvous: rank 0 hosts it, and closes it to other programs when all workers are connected.
 
-Torch's `TCPStore` has no authentication: whoever connects can list, read and write every key, RPC's addresses among
-them. So the workers write nothing of use to it before it is closed to strangers:
+Torch's `TCPStore` has no authentication: every client can list, read and write all keys, including RPC's addresses.
+Therefore the workers write no such data before the store is closed:
 
-1. Rank 0 listens on the gang's address alone.
-2. Each worker connects and states, with a MAC under the attempt's secret, which connections are its own.
-3. When all have arrived, rank 0 closes the listening socket, and cuts off the connections that no worker has stated.
-   Then it says so, again with a MAC.
-4. From then on all keys lie below a prefix that is drawn from the secret.
+1. Rank 0 listens only on the gang's address.
+2. Each worker connects and declares its connections, with a MAC under the attempt's secret.
+3. When all have arrived, rank 0 closes the listening socket and the undeclared connections. It announces this with a
+   MAC as well.
+4. From then on, all keys have a prefix derived from the secret.
 
-A stranger who came before step 3 has seen which ports the workers call from, and may have spoilt a statement: that ends
-the attempt with `IntrudedGang`.
+A client that connected before step 3 can have seen the workers' ports or overwritten a declaration. A forged
+declaration ends the attempt with `IntrudedGang`.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -39,12 +39,12 @@ Endpoint = tuple[str, int]
 
 class _Connection(NamedTuple):
     fd: int
-    here: Endpoint
-    there: Endpoint
+    local: Endpoint
+    remote: Endpoint
 
 
 class Entrance:
-    """One worker's side of the gang's store until it is closed. Made by `host` or `enter`."""
+    """One worker's connections to the gang's store until it is closed. Created by `host` or `enter`."""
 
     def __init__(self, launch: WorkerLaunch, clients: Sequence[dist.TCPStore], listener: int | None = None) -> None:
         self._launch = launch
@@ -54,18 +54,21 @@ class Entrance:
 
     @property
     def port(self) -> int:
-        """Where rank 0 listens."""
+        """The port of rank 0."""
         return self._store.port
 
     def assemble(self, missing: Callable[[list[int]], Exception], timeout_s: float) -> list[dist.Store]:
-        """Wait for the whole gang and close the store; returns what each client sees of it from then on.
+        """Wait for the whole gang and close the store. Returns the prefixed store of each client.
 
-        Raises what `missing` makes of the ranks that have not arrived in time, `IntrudedGang` if a stranger took part.
+        Raises the exception that `missing` returns for the ranks that have not arrived in time, and `IntrudedGang` if
+        another program took part.
         """
         for client in self._clients:
-            client.num_keys()  # Who is answered has been accepted, and doesn't wait in the listening socket's queue.
-        mine = [list(one.here) for one in _connections() if self._is_own(one)]
-        self._store.set(f"arrived/{self._launch.worker.rank}", self._sign("arrived", json.dumps(mine)))
+            client.num_keys()  # After an answer, the connection is accepted and not in the listening socket's queue.
+        found = socket.getaddrinfo(self._launch.master_addr, 0, type=socket.SOCK_STREAM)
+        endpoints = {(_plain(str(one[4][0])), self.port) for one in found}
+        own = [list(one.local) for one in _connections() if one.remote in endpoints]
+        self._store.set(f"arrived/{self._launch.worker.rank}", self._sign("arrived", json.dumps(own)))
         arrivals = [f"arrived/{worker.rank}" for worker in self._launch.gang.workers]
         try:
             self._store.wait(arrivals, timedelta(seconds=timeout_s))
@@ -78,27 +81,18 @@ class Entrance:
         prefix = _mac(self._launch.secret, "prefix")
         return [dist.PrefixStore(prefix, client) for client in self._clients]
 
-    def _is_own(self, connection: _Connection) -> bool:
-        return connection.there in {(address, self.port) for address in _addresses(self._launch.master_addr)}
-
     def _seal(self, listener: int, arrivals: list[str]) -> None:
         _stop_listening(listener)
-        # The store answers when it has taken in what it had accepted before, so that `_connections` has all.
-        stated = [
-            end
-            for key, said in zip(arrivals, self._store.multi_get(arrivals), strict=True)
-            for end in self._read(key, said)
-        ]
-        _cut_off_strangers([one for one in _connections() if one.here[1] == self.port], stated)
+        # The store answers after it has registered all accepted connections, so that `_connections` has them all.
+        declared: list[Endpoint] = []
+        for key, value in zip(arrivals, self._store.multi_get(arrivals), strict=True):
+            if (text := self._verified("arrived", value)) is None:
+                raise IntrudedGang(
+                    f"the value of {key} in the gang's store was not written by a worker of this attempt; {_REMEDY}"
+                )
+            declared += [(str(address), int(port)) for address, port in json.loads(text)]
+        _disconnect_undeclared([one for one in _connections() if one.local[1] == self.port], declared)
         self._store.set(_SEALED, self._sign(_SEALED, ""))
-
-    def _read(self, key: str, said: bytes) -> Iterator[Endpoint]:
-        text = self._verified("arrived", said)
-        if text is None:
-            raise IntrudedGang(
-                f"the value of {key} in the gang's store was not written by a worker of this attempt; {_REMEDY}"
-            )
-        yield from ((str(address), int(port)) for address, port in json.loads(text))
 
     def _await_seal(self) -> None:
         try:
@@ -111,8 +105,8 @@ class Entrance:
     def _sign(self, topic: str, text: str) -> str:
         return f"{_mac(self._launch.secret, topic, text)} {text}"
 
-    def _verified(self, topic: str, said: bytes) -> str | None:
-        mac, _, text = said.decode(errors="replace").partition(" ")
+    def _verified(self, topic: str, value: bytes) -> str | None:
+        mac, _, text = value.decode(errors="replace").partition(" ")
         return text if hmac.compare_digest(mac.encode(), _mac(self._launch.secret, topic, text).encode()) else None
 
 
@@ -120,7 +114,7 @@ _REMEDY = "allow only the gang's nodes to reach the gang ports"
 
 
 def host(launch: WorkerLaunch, clients: int, timeout_s: float) -> Entrance:
-    """Rank 0's entrance: make the store, on an ephemeral port of the gang's address, and connect to it."""
+    """Create the store, on an ephemeral port of the gang's address, and connect to it, as rank 0."""
     _require_secret(launch)
     listener = _listen(launch)
     port, descriptor = listener.getsockname()[1], listener.detach()
@@ -138,7 +132,7 @@ def host(launch: WorkerLaunch, clients: int, timeout_s: float) -> Entrance:
 
 
 def enter(launch: WorkerLaunch, port: int, clients: int, timeout_s: float) -> Entrance:
-    """The entrance of every other worker: connect to the store."""
+    """Connect to the store, as any other worker."""
     _require_secret(launch)
     return Entrance(launch, [_connect(launch, port, timeout_s) for _ in range(clients)])
 
@@ -169,38 +163,38 @@ def _connect(launch: WorkerLaunch, port: int, timeout_s: float) -> dist.TCPStore
 
 
 def _stop_listening(listener: int) -> None:
-    """Close the socket that the store listens on; who is connected stays so.
+    """Close the listening socket of the store; existing connections stay open.
 
-    The store can't be asked to, and keeps the descriptor's number. So that number gets another socket. With the last
-    descriptor of the old one the kernel closes it, and the store's event loop hears no more of it. The new one listens
-    too, where nobody is told to connect: should the loop accept just now, it finds no connection and not an error.
+    The store has no such function and keeps the descriptor's number. Therefore another socket gets that number. The
+    kernel then closes the old socket, and the store's event loop gets no more events of it. The new socket listens at
+    an unknown name: if the loop accepts at this moment, it gets no connection instead of an error.
     """
-    with socket.socket(socket.AF_UNIX) as nothing:
-        nothing.setblocking(False)
-        nothing.bind(b"")  # A name of the kernel's choice.
-        nothing.listen(1)
-        os.dup2(nothing.fileno(), listener, inheritable=False)
+    with socket.socket(socket.AF_UNIX) as replacement:
+        replacement.setblocking(False)
+        replacement.bind(b"")  # The kernel chooses the name.
+        replacement.listen(1)
+        os.dup2(replacement.fileno(), listener, inheritable=False)
 
 
-def _cut_off_strangers(held: list[_Connection], stated: list[Endpoint]) -> None:
-    """As many connections must remain as the workers have stated.
+def _disconnect_undeclared(held: list[_Connection], declared: list[Endpoint]) -> None:
+    """Close undeclared connections, so that the declared ones remain.
 
-    Where addresses are translated on the way none of them may look as stated; then their number alone must fit.
+    If addresses are translated in the network, none can match. Then only the number of connections must match.
     """
-    strangers = [one for one in held if one.there not in stated]
-    if len(held) == len(stated):
+    undeclared = [one for one in held if one.remote not in declared]
+    if len(held) == len(declared):
         return
-    if len(held) < len(stated):
+    if len(held) < len(declared):
         raise PeerLost("a worker left before its gang was complete")
-    if len(held) - len(strangers) != len(stated):
+    if len(held) - len(undeclared) != len(declared):
         raise IntrudedGang(
-            f"{len(held)} connections to the gang's store, of {len(stated)} that its workers made; {_REMEDY}"
+            f"{len(held)} connections to the gang's store, of {len(declared)} that its workers made; {_REMEDY}"
         )
-    for stranger in strangers:
+    for connection in undeclared:
         text = "closed the connection of %s:%d to the gang's store, which no worker of the gang made"
-        _LOG.warning(text, *stranger.there, extra=about("intruder_disconnected"))
-        with socket.socket(fileno=os.dup(stranger.fd)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+        _LOG.warning(text, *connection.remote, extra=about("intruder_disconnected"))
+        with socket.socket(fileno=os.dup(connection.fd)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _connections() -> list[_Connection]:
@@ -216,22 +210,15 @@ def _connection(fd: int) -> _Connection | None:
                 return None
             if one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
                 return None
-            return _Connection(fd, _endpoint(one.getsockname()), _endpoint(one.getpeername()))
-    except OSError:  # No socket, or gone by now.
+            local, remote = ((_plain(name[0]), name[1]) for name in (one.getsockname(), one.getpeername()))
+            return _Connection(fd, local, remote)
+    except OSError:  # Not a socket, or closed meanwhile.
         return None
 
 
-def _endpoint(name: tuple[str, int]) -> Endpoint:
-    return _plain(name[0]), name[1]
-
-
 def _plain(address: str) -> str:
-    """Without a scope, and IPv4 as such: torch connects by sockets of IPv6."""
+    """The address without a scope, and without the IPv6 form of IPv4, because torch connects with IPv6 sockets."""
     return address.partition("%")[0].removeprefix("::ffff:")
-
-
-def _addresses(host: str) -> set[str]:
-    return {_plain(str(found[4][0])) for found in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
 
 
 def _mac(secret: str, *words: str) -> str:

@@ -12,26 +12,26 @@ Answer = TypeVar("Answer")
 
 
 class Mailbox(Generic[Request, Answer]):
-    """One request that comes by RPC and is served by the main thread.
+    """Passes requests that arrive by RPC to the main thread.
 
-    Training belongs to the main thread: signals, the device and the process group live there. So the RPC handler (to be
-    decorated with `rpc.functions.async_execution`) only posts the request and hands out a future.
+    Training runs in the main thread, with the signals, the device and the process group. Therefore the RPC handler,
+    decorated with `rpc.functions.async_execution`, only posts the request and returns a future.
     """
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[tuple[Request, torch.futures.Future[Any]]] = queue.SimpleQueue()
 
     def post(self, request: Request) -> torch.futures.Future[Any]:
-        """Called by an RPC thread: the future holds what `serve` answers."""
+        """Post a request from an RPC thread; the future gets the answer of `serve`."""
         future: torch.futures.Future[Any] = torch.futures.Future()
         self._requests.put((request, future))
         return future
 
     def serve(self, answer: Callable[[Request], Answer]) -> Answer:
-        """Called by the main thread: wait for the request, answer it, and tell the caller.
+        """Wait for a request in the main thread, answer it, and return the answer.
 
-        An exception goes up from here and not to the caller: this process is about to end with it, and the caller's
-        error must say that its peer is gone, or the consequence could be taken for the cause.
+        An exception propagates here and not to the caller of the RPC: it ends this process, and the caller's error must
+        be the loss of its peer, so that the consequence can't be taken for the cause.
         """
         request, future = self._requests.get()
         result = answer(request)
@@ -40,10 +40,10 @@ class Mailbox(Generic[Request, Answer]):
 
 
 class StepBarrier(Generic[Request, Answer]):
-    """One answer for several ranks that bring their shares of a step one by one.
+    """Collects the shares of all ranks of a step, and gives all ranks the same answer.
 
-    The RPC handler that calls `join` is to be decorated with `rpc.functions.async_execution`, and hands its future out
-    by `passed_on`: no thread waits.
+    Decorate the RPC handler that calls `join` with `rpc.functions.async_execution`, and return its future through
+    `passed_on`, so that no thread waits.
     """
 
     def __init__(self, size: int, settle: Callable[[list[Request]], Answer]) -> None:
@@ -53,8 +53,8 @@ class StepBarrier(Generic[Request, Answer]):
         self._waiting: dict[int, dict[int, tuple[Request, torch.futures.Future[Any]]]] = {}
 
     def join(self, step: int, rank: int, share: Request) -> torch.futures.Future[Any]:
-        """Bring `rank`'s share of `step`. With the last of them `settle` is given all, in the ranks' order and not in
-        that of their arrival; what it returns or raises is everyone's.
+        """Add the share of `rank` for `step`. The last share triggers `settle` with all shares, in the order of the
+        ranks. All callers get its result or exception.
         """
         future: torch.futures.Future[Any] = torch.futures.Future()
         with self._lock:
@@ -67,7 +67,7 @@ class StepBarrier(Generic[Request, Answer]):
     def _answer(self, arrived: list[tuple[Request, torch.futures.Future[Any]]]) -> None:
         try:
             answer = self._settle([share for share, _ in arrived])
-        except Exception as error:  # noqa: BLE001 - everyone must hear of it, or they would wait for ever
+        except Exception as error:  # noqa: BLE001 - all callers get it, or they would wait indefinitely
             for _, future in arrived:
                 future.set_exception(error)
         else:
@@ -76,8 +76,8 @@ class StepBarrier(Generic[Request, Answer]):
 
 
 def passed_on(future: torch.futures.Future[Answer]) -> torch.futures.Future[Answer]:
-    """The same, but fit for an `async_execution` function: its exception reaches the caller as an error.
+    """The same future for the return from an `async_execution` function, with exceptions as errors.
 
-    `Future.set_exception` keeps the exception as the value, and RPC would send it as the call's result.
+    `Future.set_exception` stores the exception as the value, and RPC would send it as the call's result.
     """
     return future.then(lambda done: done.wait())

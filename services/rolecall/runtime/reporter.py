@@ -29,10 +29,10 @@ class _Step:
 
 
 class Reporter:
-    """Writes progress lines: at most two a second for steps (the last one always), every one of the other kinds.
+    """Writes progress lines: at most two per second for steps, always the last step, and all lines of other kinds.
 
-    The node sends `PROGRESS_BYTES` of them. The more is written, the longer a step waits for its line; near the end
-    only what the job's life depends on is written.
+    The node sends up to `PROGRESS_BYTES`. The more is written, the longer the interval between steps becomes. Near the
+    limit, only lines that the job depends on are written.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,8 +40,8 @@ class Reporter:
         self._file = path.open("a", buffering=1)
         self._written = 0
         self._next_write = 0.0
-        self._first_step_told = False
-        self._held_back: _Step | None = None
+        self._first_step_reported = False
+        self._unwritten: _Step | None = None
         self._rate = _Rate()
 
     def __call__(
@@ -54,10 +54,9 @@ class Reporter:
         epoch: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Report that `step` (counted from 1) is done, with its mean loss, the samples that the gang took in it and
-        other metrics.
+        """Report the end of `step` (counted from 1), with its mean loss, the gang's samples in it, and other metrics.
 
-        Raises `NonFiniteLoss` when the loss is NaN or infinite. A loss on a GPU is looked at only when a line is due,
+        Raises `NonFiniteLoss` if the loss is NaN or infinite. A loss on a GPU is checked only when a line is due,
         because reading it waits for the device.
         """
         now = self._clock()
@@ -65,21 +64,20 @@ class Reporter:
         if not (isinstance(loss, torch.Tensor) and loss.is_cuda):
             loss = float(loss)
             _require_finite(loss, step)
-        self._held_back = _Step(step, loss, steps, epoch, dict(metrics or {}))
+        self._unwritten = _Step(step, loss, steps, epoch, dict(metrics or {}))
         if now >= self._next_write:
             self._next_write = now + interval_s(self._written)
             self._write_step()
 
     def _write_step(self) -> None:
-        """Write the newest step, unless it is written."""
-        if (last := self._held_back) is None:
+        if (last := self._unwritten) is None:
             return
-        self._held_back = None
+        self._unwritten = None
         loss = float(last.loss)
         _require_finite(loss, last.step)
         now = self._clock()
-        kind = "step" if self._first_step_told else "first_step"
-        self._first_step_told = True
+        kind = "step" if self._first_step_reported else "first_step"
+        self._first_step_reported = True
         self._write(
             kind=kind,
             step=last.step,
@@ -91,27 +89,27 @@ class Reporter:
         )
 
     def event(self, message: str) -> None:
-        """Tell people something that is not a number, in one line."""
+        """Report a message for users, in one line."""
         self._write(kind="event", message=message)
 
     def evaluated(self, step: int, epoch: int | None, metrics: Mapping[str, float]) -> None:
-        """Report what an evaluation found, e.g. `validation_auc`."""
+        """Report the metrics of an evaluation, such as `validation_auc`."""
         self.write("step", step=step, epoch=epoch, metrics=dict(metrics))
 
     def result(self, metrics: Mapping[str, float]) -> None:
-        """The workload's final metrics, which become the job's `result`."""
+        """Report the workload's final metrics, which become the job's `result`."""
         self.write("result", metrics=dict(metrics))
 
     def rendezvous(self, port: int) -> None:
-        """Rank 0's word where the gang's store listens."""
+        """Report the port of the gang's store, as rank 0."""
         self._write(kind="rendezvous", port=port)
 
     def joined(self) -> None:
-        """This worker is part of the gang."""
+        """Report that this worker has joined the gang."""
         self._write(kind="joined")
 
     def close(self) -> None:
-        """Nothing can be reported after this."""
+        """Write the last step, and close the file."""
         with self._file:
             self._write_step()
 
@@ -130,7 +128,7 @@ class Reporter:
 
 
 def interval_s(written: int) -> float:
-    """Seconds between two lines about steps: they double with each 24th of `PROGRESS_BYTES` beyond a quarter."""
+    """The interval between two lines about steps: it doubles with each 24th of `PROGRESS_BYTES` beyond a quarter."""
     return _WRITE_EVERY_S * 2 ** max(0, 24 * written // PROGRESS_BYTES - 6)
 
 
@@ -140,7 +138,7 @@ def _require_finite(loss: float, step: int) -> None:
 
 
 class _Rate:
-    """Steps and samples per second over a sliding window, so that a pause for evaluation passes out of it."""
+    """Steps and samples per second over a sliding window, so that a pause for evaluation has a temporary effect."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque()

@@ -70,7 +70,10 @@ class Workload(Generic[P]):
     check_counts: Callable[[P, dict[Role, int]], None] | None = field(default=None)
     """Raises `ValueError`, with the legal values, if counts and parameters are inconsistent."""
     check_node: Callable[[P, Role], None] | None = field(default=None)
-    """Runs on the node before the rendezvous, without torch. Raises `InputError` for what only a node can detect."""
+    """Runs in each worker before the rendezvous. Raises `InputError` for what only the worker's node can detect.
+
+    The master imports its module, which therefore must not import torch.
+    """
 
     def module_of(self, role: Role) -> str:
         """The full name of the module that implements the role."""

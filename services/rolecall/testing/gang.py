@@ -24,7 +24,7 @@ from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.blobs import SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext
-from rolecall.runtime.rendezvous import joined
+from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import RANK_ORDER, Role
@@ -49,7 +49,6 @@ class GangResult:
     """The job's final metrics."""
 
     def artifact(self, name: str) -> Path:
-        """The path of an artifact."""
         return self.folder / "blobs" / "job" / "1" / name
 
 
@@ -173,7 +172,7 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
         )
         runtime_context.enter(context)
         role = importlib.import_module(workload.module_of(launch.worker.role))
-        with joined(launch, workload, workdir, context.report):
+        with join_before_role(launch, workload, workdir, context.report):
             role.run(context)
     except BaseException:
         (folder / f"failure-{launch.worker.rank}").write_text(traceback.format_exc())
@@ -189,9 +188,10 @@ class _Watch:
         self._deadline = time.monotonic() + timeout_s
 
     def check(self) -> None:
-        """Raises `AssertionError` or `TimeoutError`, see `run_gang`."""
+        """Raise `AssertionError` or `TimeoutError`, see `run_gang`."""
         if any(worker.exitcode for worker in self._essential):
-            raise AssertionError(_first_failure(self._folder))
+            failures = sorted(self._folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
+            raise AssertionError(failures[0].read_text() if failures else "a worker died without a traceback")
         if time.monotonic() > self._deadline:
             raise TimeoutError("the gang did not end in time")
 
@@ -199,26 +199,19 @@ class _Watch:
 def _publish_port(folder: Path, gang: GangPlan, watch: _Watch) -> None:
     """Write the rendezvous port of rank 0 to the other workers' folders, as master and nodes do in the service."""
     first = Workdir.of(folder, "job", 1, 0).progress
-    while not (line := _rendezvous_line(first)):
+    port = None
+    while port is None:
         watch.check()
         time.sleep(0.005)
+        text = first.read_text() if first.exists() else ""
+        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        port = next((line["port"] for line in lines if line["kind"] == "rendezvous"), None)
     for worker in gang.workers[1:]:
         target = Workdir.of(folder, "job", 1, worker.rank)
         target.path.mkdir(parents=True, exist_ok=True)
         partial = target.path / "rendezvous.partial"
-        partial.write_text(str(line["port"]))
+        partial.write_text(str(port))
         partial.rename(target.rendezvous)
-
-
-def _rendezvous_line(progress: Path) -> dict[str, Any] | None:
-    text = progress.read_text() if progress.exists() else ""
-    lines = (json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n"))
-    return next((line for line in lines if line["kind"] == "rendezvous"), None)
-
-
-def _first_failure(folder: Path) -> str:
-    failures = sorted(folder.glob("failure-*"), key=lambda path: path.stat().st_mtime)
-    return failures[0].read_text() if failures else "a worker died without a traceback"
 
 
 def _collect(folder: Path, gang: GangPlan) -> GangResult:
@@ -226,7 +219,7 @@ def _collect(folder: Path, gang: GangPlan) -> GangResult:
     losses = {
         name: [json.loads(line) for line in path.read_text().splitlines()]
         for name in names
-        if (path := folder / f"losses-{name}").stat().st_size
+        if (path := folder / f"losses-{name}").exists() and path.stat().st_size
     }
     result: dict[str, float] = {}
     for path in folder.glob("work/job/1/*/progress.jsonl"):

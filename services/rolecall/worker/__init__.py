@@ -1,1 +1,1 @@
-"""One process of one attempt: the fork server that makes it, and its main: plan in, join, run the role, report out."""
+"""The worker, one process of one attempt: its main function, its sandbox, and the fork server that creates it."""

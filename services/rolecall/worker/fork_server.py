@@ -1,8 +1,8 @@
-"""Imports torch once and forks a worker from it on demand: `python -m rolecall.worker.fork_server FD`.
+"""Imports torch once and forks workers on demand: `python -m rolecall.worker.fork_server FD`.
 
-`FD` is one end of a socket pair, over which requests and replies (`spec.fork`) go as JSON lines. The server has one
-thread, because a fork copies only the thread that calls it, and a lock that another holds would stay locked. It never
-touches CUDA, which does not survive a fork. It ends when its node does, and takes its workers' groups with it.
+`FD` is one end of a socket pair for requests and replies (`spec.fork`) as JSON lines. The server has one thread,
+because a fork copies only the calling thread, and locks of other threads would stay locked. It never uses CUDA, which
+does not survive a fork. When its node ends, it kills its workers' process groups and exits.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from rolecall.untrusted_files import open_regular
 
 Play = Callable[[ForkRequest], int]
 
-# What workers need and what takes long to import. `torch._dynamo` is loaded by the first optimizer object.
+# Modules of workers that take long to import. `torch._dynamo` is loaded by the first optimizer object.
 PRELOADED = (
     "numpy",
     "pyarrow.csv",
@@ -55,7 +55,7 @@ _READ_BYTES = 1 << 16
 
 
 class ForkServer:
-    """One thread that waits for requests, for the ends of its children and for the end of its node."""
+    """Waits for requests, for the ends of its children, and for the end of its node, in one thread."""
 
     def __init__(self, channel: socket.socket, play: Play) -> None:
         self._channel = channel
@@ -67,8 +67,12 @@ class ForkServer:
         self._wakeup, self._wakeup_write = socket.socketpair()
 
     def serve(self) -> None:
-        """Answer requests until the node closes its end or a SIGTERM comes; then kill every worker."""
-        self._listen_for_signals()
+        """Answer requests until the node closes its end or a SIGTERM arrives, then kill every worker."""
+        self._wakeup.setblocking(False)
+        self._wakeup_write.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup_write.fileno())
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.signal(signal.SIGTERM, _ignore)
         self._selector.register(self._channel, selectors.EVENT_READ, self._on_request)
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
         try:
@@ -82,24 +86,17 @@ class ForkServer:
             for pid in self._workers:
                 _kill_group(pid)
 
-    def _listen_for_signals(self) -> None:
-        self._wakeup.setblocking(False)
-        self._wakeup_write.setblocking(False)
-        signal.set_wakeup_fd(self._wakeup_write.fileno())
-        signal.signal(signal.SIGCHLD, _ignore)
-        signal.signal(signal.SIGTERM, _ignore)
-
     def _on_request(self) -> None:
-        piece = self._channel.recv(_READ_BYTES)
-        self._should_exit = self._should_exit or not piece
-        *lines, self._received = (self._received + piece).split(b"\n")
+        chunk = self._channel.recv(_READ_BYTES)
+        self._should_exit = self._should_exit or not chunk
+        *lines, self._received = (self._received + chunk).split(b"\n")
         for line in lines:
             self._answer(line)
 
     def _on_signal(self) -> None:
         self._should_exit = self._should_exit or signal.SIGTERM in self._wakeup.recv(_READ_BYTES)
         while (ended := _first_ended()) is not None:
-            # The zombie still holds its process group's number, so that the kill can't hit a stranger.
+            # The zombie still holds its process group's number, so that the kill can't hit another process.
             _kill_group(ended)
             _, status = os.waitpid(ended, 0)
             key = self._workers.pop(ended)
@@ -116,7 +113,7 @@ class ForkServer:
         self._reply(Forked(key=request.key, pid=pid))
 
     def _fork(self, request: ForkRequest) -> int:
-        """Fork one worker; the log is opened on this side, so that a failure to do so is answered."""
+        """Fork one worker. The log is opened in the server, so that the node gets an error of it."""
         server = os.getpid()
         log = open_regular(Workdir(request.workdir).log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
@@ -127,7 +124,7 @@ class ForkServer:
             os.close(log)
 
     def _become_worker(self, request: ForkRequest, server: int, log: int) -> NoReturn:
-        """The forked child's whole life. It must never return into the server's loop."""
+        """Run the worker in the forked child. It must never return to the server's loop."""
         code = 1
         try:
             os.setsid()
@@ -157,25 +154,25 @@ class ForkServer:
 
 
 def _end_with(parent: int, with_signal: signal.Signals) -> None:
-    """Have the kernel send `with_signal` when the parent ends; exit at once if it already has."""
+    """Make the kernel send `with_signal` when the parent ends; exit if it already has."""
     die_with_parent(with_signal)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def threads() -> list[str]:
-    """The names of this process's threads, as the kernel has them."""
+    """The names of this process's threads in the kernel."""
     return sorted((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
 
 
 def main(arguments: list[str]) -> int:
-    """Import everything, then serve. `--play` names another function than the worker's main to run in the children."""
+    """Import everything, then serve. `--play` replaces the worker's main function."""
     parser = argparse.ArgumentParser(prog="python -m rolecall.worker.fork_server", description=__doc__)
     parser.add_argument("fd", type=int, help="the socket to the node")
     parser.add_argument("--play", default=DEFAULT_PLAY, metavar="MODULE:FUNCTION", help="what a worker runs")
     options = parser.parse_args(arguments)
     log_to_stderr(form=read_log_format())
-    # SIGTERM and not SIGKILL: the server still has its workers' own children to kill.
+    # SIGTERM instead of SIGKILL, because the server must kill its workers' child processes.
     _end_with(os.getppid(), signal.SIGTERM)
     with socket.socket(fileno=options.fd) as channel:
         channel.set_inheritable(False)
@@ -191,7 +188,7 @@ def _preload(play: str) -> Play:
     if len(names := threads()) > 1:
         text = "the fork server must have one thread and has %d (%s): forks may hang"
         _LOG.error(text, len(names), ", ".join(names), extra=about("fork_server_has_threads"))
-    # Moves all objects out of the collector's reach: a collection in a child would else copy the pages they lie on.
+    # Exclude all objects from collections, which would copy their pages in the children.
     gc.collect()
     gc.freeze()
     return found
@@ -212,18 +209,18 @@ def _kill_group(pid: int) -> None:
 
 
 def _redirect(log: int) -> None:
-    """Standard input from nowhere, both outputs to the log, line by line."""
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nowhere, 0), (log, 1), (log, 2)):
+    """Redirect standard input from /dev/null, and both outputs to the log, line by line."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
-    os.close(nowhere)
+    os.close(null)
     os.close(log)
     for stream in (sys.stdout, sys.stderr):
         cast(TextIOWrapper, stream).reconfigure(line_buffering=True)
 
 
 def _key(line: bytes) -> str:
-    """The worker that a request names, as far as it can be read."""
+    """The key in a request; empty if it can't be parsed."""
     try:
         request: Any = json.loads(line)
         return str(request["key"])
@@ -232,9 +229,9 @@ def _key(line: bytes) -> str:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Nothing to do: the number arrives through the wakeup socket."""
+    """Ignore the call: the signal's number arrives through the wakeup socket."""
 
 
 if __name__ == "__main__":
-    # Taking apart a process that holds torch costs a second and changes nothing; its node waits for the end.
+    # The node waits for the end, and the finalization of a process with torch takes a second.
     os._exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""A worker's main: plan in, check, join the gang, play the role, report out.
+"""The main function of a worker: checks the plan, joins the gang and runs the role.
 
-Runs in a process that the fork server has just forked. Exit codes: 0 the role is done, 75 it left because it was asked
-to, 1 it failed and `failure.json` says why.
+It runs in a process of the fork server. Exit codes: 0 if the role has ended, 75 after a stop request, 1 after a
+failure, which is in `failure.json`.
 """
 
 import importlib
@@ -19,12 +19,11 @@ from pydantic import ValidationError
 from rolecall import __version__
 from rolecall.edge.logs import about, log_to_stderr, stamp_records
 from rolecall.runtime.artifacts import Artifacts
-from rolecall.runtime.beat import start_beating
+from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext, enter
-from rolecall.runtime.master_client import MasterClient
-from rolecall.runtime.rendezvous import joined
+from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.settings import read_log_format, read_worker
 from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
@@ -32,7 +31,7 @@ from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
-from rolecall.worker.outputs import Outputs
+from rolecall.worker.outputs import Outputs, start_beating
 from rolecall.worker.sandbox import Sandbox, confine
 from rolecall.workloads import catalogue
 
@@ -40,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
 
 _TRACEBACK_LINES = 30
-# What torch says, in RPC, Gloo and the store, when the other end of a connection is gone.
+# Parts of the messages of RPC, Gloo and the store after the loss of the other end of a connection.
 _PEER_LOST = (
     "eof",
     "connection closed by peer",
@@ -72,7 +71,7 @@ def play(request: ForkRequest) -> int:
     except Stopped as reason:
         _LOG.info("stopped: %s", reason, extra=about("worker_stopped"))
         return STOPPED
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the master has to hear of it
+    except BaseException as error:  # noqa: BLE001 - the master must get every failure
         _LOG.exception("the worker failed", extra=about("worker_failed"))
         outputs.fail(_failure(error, sandbox))
         return FAILED
@@ -81,7 +80,7 @@ def play(request: ForkRequest) -> int:
 
 def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
     launch = request.launch
-    # Before there is a second thread: torch rebuilds its pool on first use after a fork, which is not thread-safe.
+    # Before the second thread starts: torch rebuilds its pool on first use after a fork, which is not thread-safe.
     torch.set_num_threads(launch.worker.threads)
     workload = catalogue.load(launch.workload)
     params = _legal_params(workload, launch.params)
@@ -90,12 +89,12 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
     context = _context(request, workdir, params, report)
     enter(context)
     role = importlib.import_module(workload.module_of(launch.worker.role))
-    with closing(context.report), joined(launch, workload, workdir, context.report):
+    with closing(context.report), join_before_role(launch, workload, workdir, context.report):
         role.run(context)
 
 
 def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
-    """The master has checked them; that they are not legal here means another version of the workload, for good."""
+    """The parameters, which the master has checked. Illegal ones mean a different version of the workload."""
     try:
         return workload.params.model_validate(given)
     except ValidationError as error:
@@ -107,7 +106,7 @@ def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
 
 def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Reporter) -> WorkerContext[Any]:
     launch = request.launch
-    client = MasterClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
+    client = AttemptClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
     return WorkerContext(
         launch=launch,
@@ -124,7 +123,7 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Rep
 
 
 def _device(gpu: str | None) -> torch.device:
-    """The node has hidden every other GPU, so that the worker's own is the first."""
+    """The worker's device. The node hides all other GPUs, so that its own is the first."""
     if gpu is None:
         return torch.device("cpu")
     torch.cuda.set_device(0)
@@ -133,9 +132,11 @@ def _device(gpu: str | None) -> torch.device:
 
 def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
     lines = "".join(traceback.format_exception(error)).splitlines()
+    text = str(error).strip().splitlines()
+    headline = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
     return Failure(
-        message=_headline(error) + sandbox.hint(error),
-        # The message says what is wrong with the input; the log has the traceback.
+        message=headline + sandbox.hint(error),
+        # The message describes the error of the input; the log has the traceback.
         traceback="" if isinstance(error, InputError) else "\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
         consequence=_is_consequence(error),
@@ -144,13 +145,8 @@ def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
     )
 
 
-def _headline(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-
-
 def _is_consequence(error: BaseException) -> bool:
-    """Whether the error only says that another worker of the gang is gone."""
+    """True if the error only reports the loss of another worker of the gang."""
     if isinstance(error, PeerLost):
         return True
     text = str(error).lower()

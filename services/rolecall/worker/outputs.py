@@ -1,14 +1,20 @@
-"""Where a worker writes what its node reads. The sandbox lets it open nothing there, so all is opened before."""
+"""The files through which a worker reports to its node.
+
+They are opened before the worker restricts itself, because the sandbox does not allow it later.
+"""
 
 import os
+import threading
+import time
 from dataclasses import dataclass
 from typing import Self
 
-from rolecall.runtime.beat import open_beat
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.report import Failure
 from rolecall.spec.workdir import Workdir
 from rolecall.untrusted_files import open_regular
+
+_BEAT_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,17 +23,33 @@ class Outputs:
 
     report: Reporter
     beat: int
-    """See `runtime.beat`."""
+    """The file whose time stamp is the worker's heartbeat."""
     failure: int
     """Empty until the worker fails."""
 
     @classmethod
     def open(cls, workdir: Workdir) -> Self:
-        """Must come before the worker confines itself. Raises `OSError`, e.g. when the disk is full."""
+        """Call it before the worker restricts itself. Raises `OSError`, for example if the disk is full."""
         failure = open_regular(workdir.failure, os.O_WRONLY | os.O_CREAT)
-        return cls(Reporter(workdir.progress), open_beat(workdir.beat), failure)
+        beat = open_regular(workdir.beat, os.O_WRONLY | os.O_CREAT)
+        return cls(Reporter(workdir.progress), beat, failure)
 
     def fail(self, failure: Failure) -> None:
-        """Leave word why the worker ends; its node reads it when the process has ended."""
+        """Write the failure, which the node reads after the end of the process."""
         with os.fdopen(self.failure, "w") as file:
             file.write(failure.model_dump_json())
+
+
+def start_beating(beat: int) -> None:
+    """Touch the file `beat` every half second in a separate thread.
+
+    The heartbeat stops when the process is stopped, but not while a call blocks.
+    """
+    os.utime(beat)
+
+    def keep_beating() -> None:
+        while True:
+            time.sleep(_BEAT_EVERY_S)
+            os.utime(beat)
+
+    threading.Thread(target=keep_beating, name="beat", daemon=True).start()

@@ -1,12 +1,12 @@
-"""What a worker may touch. It restricts itself by Landlock before any code of a job or of a plug-in runs.
+"""The sandbox of a worker, which restricts itself by Landlock before any code of a job or of a plug-in runs.
 
-A worker reads the system's software, Python's environment, the operator's data roots and plug-ins; it writes its own
-scratch folder, the node's cache and a few devices. Everything else is refused with `PermissionError`: above all the
-node's and the master's data, secrets, and the work folders of other jobs. Processes that it starts inherit the
-restriction. A seccomp filter adds what Landlock does not cover: other processes' limits, owners, extended attributes.
+A worker reads the system's software, Python's environment, the operator's data roots and plug-ins. It writes its own
+scratch folder, the node's cache and a few devices. Everything else is refused with `PermissionError`, for example data
+of the node and the master, secrets, and the work folders of other jobs. Child processes inherit the restriction. A
+seccomp filter covers what Landlock does not: limits of other processes, owners, extended attributes.
 
-Two things need no rule. The kernel lets a restricted process look into the memory, environment and open files (below
-`/proc/PID`) of its own children only, so that `/proc` can be allowed as a whole. And what was open before stays open.
+`/proc` can be allowed as a whole, because the kernel lets a restricted process read the memory, environment and open
+files (below `/proc/PID`) of its own children only. Open files need no rule.
 """
 
 import logging
@@ -34,7 +34,7 @@ from rolecall.spec.workdir import Workdir
 Rule = tuple[Path, Access]
 
 _FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/proc", "/sys")
-# Of /etc what libraries look up, and nothing that may hold a secret.
+# The files of /etc that libraries read, without those that can contain secrets.
 _ETC = (
     "ImageMagick-6", "OpenCL", "X11", "alternatives", "ca-certificates", "ca-certificates.conf", "drirc", "egl",
     "fonts", "gai.conf", "glvnd", "group", "host.conf", "hostname", "hosts", "inputrc", "krb5.conf", "ld.so.cache",
@@ -47,7 +47,7 @@ _DEVICES = ("dri", "full", "gdrdrv", "infiniband", "kfd", "null", "random", "ura
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - loader processes and NCCL exchange data there
 _NEVER = (Path("/run"),)
 _TOKENS = ("token", "stored_tokens")
-"""What `huggingface-cli login` leaves in `HF_HOME`."""
+"""The files of `huggingface-cli login` in `HF_HOME`."""
 _CACHES = {
     "XDG_CACHE_HOME": "cache",
     "XDG_CONFIG_HOME": "config",
@@ -55,24 +55,23 @@ _CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Where libraries keep what they compile or fetch: in the worker's own folder. What one job compiles must not run in
-another."""
+"""The caches of libraries, in the worker's own folder, so that code that one job compiles can't run in another."""
 _CAPABILITIES = (0, 1, 2, 3, 14, 23, 24)
-"""What root keeps in a worker: `CHOWN`, `DAC_OVERRIDE`, `DAC_READ_SEARCH`, `FOWNER`, `IPC_LOCK` (RDMA), `SYS_NICE`,
-`SYS_RESOURCE`. Others lead around the sandbox: with `PERFMON` a process reads the environment of any other."""
+"""The capabilities of root in a worker: `CHOWN`, `DAC_OVERRIDE`, `DAC_READ_SEARCH`, `FOWNER`, `IPC_LOCK` (RDMA),
+`SYS_NICE`, `SYS_RESOURCE`. Others would bypass the sandbox: `PERFMON` allows reading the environment of any process."""
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """The rules that this process lives under; none where it is not restricted."""
+    """The rules of this process; none if it is not restricted."""
 
     rules: Sequence[Rule] = ()
 
     def hint(self, error: BaseException) -> str:
-        """What to add to an error's message if it was the sandbox that refused a path, else nothing."""
+        """A hint for the message of an error if the sandbox refused a path, else empty."""
         path = _refused(error)
-        if path is None or not self.rules or self._may_write(path) or not _open_but_for_us(path):
+        if path is None or not self.rules or self._may_write(path) or not _permitted_by_mode(path):
             return ""
         return (
             f"; the sandbox keeps workers from {path}: add its folder to ROLECALL_DATA_ROOTS (data) or "
@@ -84,14 +83,17 @@ class Sandbox:
 
 
 def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
-    """Restrict this process to what the worker needs, and give it folders of its own for temporary files.
+    """Restrict this process to the rights of a worker, and set its own folders for temporary files.
 
-    Must come before the process has a second thread. Raises `SandboxUnavailable` where the operator requires a sandbox
-    and the kernel has none.
+    Call it while the process has a single thread. Raises `SandboxUnavailable` if the operator requires a sandbox and
+    the kernel has none.
     """
     workdir = Workdir(request.workdir)
     workdir.scratch.mkdir(exist_ok=True)
-    _use_own_folders(Path(request.env.get("TMPDIR", workdir.scratch)))
+    scratch = request.env.get("TMPDIR", str(workdir.scratch))
+    os.environ["TMPDIR"] = scratch
+    os.environ.update({name: f"{scratch}/{folder}" for name, folder in _CACHES.items()})
+    tempfile.tempdir = None  # The imports of the fork server can have set another folder.
     if settings.sandbox == "off":
         return Sandbox()
     rules = list(rules_of(request, settings))
@@ -111,31 +113,28 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
 
 
 def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
-    """Each path with what a worker may do there."""
+    """The paths with the worker's access rights."""
     data = request.cache.parent
     yield from _SYSTEM
-    yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))  # Some come with the driver's first use.
+    yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))  # The driver creates some on first use.
     libraries = [path.resolve() for path in read_library_paths()]
     readable = [*libraries, *(path.resolve() for path in (*settings.plugins, *settings.data_roots))]
     tokens = [path / name for path in libraries for name in _TOKENS if (path / name).exists()]
     for path in dict.fromkeys((*_SOFTWARE, *readable)):
         yield from _except(path, (data.resolve(), *_NEVER, *tokens))
     yield _SHARED_MEMORY, WRITE
-    # What the worker tells its node goes through files that were opened before (see `worker.outputs`).
+    # The worker writes only to files that were opened before (see `worker.outputs`).
     yield request.workdir, READ
     yield Workdir(request.workdir).scratch, SCRATCH
     yield request.cache, WRITE
     if request.trust is not None and request.trust.ca != "system":
         yield Path(request.trust.ca).resolve(), READ
-    url = request.launch.blob_url
-    if url and (folder := _local_blobs(url, request.launch.job)):
-        yield folder, WRITE
-
-
-def _use_own_folders(scratch: Path) -> None:
-    os.environ["TMPDIR"] = str(scratch)
-    tempfile.tempdir = None  # What the fork server's imports found is no longer true.
-    os.environ.update({name: str(scratch / folder) for name, folder in _CACHES.items()})
+    if request.launch.blob_url:
+        files, root = url_to_fs(request.launch.blob_url)
+        if isinstance(files, LocalFileSystem):
+            folder = Path(root, request.launch.job)
+            make_job_folder(folder)  # Rules need existing paths.
+            yield folder, WRITE
 
 
 def _system() -> Iterator[Rule]:
@@ -145,9 +144,9 @@ def _system() -> Iterator[Rule]:
 
 
 def _python() -> Iterator[Path]:
-    """Where this Python finds code; the folder of the whole system or of a user's home is not meant by that.
+    """The folders of Python's code, without the root folder, the user's home, and the node's working directory.
 
-    Nor is the folder where the node was started, for which an empty entry stands.
+    The working directory is an empty entry.
     """
     homes = {Path("/"), Path.home()}
     known = [*sys.path, sys.prefix, sys.base_prefix, sys.exec_prefix, site.getusersitepackages(), *_editable()]
@@ -155,17 +154,17 @@ def _python() -> Iterator[Path]:
 
 
 def _editable() -> Iterator[str]:
-    """Folders of packages in development, which setuptools maps by finders of its own."""
+    """The folders of editable installations, which setuptools maps by its own finders."""
     for name, module in list(sys.modules.items()):
         if name.startswith("__editable__"):
             yield from getattr(module, "MAPPING", {}).values()
 
 
 def _except(path: Path, hidden: Iterable[Path]) -> Iterator[Rule]:
-    """Rules for all that lies at and below `path`, but for what is hidden.
+    """Rules for `path` and everything below it except `hidden`.
 
-    A rule can only allow, and allows a whole tree. So where something below is hidden, each of its neighbours gets a
-    rule of its own, and the folder may be listed.
+    A rule allows a whole tree. Therefore, if a path below is hidden, each of its siblings gets a rule, and the folder
+    may be listed.
     """
     if path in hidden or not path.exists():
         return
@@ -178,23 +177,13 @@ def _except(path: Path, hidden: Iterable[Path]) -> Iterator[Rule]:
             yield from _except(child, hidden)
 
 
-def _local_blobs(url: str, job: str) -> Path | None:
-    """The job's own folder, where the blob store is a file system. It is made now: a rule is for what exists."""
-    files, root = url_to_fs(url)
-    if not isinstance(files, LocalFileSystem):
-        return None
-    folder = Path(root, job)
-    make_job_folder(folder)
-    return folder
-
-
-def _open_but_for_us(path: Path) -> bool:
-    """Whether the file's mode would let this user read it, or make it: the sandbox has no part in `access`."""
+def _permitted_by_mode(path: Path) -> bool:
+    """True if the mode of the file allows this user to read or create it. The sandbox doesn't affect `access`."""
     return os.access(path, os.R_OK) or os.access(path.parent, os.W_OK)
 
 
 def _refused(error: BaseException | None) -> Path | None:
-    """The path that a `PermissionError` in the chain of causes is about."""
+    """The path of a `PermissionError` in the chain of causes."""
     while error is not None:
         if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes | os.PathLike):
             return Path(os.fsdecode(error.filename)).resolve()
@@ -202,6 +191,6 @@ def _refused(error: BaseException | None) -> Path | None:
     return None
 
 
-# What is the same for all workers of a node is found out once, when the fork server imports this.
+# These rules are the same for all workers of a node, and computed once, when the fork server imports this module.
 _SYSTEM: tuple[Rule, ...] = tuple(rule for rule in _system() if rule[0].exists())
 _SOFTWARE: tuple[Path, ...] = tuple(dict.fromkeys((*(Path(path).resolve() for path in _FOLDERS), *_python())))

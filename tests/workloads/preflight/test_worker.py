@@ -50,7 +50,7 @@ class Exchange:
         return {node: Facts.model_validate(told | {"node": node}).model_dump_json() for node in NODES}
 
 
-def examine(monkeypatch: pytest.MonkeyPatch, rank: int, met: Any) -> Told:
+def examine(monkeypatch: pytest.MonkeyPatch, rank: int, join_gang: Any) -> Told:
     """Play the worker of that rank, where the links are open and the gang meets like this."""
     workers = [SimpleNamespace(node=node, role=Role.TRAINER, role_rank=n, rank=n) for n, node in enumerate(NODES)]
     gang = SimpleNamespace(workers=workers, addresses=dict.fromkeys(NODES, "127.0.0.1"))
@@ -60,7 +60,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, rank: int, met: Any) -> Told:
     context = SimpleNamespace(stop_requested=lambda: None, **own)
     monkeypatch.setattr(worker, "BlobExchange", Exchange)
     monkeypatch.setattr(worker, "probe_links", lambda *_: [])
-    monkeypatch.setattr(worker, "met", met)
+    monkeypatch.setattr(worker, "join_gang", join_gang)
     worker.run(cast(WorkerContext, context))
     return report
 

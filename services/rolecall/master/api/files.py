@@ -87,7 +87,7 @@ async def _members(master: Master, job: str, attempt: int) -> list[WorkerRecord]
 
 def _series(master: Master, worker: WorkerRecord, points: int) -> Series:
     key = StreamKey(worker.job, worker.attempt, worker.rank, "progress")
-    steps = series(master.streams.lines(key), points)
+    steps = series(key, master.streams.lines(key), points)
     return Series(attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=steps)
 
 

@@ -10,7 +10,7 @@ from torch.distributed import rpc
 from rolecall.edge.logs import about
 from rolecall.network.links import Prober, probe_links
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.runtime.rendezvous import met
+from rolecall.runtime.rendezvous import join_gang
 from rolecall.spec.errors import Stopped
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.plan import WorkerPlan
@@ -53,7 +53,7 @@ def _speeds(context: WorkerContext[Params]) -> list[NodeFinding]:
     findings: list[NodeFinding] = []
     started = False
     try:
-        with met(context.launch, WORKLOAD, context.workdir, context.report):
+        with join_gang(context.launch, WORKLOAD, context.workdir, context.report):
             started = True
             if context.rank == 0:
                 findings += _measure_all(context)

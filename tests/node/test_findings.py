@@ -1,4 +1,4 @@
-"""What a node makes of what it measured."""
+"""The findings of a node's self-check."""
 
 import errno
 import time
@@ -6,7 +6,8 @@ import time
 import pytest
 from tests.node.harness import TOKEN, ScriptedMaster
 
-from rolecall.node.checks import (
+from rolecall.node.client import MasterClient
+from rolecall.node.findings import (
     GIB,
     MIB,
     GpuInventory,
@@ -23,7 +24,6 @@ from rolecall.node.checks import (
     unwritable,
     version,
 )
-from rolecall.node.client import MasterClient
 from rolecall.node.self_check import compare_clocks
 from rolecall.spec.finding import Finding, Level
 
@@ -31,7 +31,7 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
 
 
 @pytest.mark.parametrize(
-    ("finding", "level", "said"),
+    ("finding", "level", "text"),
     [
         (clock(0.9, 0.001), OK, "within 1 s"),
         (clock(-1.5, 0.001), WARNING, "1.5 s behind"),
@@ -44,7 +44,7 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
         (disk("/data", Space(60 * GIB, 10_000 * GIB)), OK, "60 GiB free"),
         (disk("/data", Space(100 * MIB, 500 * MIB)), WARNING, "100 MiB free"),
         (disk("/data", Space(MIB, GIB)), ERROR, "1 MiB free (0% of 1 GiB)"),
-        (disk("/data", Space(50 * GIB, 100 * GIB, files_left=False)), ERROR, "no inodes left"),
+        (disk("/data", Space(50 * GIB, 100 * GIB, has_inodes=False)), ERROR, "no inodes left"),
         (disk("/data", Space(0, 0)), ERROR, "0 B free"),
         (unwritable("/data", "Permission denied"), ERROR, "/data: Permission denied"),
         (shm(64 * MIB, computes=True), WARNING, "(/dev/shm) has 64 MiB"),
@@ -76,9 +76,9 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
         (memory(100 * MIB, 4 * GIB), WARNING, "100 MiB of 4 GiB"),
     ],
 )
-def test_judgements(finding: Finding, level: Level, said: str) -> None:
+def test_levels_and_messages(finding: Finding, level: Level, text: str) -> None:
     assert finding.level is level
-    assert said in finding.message
+    assert text in finding.message
     assert "\n" not in finding.message + finding.remedy
     assert bool(finding.remedy) == (level is not OK)
 

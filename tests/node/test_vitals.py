@@ -1,12 +1,11 @@
-"""What an exit status means."""
+"""The end states and the hung states of a worker's process."""
 
 import signal
 from datetime import UTC, datetime
 
 import pytest
 
-from rolecall.node.endings import classify_exit
-from rolecall.node.vitals import Vitals
+from rolecall.node.vitals import Vitals, classify_exit
 from rolecall.spec.report import Failure
 from rolecall.spec.state import WorkerState
 
@@ -30,7 +29,7 @@ KILL = -signal.SIGKILL
         (-signal.SIGABRT, None, None, True, WorkerState.FAILED, "killed by SIGABRT"),
     ],
 )
-def test_judge(  # noqa: PLR0917
+def test_classify_exit(  # noqa: PLR0917
     status: int, written: Failure | None, killed: str | None, oom: bool | None, state: WorkerState, message: str | None
 ) -> None:
     ended, failure = classify_exit(status, written, killed=killed, oom=oom, now=NOW)

@@ -1,6 +1,6 @@
-"""The checks of a node: pure functions from measurements to findings.
+"""The findings of a node's self-check: pure functions of its measurements.
 
-Each message is a sentence about the node ("its clock is …"), so that it reads well behind the node's name.
+Each message is a sentence about the node ("its clock is …"), to be shown after the node's name.
 """
 
 import errno
@@ -14,12 +14,12 @@ from rolecall.spec.node import is_loopback
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CLOCK_WARNING_S, CLOCK_ERROR_S = 1.0, 30.0
 DISK_ERROR_BYTES = 16 * MIB
-"""Less can't hold a worker's folder and the first lines of its log."""
+"""The minimum for a worker's folder and the first lines of its log."""
 SHM_BYTES = 256 * MIB
 DAY_S = 86_400
 CERTIFICATE_WARNING_S = 14 * DAY_S
 MEMORY_BYTES = 512 * MIB
-"""A worker needs about this much before its model and its batches."""
+"""The approximate memory of a worker without its model and batches."""
 _SIGNALS_SINCE = 6
 """The first version of Landlock's interface that restricts signals."""
 
@@ -27,32 +27,32 @@ Pair = tuple[int, int]
 
 
 class Space(NamedTuple):
-    """A file system: bytes that are free to this user, bytes in all, and whether a new file may be made."""
+    """The space of a file system: bytes that are free for this user, bytes in total, and free inodes."""
 
     free: int
     total: int
-    files_left: bool = True
+    has_inodes: bool = True
 
 
 class GpuInventory(NamedTuple):
-    """The GPUs below this container, as they were found when the node started."""
+    """The number of GPUs when the node started."""
 
     usable: int
-    """What this node offers to its workers."""
+    """The GPUs for this node's workers."""
     installed: int
-    """What is plugged into the machine, whoever may use it."""
+    """The GPUs of the machine, also those that this container may not use."""
     disabled: bool = False
-    """Whether the environment says that there shall be none."""
+    """True if the environment disables all GPUs."""
     failure: str = ""
-    """What the driver's program said if it failed."""
+    """The error of the driver's program if it failed."""
     no_peer_access: Sequence[Pair] = ()
     """Pairs that can't reach each other's memory."""
 
 
 def clock(offset_s: float, uncertainty_s: float) -> Finding:
-    """`offset_s` is how far this node's clock is ahead of the master's, known to within `uncertainty_s`."""
-    surely = max(0.0, abs(offset_s) - uncertainty_s)
-    level = Level.ERROR if surely > CLOCK_ERROR_S else Level.WARNING if surely > CLOCK_WARNING_S else Level.OK
+    """The difference of the clocks: this node's is `offset_s` ahead of the master's, measured to `uncertainty_s`."""
+    least_s = max(0.0, abs(offset_s) - uncertainty_s)
+    level = Level.ERROR if least_s > CLOCK_ERROR_S else Level.WARNING if least_s > CLOCK_WARNING_S else Level.OK
     figure = f"{abs(offset_s):.0f} s" if abs(offset_s) >= 10 else f"{abs(offset_s):.1f} s"
     direction = "ahead of" if offset_s > 0 else "behind"
     if level is Level.OK:
@@ -66,53 +66,51 @@ def clock(offset_s: float, uncertainty_s: float) -> Finding:
 
 
 def disk(folder: str, space: Space) -> Finding:
-    """Room in the data folder."""
     share = space.free / space.total if space.total else 0.0
-    said = f"its data folder {folder} has {size(space.free)} free ({share:.0%} of {size(space.total)})"
+    message = f"its data folder {folder} has {size(space.free)} free ({share:.0%} of {size(space.total)})"
     if space.free < DISK_ERROR_BYTES:
         level = Level.ERROR
-    elif not space.files_left:
-        level, said = Level.ERROR, f"its data folder {folder} has no inodes left"
+    elif not space.has_inodes:
+        level, message = Level.ERROR, f"its data folder {folder} has no inodes left"
     else:
-        little = max(GIB // 4, min(space.total // 20, 10 * GIB))
-        level = Level.WARNING if space.free < little else Level.OK
+        low = max(GIB // 4, min(space.total // 20, 10 * GIB))
+        level = Level.WARNING if space.free < low else Level.OK
     remedy = "" if level is Level.OK else f"free space below {folder}, or give ROLECALL_DATA a larger volume"
-    return Finding(check="disk", level=level, message=said, remedy=remedy)
+    return Finding(check="disk", level=level, message=message, remedy=remedy)
 
 
 def unwritable(folder: str, reason: str) -> Finding:
-    """The data folder can't be looked at, or no longer be written to."""
+    """The data folder can't be examined, or is no longer writable."""
     remedy = "give ROLECALL_DATA a folder that this user may write to, and restart the node"
     return Finding(check="disk", level=Level.ERROR, message=f"its data folder {folder}: {reason}", remedy=remedy)
 
 
 def shm(total: int, *, computes: bool) -> Finding:
-    """Shared memory, which the processes of data loaders and NCCL exchange data in."""
-    said = f"its shared memory (/dev/shm) has {size(total)}"
+    """The size of shared memory, in which data loaders and NCCL exchange data."""
+    message = f"its shared memory (/dev/shm) has {size(total)}"
     if not computes or total >= SHM_BYTES:
-        return Finding(check="shm", level=Level.OK, message=said)
+        return Finding(check="shm", level=Level.OK, message=message)
     return Finding(
         check="shm",
         level=Level.WARNING,
-        message=f"{said}, which data loaders and NCCL can fill",
+        message=f"{message}, which data loaders and NCCL can fill",
         remedy=f"give it {size(SHM_BYTES)} or more: `shm_size` in compose, in Kubernetes a Memory emptyDir at /dev/shm",
     )
 
 
-def version(own: str, masters: str) -> Finding:
-    """Whether node and master are of one release."""
-    if own == masters:
+def version(own: str, master: str) -> Finding:
+    if own == master:
         return Finding(check="version", level=Level.OK, message=f"it has the master's version {own}")
     return Finding(
         check="version",
         level=Level.ERROR,
-        message=f"its version is {own}, the master's is {masters}",
+        message=f"its version is {own}, the master's is {master}",
         remedy="it takes no workers until both run the same image",
     )
 
 
 def network(host: str, resolved: Sequence[str], interface: str, address: str, elsewhere: int) -> Finding:
-    """The route to the master at `host`, and whether the `elsewhere` nodes of other hosts reach this node's workers."""
+    """The route to the master at `host`, which must allow the `elsewhere` nodes of other hosts to reach the workers."""
     if elsewhere and is_loopback(address):
         return Finding(
             check="network",
@@ -128,12 +126,11 @@ def network(host: str, resolved: Sequence[str], interface: str, address: str, el
             message=f"its MASTER_ADDR={host} resolves to several addresses: {', '.join(resolved)}",
             remedy="set MASTER_ADDR to a name that resolves only to the master",
         )
-    said = f"it reaches the master {host} ({', '.join(resolved)}) by {interface}, where it has {address}"
-    return Finding(check="network", level=Level.OK, message=said)
+    message = f"it reaches the master {host} ({', '.join(resolved)}) by {interface}, where it has {address}"
+    return Finding(check="network", level=Level.OK, message=message)
 
 
 def plain_http(url: str, *, leaves_machine: bool) -> Finding:
-    """A node that calls its master without TLS."""
     if not leaves_machine:
         return Finding(check="tls", level=Level.OK, message=f"its calls to {url} stay on this machine")
     return Finding(
@@ -145,23 +142,23 @@ def plain_http(url: str, *, leaves_machine: bool) -> Finding:
 
 
 def certificate(left_s: float) -> Finding:
-    """How much longer the master's certificate is valid."""
-    said = f"the master's certificate expires in {max(0.0, left_s) / DAY_S:.0f} days"
+    """The remaining validity of the master's certificate."""
+    message = f"the master's certificate expires in {max(0.0, left_s) / DAY_S:.0f} days"
     if left_s > CERTIFICATE_WARNING_S:
-        return Finding(check="tls", level=Level.OK, message=said)
+        return Finding(check="tls", level=Level.OK, message=message)
     remedy = "renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY; the master reloads them automatically"
-    return Finding(check="tls", level=Level.WARNING, message=said, remedy=remedy)
+    return Finding(check="tls", level=Level.WARNING, message=message, remedy=remedy)
 
 
 def no_route(host: str, reason: str) -> Finding:
-    """A node that had a route to the master has none any more."""
+    """A node that has lost its route to the master."""
     remedy = "check whether DNS still resolves the name, and whether the network is still attached"
     message = f"it no longer has a route to MASTER_ADDR={host}: {reason}"
     return Finding(check="network", level=Level.WARNING, message=message, remedy=remedy)
 
 
 def refused(seconds: float, reason: str) -> Finding:
-    """The master refused this node for a while after it had accepted it; workers went on meanwhile."""
+    """A past refusal of this node by its master. The workers continued meanwhile."""
     return Finding(
         check="master",
         level=Level.WARNING,
@@ -171,11 +168,12 @@ def refused(seconds: float, reason: str) -> Finding:
 
 
 def gpus(found: GpuInventory) -> Finding:
-    """The GPUs that the node offers, against those that are there."""
-    said = f"it offers {found.usable} of {found.installed} GPUs" if found.installed else "its machine has no GPU"
+    """The GPUs that the node offers, compared with the installed ones."""
+    message = f"it offers {found.usable} of {found.installed} GPUs" if found.installed else "its machine has no GPU"
     remedy = ""
     if found.failure:
-        said, remedy = f"its GPUs can't be queried: {found.failure}", "repair the NVIDIA driver, then restart the node"
+        message = f"its GPUs can't be queried: {found.failure}"
+        remedy = "repair the NVIDIA driver, then restart the node"
     elif found.installed and not found.usable and not found.disabled:
         # Offering some of its GPUs is a decision. Offering none is probably a mistake.
         remedy = (
@@ -184,20 +182,24 @@ def gpus(found: GpuInventory) -> Finding:
         )
     elif found.no_peer_access:
         pairs = ", ".join(f"{one}-{other}" for one, other in found.no_peer_access)
-        said = f"its GPUs can't reach each other's memory directly ({pairs}), so NCCL copies through the host's memory"
+        message = (
+            f"its GPUs can't reach each other's memory directly ({pairs}), so NCCL copies through the host's memory"
+        )
         remedy = "check `nvidia-smi topo -p2p r` and the machine's IOMMU and ACS settings"
-    return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=said, remedy=remedy)
+    return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=message, remedy=remedy)
 
 
 def sandbox(mode: str, version: int, error: OSError | None, no_filter: OSError | None = None) -> Finding:
-    """Whether Landlock can confine this node's workers; `version` is its interface's, unless asking for it failed.
+    """The confinement of this node's workers by Landlock, `version` of its interface or the `error` without one.
 
-    `no_filter` is why there can't be a filter of system calls beside it.
+    `no_filter` is the error if there can't be a filter of system calls as well.
     """
     if mode == "off":
-        said = "its workers are not confined (ROLECALL_SANDBOX=off): they read and write whatever the node's user can"
+        message = (
+            "its workers are not confined (ROLECALL_SANDBOX=off): they read and write whatever the node's user can"
+        )
         remedy = "set ROLECALL_SANDBOX to auto or required"
-        return Finding(check="sandbox", level=Level.WARNING, message=said, remedy=remedy)
+        return Finding(check="sandbox", level=Level.WARNING, message=message, remedy=remedy)
     if error is None:
         return _confined(version, no_filter)
     reasons = {
@@ -213,12 +215,12 @@ def sandbox(mode: str, version: int, error: OSError | None, no_filter: OSError |
     }
     why, remedy = reasons.get(error.errno or 0, (f"Landlock fails ({error})", "read the kernel's log"))
     required = mode == "required"
-    said = f"{why}, so its workers {'may not run (ROLECALL_SANDBOX=required)' if required else 'are not confined'}"
-    return Finding(check="sandbox", level=Level.ERROR if required else Level.WARNING, message=said, remedy=remedy)
+    message = f"{why}, so its workers {'may not run (ROLECALL_SANDBOX=required)' if required else 'are not confined'}"
+    return Finding(check="sandbox", level=Level.ERROR if required else Level.WARNING, message=message, remedy=remedy)
 
 
 def _confined(version: int, no_filter: OSError | None) -> Finding:
-    said, gaps, remedies = f"Landlock (version {version}) confines its workers", list[str](), list[str]()
+    message, gaps, remedies = f"Landlock (version {version}) confines its workers", list[str](), list[str]()
     if version < _SIGNALS_SINCE:
         gaps.append("they can send signals to every process of the node's user")
         remedies.append("run a kernel of 6.12 or newer")
@@ -226,22 +228,21 @@ def _confined(version: int, no_filter: OSError | None) -> Finding:
         gaps.append(f"they can limit every process of the node's user (no seccomp filter: {no_filter.strerror})")
         remedies.append("run a kernel with CONFIG_SECCOMP_FILTER, and allow the system call seccomp")
     if not gaps:
-        return Finding(check="sandbox", level=Level.OK, message=said)
-    message, remedy = f"{said}, but {', and '.join(gaps)}", "; ".join(remedies)
+        return Finding(check="sandbox", level=Level.OK, message=message)
+    message, remedy = f"{message}, but {', and '.join(gaps)}", "; ".join(remedies)
     return Finding(check="sandbox", level=Level.WARNING, message=message, remedy=remedy)
 
 
 def memory(available: int, total: int) -> Finding:
-    """Memory that is left, of what the container may have."""
-    said = f"it has {size(available)} of {size(total)} memory left"
+    message = f"it has {size(available)} of {size(total)} memory left"
     if available >= MEMORY_BYTES:
-        return Finding(check="memory", level=Level.OK, message=said)
+        return Finding(check="memory", level=Level.OK, message=message)
     remedy = "give the container more memory, or the node fewer slots (ROLECALL_SLOTS)"
-    return Finding(check="memory", level=Level.WARNING, message=said, remedy=remedy)
+    return Finding(check="memory", level=Level.WARNING, message=message, remedy=remedy)
 
 
 def size(count: int) -> str:
-    """Bytes as people read them, e.g. `64 MiB`."""
+    """Bytes in text, such as `64 MiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count >= unit:
             return f"{count / unit:.3g} {name}" if count < 1000 * unit else f"{count / unit:.0f} {name}"

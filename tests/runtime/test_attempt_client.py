@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from tests.clock import ManualClock
 
-from rolecall.runtime.master_client import MasterClient
+from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
 
 
 @contextmanager
-def answering(statuses: list[int], clock: ManualClock | None = None, *, after_s: float = 0.0) -> Iterator[MasterClient]:
+def answering(
+    statuses: list[int], clock: ManualClock | None = None, *, after_s: float = 0.0
+) -> Iterator[AttemptClient]:
     """A client of a master that answers with these in turn, each after so long, and with the last one from then on."""
     time = clock or ManualClock()
 
@@ -33,7 +35,7 @@ def answering(statuses: list[int], clock: ManualClock | None = None, *, after_s:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield MasterClient(f"http://127.0.0.1:{server.server_port}", "token", "job", 1, clock=time, sleep=time.sleep)
+        yield AttemptClient(f"http://127.0.0.1:{server.server_port}", "token", "job", 1, clock=time, sleep=time.sleep)
         server.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""A worker's few calls to the master: blobs, checkpoints, artifacts."""
+"""A worker's calls to the master: blobs, checkpoints, artifacts."""
 
 import logging
 import time
@@ -15,19 +15,20 @@ from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.trust import Trust
 from rolecall.spec.wire import ArtifactNotice
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _GIVE_UP_S = 300.0
-_LONGEST_PAUSE_S = 5.0
-_PIECE = 1 << 20
-_PASSING = {httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS}
-"""What a slow network or a proxy in between causes, too."""
-# The master answers an upload when all of it is on its disk.
+_MAX_PAUSE_S = 5.0
+_CHUNK_BYTES = 1 << 20
+_TEMPORARY = {httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS}
+"""Client errors that a slow network or a proxy can cause as well."""
+# The master answers an upload when it is completely on disk.
 _UPLOAD = httpx.Timeout(60.0, read=600.0)
 
 
-class MasterClient:
-    """Bears the attempt's own token. Tries again while the master is away, and raises `BlobsUnavailable` after five
-    minutes; until the master is back, later calls are tried only once.
+class AttemptClient:
+    """A client with the attempt's token. It retries while the master is unavailable.
+
+    It raises `BlobsUnavailable` after five minutes. Until the master is back, later calls are not retried.
     """
 
     def __init__(
@@ -49,14 +50,14 @@ class MasterClient:
         self._http = httpx.Client(
             base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, **client_options(trust)
         )
-        self._away_since: float | None = None
+        self._unavailable_since: float | None = None
 
     def put_blob(self, name: str, path: Path, sha256: str) -> None:
         """Upload one file; the master checks it against `sha256`."""
-        self._persist(
+        self._retry(
             lambda: self._http.put(
                 f"{self._attempt}/blobs/{name}",
-                content=_pieces(path),
+                content=_chunks(path),
                 headers={"X-Content-SHA256": sha256},
                 timeout=_UPLOAD,
                 **self._options,
@@ -72,11 +73,11 @@ class MasterClient:
                     response.read()
                     return response
                 with path.open("wb") as file:
-                    for piece in response.iter_bytes(_PIECE):
-                        file.write(piece)
+                    for chunk in response.iter_bytes(_CHUNK_BYTES):
+                        file.write(chunk)
                 return response
 
-        self._persist(download)
+        self._retry(download)
 
     def record_checkpoint(self, manifest: CheckpointManifest) -> None:
         """Close a checkpoint; raises `StaleAttempt` if this attempt is no longer the job's current one."""
@@ -89,25 +90,27 @@ class MasterClient:
     def _post(self, noun: str, body: str) -> None:
         headers = {"Content-Type": "application/json"}
         path = f"{self._attempt}/{noun}"
-        self._persist(lambda: self._http.post(path, content=body, headers=headers, **self._options))
+        self._retry(lambda: self._http.post(path, content=body, headers=headers, **self._options))
 
-    def _persist(self, call: Callable[[], httpx.Response]) -> None:
-        """Call until the master answers: it may be restarting, and a worker that gave up would cost an attempt."""
-        delays = delays_s(most=_LONGEST_PAUSE_S, jitter=0)
-        while (problem := _try(call)) is not None:
+    def _retry(self, call: Callable[[], httpx.Response]) -> None:
+        """Call until the master answers: it may restart, and a worker that fails would cost an attempt."""
+        delays = delays_s(most=_MAX_PAUSE_S, jitter=0)
+        while (problem := _error_of(call)) is not None:
             # Measured from the first failure: a large file may take longer than that to transfer.
-            self._away_since = self._away_since or self._clock()
-            if (away_s := self._clock() - self._away_since) > _GIVE_UP_S:
-                raise BlobsUnavailable(f"the master could neither store nor send files for {away_s:.0f} s: {problem}")
+            self._unavailable_since = self._unavailable_since or self._clock()
+            if (failing_s := self._clock() - self._unavailable_since) > _GIVE_UP_S:
+                raise BlobsUnavailable(
+                    f"the master could neither store nor send files for {failing_s:.0f} s: {problem}"
+                )
             pause = next(delays)
             text = "the master is unavailable (%s); retrying in %.1f s"
-            _log.warning(text, problem, pause, extra=about("master_unavailable"))
+            _LOG.warning(text, problem, pause, extra=about("master_unavailable"))
             self._sleep(pause)
-        self._away_since = None
+        self._unavailable_since = None
 
 
-def _try(call: Callable[[], httpx.Response]) -> str | None:
-    """None when it worked, a sentence when it may work later; raises when it never will."""
+def _error_of(call: Callable[[], httpx.Response]) -> str | None:
+    """The text of an error that may be temporary, None for success; raises if a retry can't help."""
     try:
         response = call()
     except httpx.TransportError as error:
@@ -118,12 +121,12 @@ def _try(call: Callable[[], httpx.Response]) -> str | None:
         raise NoSuchBlob(f"the master has no {response.request.url.path}: {response.text}")
     if response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
         raise QuotaExceeded(response.text)
-    if response.is_client_error and response.status_code not in _PASSING:
+    if response.is_client_error and response.status_code not in _TEMPORARY:
         raise CheckpointError(f"the master refused {response.request.url.path}: {response.text}")
     return f"{response.status_code} {response.text}" if response.is_error else None
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            yield piece
+        while chunk := file.read(_CHUNK_BYTES):
+            yield chunk

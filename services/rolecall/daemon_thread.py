@@ -1,0 +1,25 @@
+"""Threads for calls that can hang, for example in a network file system."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a function like `asyncio.to_thread`, but without delaying the exit of the event loop and the process."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args, **kwargs))
+        except BaseException as error:  # noqa: BLE001 - the caller gets it
+            future.set_exception(error)
+
+    future.set_running_or_notify_cancel()  # A running call can't be cancelled, only the wait for it.
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(future)
