@@ -47,7 +47,7 @@ async def exposition(master: Master) -> bytes:
     registry = CollectorRegistry()
     registry.register(await _look(master))
     # In a thread: what a large cluster has free takes a while to compute.
-    return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.registry))
+    return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.metrics_registry))
 
 
 async def _look(master: Master) -> Snapshot:

@@ -17,7 +17,6 @@ from rolecall.master.access_sync import AccessSync
 from rolecall.master.answers import Answers
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.checks import Checks
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
@@ -25,9 +24,10 @@ from rolecall.master.placer import Placer
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
+from rolecall.master.request_checks import RequestChecks
 from rolecall.master.retention import Policy
 from rolecall.master.signals import Signal, Signals
-from rolecall.master.space import Quota, Reserve
+from rolecall.master.space import JobQuota, Reserve
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import signing
 from rolecall.master.store.database import Database, sqlite_url
@@ -47,7 +47,7 @@ class Master:
     clock: Clock
     settings: MasterSettings
     catalogue: Catalogue
-    checks: Checks
+    request_checks: RequestChecks
     database: Database
     access: Access
     sync: AccessSync
@@ -59,7 +59,7 @@ class Master:
     blobs: Blobs
     progress: ProgressBook
     reserve: Reserve
-    quota: Quota
+    job_quota: JobQuota
     view: View
     reconciler: Reconciler
     placer: Placer
@@ -73,7 +73,7 @@ class Master:
     """To be called after each commit, by whoever changed something."""
     garbage: Signal
     """Notified when there may be something to delete or to verify."""
-    registry: CollectorRegistry
+    metrics_registry: CollectorRegistry
     term: int
     """The number of its term of leadership."""
 
@@ -249,7 +249,7 @@ def _assemble(
         clock=clock,
         settings=settings,
         catalogue=catalogue,
-        checks=Checks(catalogue),
+        request_checks=RequestChecks(catalogue),
         database=database,
         access=access,
         sync=AccessSync(database, access, clock),
@@ -259,7 +259,7 @@ def _assemble(
         blobs=blobs,
         progress=progress,
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
-        quota=Quota(settings.max_job_bytes),
+        job_quota=JobQuota(settings.max_job_bytes),
         view=view,
         reconciler=reconciler,
         placer=placer,
@@ -269,7 +269,7 @@ def _assemble(
         news=news,
         waking=waking,
         garbage=garbage,
-        registry=registry,
+        metrics_registry=registry,
         term=term,
     )
 

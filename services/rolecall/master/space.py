@@ -67,7 +67,7 @@ class Reserve:
         return Volume(free=found.f_bavail * found.f_frsize, total=total, reserve=reserve)
 
 
-class Quota:
+class JobQuota:
     """How many bytes each job may have in the blob store; `None` is no limit."""
 
     def __init__(self, most: int | None) -> None:
@@ -126,7 +126,7 @@ async def above_floor(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIt
 
 
 async def within_quota(
-    pieces: AsyncIterator[bytes], quota: Quota, job: str, stored: Callable[[], Awaitable[int]]
+    pieces: AsyncIterator[bytes], quota: JobQuota, job: str, stored: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
     """The pieces, as long as the job may have them beside what is `stored`, which is counted again at the end."""
     if quota.most is None:

@@ -11,12 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
 from rolecall.master.program import Master
-from rolecall.master.quota import measure, metered
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
+from rolecall.master.token_limits import measure, metered
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MOST, MOST_BYTES
 from rolecall.spec.errors import Conflict, StaleAttempt
@@ -95,7 +95,7 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
         return await master.blobs.used(job, {blob, *await _expiring(master, job)})
 
     pieces = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
-    pieces = within_quota(pieces, master.quota, job, stored)
+    pieces = within_quota(pieces, master.job_quota, job, stored)
     size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, pieces))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
@@ -167,13 +167,13 @@ async def _check_quota(connection: AsyncConnection, master: Master, job: str, fr
 
     Below a blob URL the master sees no upload, and this is where the limit holds.
     """
-    if master.quota.most is None or master.settings.blob_url is None:
+    if master.job_quota.most is None or master.settings.blob_url is None:
         return
     known = await checkpoints.of_job(connection, job)
     old = superfluous(known, master.settings.keep_checkpoints)
     sizes = {part.blob: part.size for one in known if one.manifest not in old for part in one.manifest.parts}
     sizes |= {artifact.blob: artifact.size for artifact in await artifacts.of_job(connection, job)}
-    master.quota.check(job, sum((sizes | fresh).values()))
+    master.job_quota.check(job, sum((sizes | fresh).values()))
 
 
 async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobSummary:

@@ -19,10 +19,10 @@ from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, st
 from rolecall.master.documents import detailed, job_document
 from rolecall.master.field_errors import MOST_PROBLEMS, problem, shortened, unknown
 from rolecall.master.program import Master
-from rolecall.master.quota import check_submission
 from rolecall.master.store import attempts, idempotency, jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
+from rolecall.master.token_limits import check_submission
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import JobPage
@@ -51,7 +51,7 @@ async def submit(
 
     Over a limit of the token the answer is 429, which names the limit.
     """
-    fields = await master.checks.run(request)
+    fields = await master.request_checks.run(request)
     if master.catalogue.is_per_node(request.workload):
         _check_visit(caller, await _visited(master, fields["params"]["nodes"]))
     else:

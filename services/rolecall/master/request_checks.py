@@ -30,7 +30,7 @@ class _Overdue(BaseException):
     """Raised inside a check whose deadline has passed; no plug-in's `except Exception` stops it."""
 
 
-class Checks:
+class RequestChecks:
     """The checks that run and those that wait for a thread."""
 
     def __init__(self, catalogue: Catalogue, deadline_s: float = DEADLINE_S) -> None:
