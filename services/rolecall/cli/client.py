@@ -152,7 +152,7 @@ class Client:
         return self._list(Artifact, f"/jobs/{_segment(job)}/artifacts", "artifacts")
 
     def log(self, job: str, query: dict[str, Any]) -> Iterator[bytes]:
-        """The job's log as it is, in pieces."""
+        """The job's log as it is, in chunks."""
         with self._stream(f"/jobs/{_segment(job)}/logs", query, 30.0) as answer:
             yield from answer.iter_bytes()
 
@@ -173,8 +173,8 @@ class Client:
         path = f"/jobs/{_segment(job)}/artifacts/{_segment(name)}"
         try:
             with self._stream(path, {}, 30.0) as answer, partial.open("wb") as file:
-                for piece in answer.iter_bytes():
-                    file.write(piece)
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
             partial.replace(to)
         except OSError as error:
             raise CommandError(Exit.USAGE, f"can't write {to}: {error.strerror}") from None

@@ -34,7 +34,7 @@ class Principal:
         """Whether it may look at the jobs of `owner`."""
         return self.reads_all or (Scope.SUBMIT in self.scopes and owner == self.name)
 
-    def steers(self, owner: str) -> bool:
+    def controls(self, owner: str) -> bool:
         """Whether it may change the jobs of `owner`."""
         return Scope.ADMIN in self.scopes or (Scope.SUBMIT in self.scopes and owner == self.name)
 

@@ -24,7 +24,7 @@ class AccessSync:
     """Reads tokens; writes when they were used, to the minute, and the calls that were refused."""
 
     def __init__(self, database: Database, access: Access, clock: Clock) -> None:
-        self.strangers = Refusals(clock)
+        self.unauthenticated = Refusals(clock)
         """Calls without a valid token."""
         self.refused = Refusals(clock)
         """Calls with a valid token that got an error for an answer."""
@@ -50,7 +50,7 @@ class AccessSync:
         # One at a time: what was read before a change must not be taken over after it.
         async with self._reading:
             async with self._database.read() as connection:
-                found = await tokens.everything(connection)
+                found = await tokens.list_all(connection)
                 secrets = await tokens.secrets(connection)
             self._stored = {token.name: token.last_used_at for token in found}
             self._access.replace(known(found, secrets))
@@ -61,7 +61,7 @@ class AccessSync:
         if used:
             async with self._database.write() as connection:
                 await tokens.set_used(connection, used)
-        for refusals in (self.strangers, self.refused):
+        for refusals in (self.unauthenticated, self.refused):
             if entries := refusals.take():
                 await self._add(refusals, entries)
 

@@ -77,8 +77,8 @@ class Answers:
         recorded = self._recorded.get(node)
         if recorded is None or recorded.until <= self._now():
             return False
-        told = (beat.started, beat.draining, beat.workers)
-        return (recorded.incarnation, recorded.draining, recorded.workers) == told
+        reported = (beat.started, beat.draining, beat.workers)
+        return (recorded.incarnation, recorded.draining, recorded.workers) == reported
 
     def record(self, node: str, beat: Heartbeat, ticket: asyncio.Event) -> None:
         """All that `beat` tells is stored; it was looked at after `ticket` was taken."""

@@ -20,7 +20,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NO_FILE = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR}
 """What the kernel says of a link, of a path through something that is no folder, of a socket, and of a folder."""
-_DEEPEST = 128
+_MAX_DEPTH = 128
 """No blob lies in more folders than that."""
 
 
@@ -108,7 +108,7 @@ class FolderStore:
             path = folders.pop()
             with suppress(FileNotFoundError), self._folder(path) as folder:
                 inner, others = _names_in(folder)
-                folders += [f"{path}/{name}" for name in inner if path.count("/") < _DEEPEST]
+                folders += [f"{path}/{name}" for name in inner if path.count("/") < _MAX_DEPTH]
                 found += [f"{path}/{name}" for name in others]
         return sorted(found)
 

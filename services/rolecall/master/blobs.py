@@ -19,11 +19,11 @@ from rolecall.master.blob_stores import open_store
 from rolecall.master.space import bytes_below
 from rolecall.master.storage_errors import StoreUnavailable
 from rolecall.master.store_threads import StoreFile, StoreThreads
-from rolecall.spec.bounds import MOST_FILES
+from rolecall.spec.bounds import MAX_FILES
 from rolecall.spec.errors import NotFound, QuotaExceeded, RolecallError, SettingsError, StaleAttempt
 from rolecall.spec.redaction import redact_text
 
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 _UPLOAD = ".upload-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
@@ -65,7 +65,7 @@ class Blobs:
         self._threads = StoreThreads(f"the blob store ({place})", timeout_s, now=clock)
         self._counts: dict[str, int] = {}
 
-    async def put(self, job: str, blob: str, sha256: str | None, pieces: AsyncIterator[bytes]) -> tuple[int, str]:
+    async def put(self, job: str, blob: str, sha256: str | None, chunks: AsyncIterator[bytes]) -> tuple[int, str]:
         """Store an upload; return its size and SHA-256.
 
         Raises `BlobError` when it is not the announced one, `QuotaExceeded` when the job has too many blobs, which take
@@ -77,7 +77,7 @@ class Blobs:
         file = StoreFile(self._threads, lambda: _Upload(path))
         try:
             upload = await file.opened()
-            await _write(file, pieces)
+            await _write(file, chunks)
             if sha256 is not None and upload.sha256 != sha256.lower():
                 raise BlobError(
                     f"blob {blob}: X-Content-SHA256 says {sha256}, the body has {upload.sha256}; send it again"
@@ -111,12 +111,12 @@ class Blobs:
         digest, size = hashlib.sha256(), 0
         try:
             await self._threads.run(self._store.refresh)
-            pieces = await self.read(job, blob)
+            chunks = await self.read(job, blob)
         except NotFound:
             return None
-        async for piece in pieces:
-            digest.update(piece)
-            size += len(piece)
+        async for chunk in chunks:
+            digest.update(chunk)
+            size += len(chunk)
         return size, digest.hexdigest()
 
     async def is_populated(self) -> bool:
@@ -140,7 +140,7 @@ class Blobs:
         return await self._threads.run(lambda: self._clear_uploads(before))
 
     async def read(self, job: str, blob: str) -> AsyncIterator[bytes]:
-        """Open the blob; return its bytes in pieces. Raises `NotFound` at once when there is no such blob."""
+        """Open the blob; return its bytes in chunks. Raises `NotFound` at once when there is no such blob."""
         file = StoreFile(self._threads, lambda: self._store.open(_path(job, blob)))
         try:
             await file.opened()
@@ -149,7 +149,7 @@ class Blobs:
         except BaseException:
             file.close(_close)
             raise
-        return _pieces(file, f"{job}/{blob}")
+        return _chunks(file, f"{job}/{blob}")
 
     @property
     def hung(self) -> int:
@@ -187,10 +187,10 @@ class Blobs:
     def _admit(self, job: str) -> None:
         """Count one more upload. Blobs that are replaced or deleted count until the limit makes us look."""
         count = self._counts.get(job)
-        if count is None or count >= MOST_FILES:
+        if count is None or count >= MAX_FILES:
             count = sum(len(names) for _, _, names in os.walk(self._root / job))
-        if count >= MOST_FILES:
-            raise QuotaExceeded(f"job {job} has {count} blobs, and a job may have {MOST_FILES}: put more into each")
+        if count >= MAX_FILES:
+            raise QuotaExceeded(f"job {job} has {count} blobs, and a job may have {MAX_FILES}: put more into each")
         self._counts[job] = count + 1
 
     def _clear_uploads(self, before: float) -> int:
@@ -220,10 +220,10 @@ class _Upload:
     def sha256(self) -> str:
         return self._digest.hexdigest()
 
-    def write(self, piece: bytes) -> None:
-        self._digest.update(piece)
-        self._file.write(piece)
-        self.size += len(piece)
+    def write(self, chunk: bytes) -> None:
+        self._digest.update(chunk)
+        self._file.write(chunk)
+        self.size += len(chunk)
 
     def settle(self) -> None:
         """Make the bytes durable first and the name after them."""
@@ -259,21 +259,21 @@ def _close(file: IO[bytes]) -> None:
     file.close()
 
 
-async def _write(file: StoreFile[_Upload], pieces: AsyncIterator[bytes]) -> None:
+async def _write(file: StoreFile[_Upload], chunks: AsyncIterator[bytes]) -> None:
     waiting = bytearray()
-    async for piece in pieces:
-        waiting += piece
-        if len(waiting) >= _PIECE:
+    async for chunk in chunks:
+        waiting += chunk
+        if len(waiting) >= _CHUNK_BYTES:
             whole = bytes(waiting)
             await file.run(lambda upload, whole=whole: upload.write(whole))
             waiting.clear()
     await file.run(lambda upload: upload.write(bytes(waiting)))
 
 
-async def _pieces(file: StoreFile[IO[bytes]], name: str) -> AsyncIterator[bytes]:
+async def _chunks(file: StoreFile[IO[bytes]], name: str) -> AsyncIterator[bytes]:
     try:
-        while piece := await file.run(lambda opened: opened.read(_PIECE)):
-            yield piece
+        while chunk := await file.run(lambda opened: opened.read(_CHUNK_BYTES)):
+            yield chunk
     except StoreUnavailable as error:
         # The answer has begun: all that its reader sees is a connection that breaks off.
         _log.error("the download of blob %s failed: %s", name, error, extra=about("download_failed"))

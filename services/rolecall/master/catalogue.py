@@ -22,10 +22,10 @@ from rolecall.spec.role import Role
 from rolecall.spec.workload import Params, PerNodeParams, Workload
 from rolecall.workloads.catalogue import installed
 
-_MOST_EXPLAINED = 1000
+_MAX_EXPLAINED = 1000
 """Problems of one document that are worth a look at each; pydantic makes all its errors or none."""
 _log = logging.getLogger(__name__)
-_MOST_DATA_PROBLEMS = 20
+_MAX_DATA_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Par
         # As JSON, because there strict types take a list for a tuple and a text for an enumeration's value.
         return workload.params.model_validate_json(json.dumps(given), strict=True), []
     except ValidationError as error:
-        if (count := error.error_count()) > _MOST_EXPLAINED:
+        if (count := error.error_count()) > _MAX_EXPLAINED:
             message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
             return None, [problem("params", message, given, f"what GET /workloads/{workload.name} describes")]
         errors = [dict(one) for one in error.errors(include_url=False)]
@@ -134,7 +134,7 @@ def check_data(params: Params | None, access: DataAccess) -> list[Problem]:
 
     The first few problems are enough: a list may have thousands of paths.
     """
-    return list(islice(_data_problems(params, access), _MOST_DATA_PROBLEMS))
+    return list(islice(_data_problems(params, access), _MAX_DATA_PROBLEMS))
 
 
 def _data_problems(params: Params | None, access: DataAccess) -> Iterator[Problem]:

@@ -24,13 +24,13 @@ from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.state import JobState
 
-_CHORES = timedelta(hours=1)
+_EXPIRE_EVERY = timedelta(hours=1)
 _LOOK_EVERY_S = 60.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.5, 60.0
 _STORE_S = 120.0
 """How long the blob store may take for one job."""
 _BATCH = 50
-_PATIENCE = 3
+_MAX_FAILURES = 3
 """After so many failures in a row the blob store counts as away, and the others wait for the next pass."""
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Cleaner:
         self.pulse = Pulse(clock.monotonic)
         self._errors = ErrorLog()
         self._begun = clock.now().timestamp()
-        self._chores_at: datetime | None = None
+        self._expired_at: datetime | None = None
         self._crowded: set[str] = set()
         self._failed: set[str] = set()
 
@@ -69,25 +69,25 @@ class Cleaner:
     async def run(self) -> None:
         """Pass after pass, until cancelled."""
         retry_s = _FIRST_RETRY_S
-        await self._apart("deleting what killed uploads left", self._clear_uploads())
+        await self._try("deleting what killed uploads left", self._clear_uploads())
         while True:
             ticket = self._garbage.ticket()
             try:
-                went_well = await self.clean()
+                succeeded = await self.clean()
                 self._errors.recovered("cleaning up")
             except Exception as error:  # noqa: BLE001 - a loop's tick: the next pass starts from the same facts
                 self._errors.failed("cleaning up", error)
-                went_well = False
-            if went_well:
+                succeeded = False
+            if succeeded:
                 self.pulse.succeeded()
-            retry_s = _FIRST_RETRY_S if went_well else min(2 * retry_s, _LAST_RETRY_S)
-            await wait(ticket, _LOOK_EVERY_S if went_well else retry_s)
+            retry_s = _FIRST_RETRY_S if succeeded else min(2 * retry_s, _LAST_RETRY_S)
+            await wait(ticket, _LOOK_EVERY_S if succeeded else retry_s)
 
     async def clean(self) -> bool:
         """One pass; return whether nothing is left to be tried again."""
-        if self._chores_at is None or self._clock.now() - self._chores_at >= _CHORES:
+        if self._expired_at is None or self._clock.now() - self._expired_at >= _EXPIRE_EVERY:
             await self._expire()
-            self._chores_at = self._clock.now()
+            self._expired_at = self._clock.now()
         swept, collected = await self._sweep_all(), await self._collect_all()
         return await self._delete_all() and swept and collected
 
@@ -100,7 +100,7 @@ class Cleaner:
         now = self._clock.now()
         async with self._database.write() as connection:
             await deletion.forget_keys(connection, now - KEEP_KEYS)
-            await deletion.trim_events(connection, events.MOST)
+            await deletion.trim_events(connection, events.MAX_EVENTS)
             if self._policy.audit is not None:
                 await audit.prune(connection, now - self._policy.audit)
         if self._policy.jobs is not None:
@@ -121,7 +121,7 @@ class Cleaner:
         while True:
             async with self._database.read() as connection:
                 marked = await deletion.marked(connection, _BATCH + len(self._failed))
-            gone = await self._each(marked, "deleting job", self._delete_files)
+            gone = await self._for_each_job(marked, "deleting job", self._delete_files)
             if gone:
                 async with self._database.write() as connection:
                     await deletion.remove(connection, gone)
@@ -137,7 +137,9 @@ class Cleaner:
         """Clean up behind attempts that ended. What a failing blob store keeps, a later pass deletes."""
         async with self._database.read() as connection:
             unswept = await attempts.unswept(connection)
-        done = await self._each(unswept, "deleting the remaining files of", lambda job: self._sweep(job, unswept[job]))
+        done = await self._for_each_job(
+            unswept, "deleting the remaining files of", lambda job: self._sweep(job, unswept[job])
+        )
         return len(done) == len(unswept)
 
     async def _sweep(self, job: str, number: int) -> None:
@@ -155,7 +157,7 @@ class Cleaner:
     async def _collect_all(self) -> bool:
         crowded = set(self._crowded)
         self._crowded -= crowded
-        done = await self._each(crowded, "deleting old checkpoints of", self._collect)
+        done = await self._for_each_job(crowded, "deleting old checkpoints of", self._collect)
         self._crowded |= crowded - set(done)
         return len(done) == len(crowded)
 
@@ -199,25 +201,25 @@ class Cleaner:
             reason = deletion_reason(manifests, why)
             await events.add(connection, job, self._clock.now(), "checkpoint", reason)
 
-    async def _each(
+    async def _for_each_job(
         self, found: Iterable[str], what: str, step: Callable[[str], Coroutine[None, None, None]]
     ) -> list[str]:
         """The jobs for which the step was taken. Those that failed before come last, so that they hold nobody up."""
         done: list[str] = []
         failures = 0
         for job in sorted(found, key=lambda job: job in self._failed):
-            if await self._apart(f"{what} {job}", step(job)):
+            if await self._try(f"{what} {job}", step(job)):
                 done.append(job)
                 self._failed.discard(job)
                 failures = 0
             else:
                 self._failed.add(job)
                 failures += 1
-            if failures == _PATIENCE:
+            if failures == _MAX_FAILURES:
                 break
         return done
 
-    async def _apart(self, what: str, step: Coroutine[None, None, None]) -> bool:
+    async def _try(self, what: str, step: Coroutine[None, None, None]) -> bool:
         """Whether the step was taken, in time and without an error."""
         try:
             async with asyncio.timeout(_STORE_S):

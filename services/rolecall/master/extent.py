@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from rolecall.master.field_errors import Problem, problem
 
-MOST_VALUES = 50_000
+MAX_VALUES = 50_000
 """Values in all, counted at every depth; 1 MiB of text has room for ten times as many."""
-MOST_DEPTH = 32
-MOST_KEY_CHARS = 1000
+MAX_DEPTH = 32
+MAX_KEY_CHARS = 1000
 _INTEGERS = range(-(2**63), 2**64)
 _Path = tuple[Any, ...]
 """The path to a value, as (the path to its owner, its name there): made for each value, so it has to be cheap."""
@@ -31,16 +31,16 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
     while waiting:
         path, depth, value = waiting.pop()
         count += len(value)
-        if count > MOST_VALUES:
-            yield problem("params", "it holds too many values", f"{count} or more", f"at most {MOST_VALUES}")
+        if count > MAX_VALUES:
+            yield problem("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES}")
             return
         entries = _entries(value)
-        if entries and depth == MOST_DEPTH:
-            yield problem(_name(path), "it is nested too deeply", value, f"at most {MOST_DEPTH} levels")
+        if entries and depth == MAX_DEPTH:
+            yield problem(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
         for key, entry in entries:
-            if isinstance(key, str) and (len(key) > MOST_KEY_CHARS or not _is_text(key)):
+            if isinstance(key, str) and (len(key) > MAX_KEY_CHARS or not _is_text(key)):
                 message = "the name of a field is too long, or has half of a surrogate pair"
-                yield problem(_name(path), message, key, f"Unicode text of at most {MOST_KEY_CHARS} characters")
+                yield problem(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS} characters")
             if why := _flaw(entry):
                 yield problem(_name((path, key)), why[0], entry, why[1])
             if isinstance(entry, dict | list):

@@ -9,7 +9,7 @@ from rolecall.spec.redaction import redact_text
 
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
-MOST_PROBLEMS = 20
+MAX_PROBLEMS = 20
 """How many problems one answer lists."""
 _READ_CHARS = 8192
 """What is read of a text, before it is cut to what is shown; no URL that a parameter takes is longer."""
@@ -36,21 +36,20 @@ def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
     legal = sorted(map(str, names))
     near = get_close_matches(given, legal, n=1) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else []
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    said = _cut(given, _GIVEN_CHARS)
-    return problem(field, f"there is no {kind} '{said}'{hint}", given, _listed(legal))
+    return problem(field, f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{hint}", given, _listed(legal))
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
     """Pydantic's `errors` about a value that `schema` (JSON schema) describes; `prefix` leads the fields' names.
 
-    The first `MOST_PROBLEMS` are explained; a last entry counts the others.
+    The first `MAX_PROBLEMS` are explained; a last entry counts the others.
     """
-    return shortened([_explain_one(error, schema, prefix) for error in errors[:MOST_PROBLEMS]], len(errors))
+    return shortened([_explain_one(error, schema, prefix) for error in errors[:MAX_PROBLEMS]], len(errors))
 
 
 def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """The first `MOST_PROBLEMS` of `count` problems, and an entry that counts those that are not among them."""
-    listed = list(problems[:MOST_PROBLEMS])
+    """The first `MAX_PROBLEMS` of `count` problems, and an entry that counts those that are not among them."""
+    listed = list(problems[:MAX_PROBLEMS])
     if count > len(listed):
         more = f"{count - len(listed)} more problems are not listed; fix these first"
         listed.append({"field": "…", "message": more, "given": "", "legal": ""})
@@ -60,17 +59,17 @@ def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
 def shown(given: Any) -> str:
     """What was given, as short JSON without the credentials of URLs. Of large values only the beginning is read."""
     text = ""
-    for piece in json.JSONEncoder(default=str).iterencode(given):
-        text += piece  # Of a string the whole, so that no URL is cut.
+    for chunk in json.JSONEncoder(default=str).iterencode(given):
+        text += chunk  # Of a string the whole, so that no URL is cut.
         if len(text) > _GIVEN_CHARS:
             break
     return _cut(text, _GIVEN_CHARS)
 
 
-def _cut(text: str, most: int) -> str:
+def _cut(text: str, max_chars: int) -> str:
     """The beginning of a text. Credentials are hidden first: of a URL that is cut they could not be told any more."""
     shown = redact_text(text[:_READ_CHARS])
-    return shown if len(shown) <= most else f"{shown[:most]}…"
+    return shown if len(shown) <= max_chars else f"{shown[:max_chars]}…"
 
 
 def _listed(names: Sequence[str]) -> str:

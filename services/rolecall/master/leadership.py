@@ -51,14 +51,14 @@ class Leadership:
         predecessor that is ending. With `ROLECALL_STANDBY` it waits for ever.
         """
         begun, known = self._clock.monotonic(), ""
-        while (rival := await self._rival()) is not None:
+        while (other := await self._other_leader()) is not None:
             waits()
-            if rival and rival != known:
-                _log.warning("standing by: %s", rival, extra=about("standing_by"))
-            known = rival or known
-            patient = self._settings.standby or not rival
+            if other and other != known:
+                _log.warning("standing by: %s", other, extra=about("standing_by"))
+            known = other or known
+            patient = self._settings.standby or not other
             if not patient and self._clock.monotonic() - begun > self._settings.node_timeout_s:
-                raise SettingsError(f"{rival}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
+                raise SettingsError(f"{other}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def begin(self, database: Database) -> int:
@@ -71,7 +71,7 @@ class Leadership:
                 async with database.write() as connection:
                     term = await terms.begin(connection, self._me, self._clock.now())
             except SQLAlchemyError as error:
-                self._forgive("taking the lead", error)
+                self._log_storage_error("taking the lead", error)
                 await asyncio.sleep(LOOK_EVERY_S)
             else:
                 database.fence(term)
@@ -89,7 +89,7 @@ class Leadership:
                 async with database.read() as connection:
                     current = await terms.current(connection)
             except SQLAlchemyError as error:
-                self._forgive("holding the lead", error)
+                self._log_storage_error("holding the lead", error)
                 continue
             self._errors.recovered("holding the lead")
             if current != term:
@@ -101,20 +101,20 @@ class Leadership:
         if self._session is not None:
             await self._session.release()
 
-    async def _rival(self) -> str | None:
+    async def _other_leader(self) -> str | None:
         """Who keeps this master from the lead, in words; empty while the database does not say, None if nobody does."""
         if self._session is not None:
             try:
                 if not await self._session.take():
                     return f"another master leads on this database: {await self._session.holder()}"
             except SQLAlchemyError as error:
-                self._forgive("taking the lead", error)
+                self._log_storage_error("taking the lead", error)
                 return ""
         if not self._folder.take(self._me, self._clock.now()):
             return f"another master leads in ROLECALL_DATA={self._settings.data}: {self._folder.holder()}"
         return None
 
-    def _forgive(self, what: str, error: SQLAlchemyError) -> None:
+    def _log_storage_error(self, what: str, error: SQLAlchemyError) -> None:
         """Log that the database is in trouble, once; raise what is no such trouble."""
         if storage_error(error) is None:
             raise error

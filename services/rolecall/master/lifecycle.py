@@ -19,7 +19,7 @@ from rolecall.spec.state import JobState, StopMode, WorkerState
 
 _ORDER = list(WorkerState)
 _FAILED = frozenset({WorkerState.FAILED, WorkerState.LOST})
-_BACKOFF_S, _MOST_BACKOFF_S = 0.2, 30.0
+_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0
 _REASON_CHARS = 4000
 _HEADLINE_CHARS = 1000
 _AFTER = {
@@ -110,7 +110,7 @@ def is_overdue(job: JobSummary, now: datetime) -> bool:
 
 def backoff_s(crashes: int) -> float:
     """Seconds to wait after so many failed attempts in a row: doubling, with a bound."""
-    return delay_s(crashes, first=_BACKOFF_S, most=_MOST_BACKOFF_S)
+    return delay_s(crashes, first=_BACKOFF_S, most=_MAX_BACKOFF_S)
 
 
 def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
@@ -129,10 +129,10 @@ def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
 
 def accused(gang: Gang) -> Accusation | None:
     """The checkpoint that the attempt resumed from, if a worker reported it as damaged."""
-    told = [w for w in gang.workers if w.failure is not None and w.failure.condemns_checkpoint]
-    if gang.attempt.resume_from is None or not told:
+    accusers = [w for w in gang.workers if w.failure is not None and w.failure.condemns_checkpoint]
+    if gang.attempt.resume_from is None or not accusers:
         return None
-    return Accusation(gang.attempt.resume_from, tuple(sorted({worker.node for worker in told})))
+    return Accusation(gang.attempt.resume_from, tuple(sorted({worker.node for worker in accusers})))
 
 
 def start_times(attempt: AttemptSummary, workers: Iterable[WorkerRecord]) -> StartTimes | None:

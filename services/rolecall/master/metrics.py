@@ -45,21 +45,21 @@ class Snapshot:
 async def exposition(master: Master) -> bytes:
     """The text of `GET /metrics`."""
     registry = CollectorRegistry()
-    registry.register(await _look(master))
+    registry.register(await _observe(master))
     # In a thread: what a large cluster has free takes a while to compute.
     return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.metrics_registry))
 
 
-async def _look(master: Master) -> Snapshot:
+async def _observe(master: Master) -> Snapshot:
     """From memory, but for the counts and the progress of jobs that this master has not heard of yet."""
     view = master.view
     await view.refresh()
     running = [gang.job for gang in view.gangs.values()]
-    heard = {job.id: told for job in running if (told := master.progress.of_job(job.id, job.attempt))}
+    in_memory = {job.id: newest for job in running if (newest := master.progress.of_job(job.id, job.attempt))}
     async with master.database.read() as connection:
         counts = await jobs.count_by_state(connection)
-        stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in heard])
-    progress = stored | heard
+        stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in in_memory])
+    progress = stored | in_memory
     return Snapshot(
         counts=counts,
         oldest_queued_at=min((job.queued_at for job in view.queue.values()), default=None),

@@ -24,7 +24,7 @@ from rolecall.spec.role import RANK_ORDER, Role
 
 Counts = Mapping[Role, int]
 Shape = frozenset[tuple[Role, int]]
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class Cluster:
 
     def __init__(self, nodes: Iterable[NodeState], avoid: Collection[str] = ()) -> None:
         self.nodes = tuple(nodes)
-        self.living = [node for node in self.nodes if node.alive]
+        self.live_nodes = [node for node in self.nodes if node.alive]
         self.offers = [spec for spec in _offers(self.nodes) if spec.name not in avoid]
-        self.circles = _circles(self.offers)
+        self.reachable_groups = _reachable_groups(self.offers)
         self.addresses = {node.spec.name: node.spec.address for node in self.nodes}
-        self._known = [node.spec for node in self.living]
+        self._known = [node.spec for node in self.live_nodes]
         self._totals: dict[Role, int] = {}
         self._rooms: dict[Role, int] = {}
         self._feasible: dict[Shape, bool] = {}
@@ -97,7 +97,7 @@ class Cluster:
         return self._seating[1]
 
     def total(self, role: Role) -> int:
-        """How many workers of `role` the living nodes could take, also those that take none at the moment."""
+        """How many workers of `role` the live_nodes nodes could take, also those that take none at the moment."""
         if role not in self._totals:
             self._totals[role] = _room(role, self._known, ())
         return self._totals[role]
@@ -107,7 +107,7 @@ class Cluster:
         shape = shape_of(roles)
         if shape not in self._feasible:
             fits = all(count <= self._room_alone(role) for role, count in shape)
-            self._feasible[shape] = fits and any(not Flow(circle, ()).fill(roles) for circle in self.circles)
+            self._feasible[shape] = fits and any(not Flow(group, ()).fill(roles) for group in self.reachable_groups)
         return self._feasible[shape]
 
     def _room_alone(self, role: Role) -> int:
@@ -153,7 +153,7 @@ class Seating:
     def _search(self, roles: Counts) -> Outcome:
         # A role for which there is no room alone needs no search.
         if all(count <= self.room(role) for role, count in shape_of(roles)):
-            for reachable in self._cluster.circles:
+            for reachable in self._cluster.reachable_groups:
                 free = Flow(reachable, self._occupied)
                 if not free.fill(roles):
                     return _plan(roles, reachable, free)
@@ -166,14 +166,14 @@ class Seating:
         reasons = [_shortage(role, count, self.room(role), cluster.total(role)) for role, count in short.items()]
         gist = "; ".join(f"waiting for {_slots(role, count)}" for role, count in short.items())
         if not reasons:
-            apart = not Flow(cluster.offers, self._occupied if feasible else ()).fill(roles)
+            separated = not Flow(cluster.offers, self._occupied if feasible else ()).fill(roles)
             gist = f"waiting for {_listed_counts(wanted)} slots"
             reasons = [
                 _unreachable(roles, cluster.offers)
-                if apart
+                if separated
                 else _shared_shortage(wanted, cluster.offers, self._occupied, feasible)
             ]
-        return Waiting("; ".join([*reasons, *_obstacles(roles, cluster.living)]), feasible, gist)
+        return Waiting("; ".join([*reasons, *_obstacles(roles, cluster.live_nodes)]), feasible, gist)
 
 
 def shape_of(roles: Counts) -> Shape:
@@ -202,11 +202,11 @@ def _offers(nodes: Iterable[NodeState]) -> list[NodeSpec]:
     return [node.spec for node in nodes if node.alive and node.obstacle is None]
 
 
-def _circles(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
+def _reachable_groups(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
     """The sets of nodes whose workers can all reach each other."""
     namespaces = sorted({spec.loopback_of for spec in offers if spec.loopback_of is not None})
-    abroad = [spec for spec in offers if spec.loopback_of is None]
-    return [abroad, *([spec for spec in offers if spec.loopback_of == one] for one in namespaces)]
+    routable = [spec for spec in offers if spec.loopback_of is None]
+    return [routable, *([spec for spec in offers if spec.loopback_of == one] for one in namespaces)]
 
 
 class Flow:
@@ -330,10 +330,10 @@ def _threads(spec: NodeSpec) -> int:
     return max(1, spec.machine.cores // spec.machine.cpu_slots) if spec.role.computes else 1
 
 
-def _obstacles(roles: Counts, living: Sequence[NodeState]) -> list[str]:
+def _obstacles(roles: Counts, live_nodes: Sequence[NodeState]) -> list[str]:
     """Why nodes that are there take none, those with the same reason together."""
     names: defaultdict[str, list[str]] = defaultdict(list)
-    for node in sorted(living, key=lambda node: node.spec.name):
+    for node in sorted(live_nodes, key=lambda node: node.spec.name):
         if node.obstacle is not None and roles.get(node.spec.role, 0):
             names[node.obstacle].append(node.spec.name)
     return [f"{_listed(some)} take{'s' * (len(some) == 1)} none: {why}" for why, some in names.items()]
@@ -342,17 +342,17 @@ def _obstacles(roles: Counts, living: Sequence[NodeState]) -> list[str]:
 def _unreachable(roles: Counts, offers: Sequence[NodeSpec]) -> str:
     """There is room, but not among nodes that reach each other."""
     listed = _listed_counts({role: roles[role] for role in RANK_ORDER if roles.get(role, 0)})
-    lonely = sorted(spec.name for spec in offers if spec.loopback_of is not None and roles.get(spec.role, 0))
+    names = sorted(spec.name for spec in offers if spec.loopback_of is not None and roles.get(spec.role, 0))
     return (
-        f"waiting for {listed} slots that reach each other: {_listed(lonely)} can only be reached on "
-        f"{'its' if len(lonely) == 1 else 'their'} own machine; set MASTER_ADDR there to an address of the master that "
+        f"waiting for {listed} slots that reach each other: {_listed(names)} can only be reached on "
+        f"{'its' if len(names) == 1 else 'their'} own machine; set MASTER_ADDR there to an address of the master that "
         "other machines reach"
     )
 
 
 def _listed(names: Sequence[str]) -> str:
-    if len(names) > _MOST_NAMES:
-        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
+    if len(names) > _MAX_NAMES:
+        return f"{', '.join(names[:_MAX_NAMES])} and {len(names) - _MAX_NAMES} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 

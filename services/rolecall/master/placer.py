@@ -120,7 +120,7 @@ class Placer:
             return self._due_s(now)
         cluster = self._cluster_of(look.offers)
         allowed = self._view.allowances(look.limits)
-        asked = (ready, dict(self._view.chosen), cluster, self._view.taken(), allowed, self._view.visited(), now)
+        asked = (ready, dict(self._view.chosen), cluster, self._view.taken(), allowed, self._view.per_node_jobs(), now)
         outcomes = await asyncio.get_running_loop().run_in_executor(pool, self._schedule, *asked)
         self._again_at = self._next_change(now, outcomes)
         if not await self._settle(ready, outcomes):
@@ -146,12 +146,12 @@ class Placer:
         cluster: Cluster,
         taken: tuple[WorkerPlan, ...],
         allowed: Mapping[str, Allowance],
-        visited: Mapping[str, str],
+        per_node_jobs: Mapping[str, str],
         now: datetime,
     ) -> dict[str, Outcome]:
         """In the placement's own thread."""
         queue = [_queued(job, chosen, per_node=self._catalogue.is_per_node(job.workload)) for job in ready]
-        return schedule(queue, cluster, taken, now, self._backfill_window, allowed, visited)
+        return schedule(queue, cluster, taken, now, self._backfill_window, allowed, per_node_jobs)
 
     async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> bool:
         """Commit what was decided; return whether there was any plan, after which it has to be decided anew."""

@@ -12,7 +12,7 @@ from rolecall.spec.finding import Finding
 from rolecall.spec.node import NodeState
 
 # Passes come twice a second; what takes this much longer was no pass, but a master that did not run.
-_LONGEST_PASS_S = 3.0
+_MAX_PASS_S = 3.0
 _BETWEEN_CALLS_S = 1.0
 """Within this time a living node calls again whose call was answered."""
 _CALLS_AGAIN_S = 3.0
@@ -40,7 +40,7 @@ class Presence:
     def record_pass(self) -> None:
         """Called at every pass of the reconciler: a master that was stopped itself could not hear anybody meanwhile."""
         now = self._now()
-        if now - self._last_pass > max(self.timeout_s, _LONGEST_PASS_S):
+        if now - self._last_pass > max(self.timeout_s, _MAX_PASS_S):
             self._begun = now
             self._heartbeats = dict.fromkeys(self._heartbeats, now)
         self._last_pass = now
@@ -98,8 +98,8 @@ class Presence:
 
     def may_be_alive(self, node: str) -> bool:
         """Whether the name may be a living node's: of one that never called, this is so only for a moment."""
-        heard = node in self._heartbeats
-        return self.silence_s(node) <= (self.timeout_s if heard else min(_CALLS_AGAIN_S, self.timeout_s))
+        timeout_s = self.timeout_s if node in self._heartbeats else min(_CALLS_AGAIN_S, self.timeout_s)
+        return self.silence_s(node) <= timeout_s
 
     def is_alive(self, node: str) -> bool:
         """Whether the node is not lost and has recorded its findings since this master began."""

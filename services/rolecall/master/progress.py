@@ -53,8 +53,8 @@ class ProgressBook:
         The database is asked only for lines that it has to keep. Reading lines twice changes nothing.
         """
         start = self._parsed.get(key, 0)
-        while piece := await asyncio.to_thread(self._streams.read, key, start):
-            lines = list(parse(piece, start))
+        while chunk := await asyncio.to_thread(self._streams.read, key, start):
+            lines = list(parse(chunk, start))
             if kept := [(offset, line) for offset, line in lines if line.kind in _STORED]:
                 async with database.write() as connection:
                     for offset, line in kept:
@@ -62,7 +62,7 @@ class ProgressBook:
             for _, line in lines:
                 if line.kind in _STEPS:
                     self._step(key, line)
-            start += len(piece)
+            start += len(chunk)
             self._settle(key, start)
 
     def _settle(self, key: StreamKey, offset: int) -> None:
@@ -109,7 +109,7 @@ async def _store_if_possible(connection: AsyncConnection, key: StreamKey, offset
             await _store(connection, key, offset, line)
     except (StatementError, OverflowError) as error:
         if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError):
-            raise  # the database is in trouble, and not the line
+            raise  # the database fails, not the line
         fields = about("progress_line_skipped", job=key.job, attempt=key.attempt, rank=key.rank)
         _log.warning("a progress line can't be stored and is skipped: %s", error, extra=fields)
 
@@ -127,9 +127,9 @@ async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line:
             pass  # The book has the first, the node's report the others.
 
 
-def parse(piece: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
-    """The lines of `piece` with their offsets in the stream; what is no progress line is reported and skipped."""
-    for raw in piece.splitlines(keepends=True):
+def parse(chunk: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
+    """The lines of `chunk` with their offsets in the stream; what is no progress line is reported and skipped."""
+    for raw in chunk.splitlines(keepends=True):
         try:
             yield start, ProgressLine.model_validate_json(raw)
         except ValidationError as error:
@@ -145,12 +145,12 @@ def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
 
 def advance(progress: Progress, line: ProgressLine) -> Progress:
     """The progress after a step's line; what the line does not tell stays."""
-    told = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
+    reported = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
     loss = line.metrics.get("loss", progress.loss)
     others = {name: value for name, value in line.metrics.items() if name != "loss" and math.isfinite(value)}
     metrics = dict(list((progress.metrics | others).items())[:_METRICS])
     news = {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": metrics}
-    return progress.model_copy(update=told | news)
+    return progress.model_copy(update=reported | news)
 
 
 def finite(metrics: dict[str, float]) -> dict[str, Any]:
@@ -164,10 +164,10 @@ def result(line: ProgressLine) -> dict[str, Any]:
     return finite(line.metrics) | ({"findings": findings} if findings else {})
 
 
-def series(lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
-    """The steps of one worker's progress stream, thinned evenly to at most about `most` points; the last one stays.
+def series(lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
+    """The steps of one worker's progress stream, thinned evenly to about `max_points`; the last one stays.
 
-    Holds a few times `most` lines in memory, however many there are.
+    Holds a few times `max_points` lines in memory, however many there are.
     """
     kept, last, stride = list[ProgressLine](), None, 1
     steps = (line for raw in lines for _, line in parse(raw, 0) if line.kind in _STEPS and line.metrics)
@@ -175,11 +175,11 @@ def series(lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
         last = line
         if place % stride == 0:
             kept.append(line)
-        if len(kept) >= 4 * most:
+        if len(kept) >= 4 * max_points:
             kept, stride = kept[::2], 2 * stride
     if last is not None and kept[-1] is not last:
         kept.append(last)
-    thin = max(1, math.ceil(len(kept) / most))
+    thin = max(1, math.ceil(len(kept) / max_points))
     return [_point(line) for line in kept[(len(kept) - 1) % thin :: thin]]
 
 

@@ -54,7 +54,7 @@ class Reconciler:
         self._garbage = garbage
         self._woken = Signal()
         self._errors = ErrorLog()
-        self._look_at_all = 0.0
+        self._check_all_at = 0.0
 
     def wake(self) -> None:
         """Ask for a pass: something changed."""
@@ -118,14 +118,14 @@ class Reconciler:
         if not lost:
             return
         async with self._database.read() as connection:
-            bereft = {worker.node for worker in await workers.on_nodes(connection, lost)}
-        for name in sorted(bereft):
+            nodes_with_workers = {worker.node for worker in await workers.on_nodes(connection, lost)}
+        for name in sorted(nodes_with_workers):
             why = f"node {name} was lost (silent for {self._presence.silence_s(name):.1f} s)"
             async with self._database.write() as connection:
-                bereaved = await transitions.lose_workers(connection, name, why, self._clock.now())
-            self._waking.jobs(*bereaved)
+                affected_jobs = await transitions.lose_workers(connection, name, why, self._clock.now())
+            self._waking.jobs(*affected_jobs)
             _log.warning("%s", why, extra=about("node_lost", node=name))
-        if bereft:
+        if nodes_with_workers:
             await self._view.refresh()
         for name in lost:
             if self._presence.silence_s(name) > FORGET_NODE_S:
@@ -140,11 +140,11 @@ class Reconciler:
         """
         await self._view.refresh()
         fresh, self._view.fresh = self._view.fresh, set()
-        everything = self._clock.monotonic() >= self._look_at_all
-        if everything:
-            self._look_at_all = self._clock.monotonic() + TICK_S
+        check_all = self._clock.monotonic() >= self._check_all_at
+        if check_all:
+            self._check_all_at = self._clock.monotonic() + TICK_S
         draining = {name for name, node in self._view.nodes.items() if node.draining}
-        gangs = [gang for job, gang in self._view.gangs.items() if everything or job in fresh or gang.nodes & draining]
+        gangs = [gang for job, gang in self._view.gangs.items() if check_all or job in fresh or gang.nodes & draining]
         attempt = self._errors.attempt
         moved: list[bool] = []
         for gang in gangs:

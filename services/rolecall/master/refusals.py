@@ -7,11 +7,11 @@ from rolecall.master.clock import Clock
 from rolecall.spec.access import AuditEntry
 
 WINDOW_S = 60.0
-MOST_PER_WINDOW = 30
+MAX_PER_WINDOW = 30
 """Entries per window: 30 a minute are 43,200 a day, a few megabytes."""
-_MOST_KINDS = 30
+_MAX_KINDS = 30
 """Of one token, before its calls are told apart by their targets no more."""
-_MOST_WAITING = 1000
+_MAX_WAITING = 1000
 _OTHERS = "others"
 
 
@@ -27,7 +27,7 @@ class Refusal:
 
 
 class Refusals:
-    """Counts refused calls by kind until `take` hands them over, at most `MOST_PER_WINDOW` entries per window."""
+    """Counts refused calls by kind until `take` hands them over, at most `MAX_PER_WINDOW` entries per window."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -47,10 +47,10 @@ class Refusals:
     def _bounded(self, refusal: Refusal) -> Refusal:
         if refusal in self._waiting:
             return refusal
-        full = sum(one.token == refusal.token for one in self._waiting) >= _MOST_KINDS
+        full = sum(one.token == refusal.token for one in self._waiting) >= _MAX_KINDS
         if full and refusal.token is not None:
             refusal = replace(refusal, target=_OTHERS)
-        if (full and refusal.token is None) or len(self._waiting) >= _MOST_WAITING:
+        if (full and refusal.token is None) or len(self._waiting) >= _MAX_WAITING:
             # Strangers come from any number of addresses.
             refusal = Refusal(None, _OTHERS, _OTHERS, _OTHERS, refusal.outcome)
         return refusal
@@ -64,7 +64,7 @@ class Refusals:
         now = self._clock.monotonic()
         if now - self._window_began >= WINDOW_S:
             self._window_began, self._taken = now, 0
-        chosen = list(self._waiting.items())[: MOST_PER_WINDOW - self._taken]
+        chosen = list(self._waiting.items())[: MAX_PER_WINDOW - self._taken]
         self._taken += len(chosen)
         for refusal, _ in chosen:
             del self._waiting[refusal]

@@ -29,7 +29,7 @@ class Segment(NamedTuple):
         return self.start + self.size
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Bytes of a log. They start later than asked for where a part of the log was cut."""
 
     start: int
@@ -79,15 +79,15 @@ def append(folder: Path, offset: int, data: bytes, keep_bytes: int, *, cut: bool
     return start + len(fresh)
 
 
-def read(folder: Path, start: int, most: int) -> Piece:
-    """Up to `most` bytes of the log from `start` on, or from where it goes on behind a cut; empty at its end."""
+def read(folder: Path, start: int, max_bytes: int) -> Chunk:
+    """Up to `max_bytes` bytes of the log from `start` on, or from where it goes on behind a cut; empty at its end."""
     for segment in segments(folder):
         if segment.end > start:
             begin = max(start, segment.start)
             with suppress(FileNotFoundError), segment.path.open("rb") as file:
                 file.seek(begin - segment.start)
-                return Piece(begin, file.read(most))
-    return Piece(start, b"")
+                return Chunk(begin, file.read(max_bytes))
+    return Chunk(start, b"")
 
 
 def _drop_middle(found: list[Segment], keep_bytes: int) -> None:

@@ -62,13 +62,13 @@ _POLICY = {
     "frame-ancestors": "'none'",
 }
 HEADERS = [
-    ("Content-Security-Policy", "; ".join(f"{what} {whence}" for what, whence in _POLICY.items())),
+    ("Content-Security-Policy", "; ".join(f"{directive} {sources}" for directive, sources in _POLICY.items())),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
 ]
 """On every answer: pages load what this server serves and nothing else, and nobody frames them."""
 _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submit one with `POST /jobs`."
-_LONGEST_PAUSE_S = 5.0
+_MAX_PAUSE_S = 5.0
 _SWITCH_S = 0.0005
 """How long the event loop waits for a thread that computes. A call crosses threads often, and Python's 5 ms add up."""
 _PROBE = 1 << 16
@@ -243,12 +243,12 @@ def check_standby(settings: MasterSettings) -> None:
 
 async def await_database(url: str) -> None:
     """Return when the database answers; until then try again, with a line in the log for each new reason."""
-    database, delays, said = _open(url), delays_s(first=0.2, most=_LONGEST_PAUSE_S, jitter=0), ""
-    while trouble := await _trouble(database):
-        if trouble != said:
+    database, delays, logged = _open(url), delays_s(first=0.2, most=_MAX_PAUSE_S, jitter=0), ""
+    while error := await _connection_error(database):
+        if error != logged:
             message = "the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again"
-            _log.warning(message, trouble, extra=about("database_unavailable"))
-        said = trouble
+            _log.warning(message, error, extra=about("database_unavailable"))
+        logged = error
         await asyncio.sleep(next(delays))
     await database.close()
 
@@ -260,7 +260,7 @@ def _open(url: str) -> Database:
         raise SettingsError("ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name") from None
 
 
-async def _trouble(database: Database) -> str:
+async def _connection_error(database: Database) -> str:
     """Why the database doesn't answer; empty when it does."""
     try:
         await database.ping()

@@ -23,24 +23,24 @@ async def drain_before_exit(master: Master, grace_s: float) -> None:
     master.presence.closing = True
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    said = False
+    logged = False
     while (waited_s := loop.time() - begun) < grace_s + NOTICE_S:
-        busy, leaving = await _look(master)
+        busy, leaving = await _observe(master)
         if not busy or not (leaving or waited_s < NOTICE_S):
             return
-        if leaving and not said:
+        if leaving and not logged:
             message = "shutting down: waiting for the workers of %s to stop"
             _log.info(message, ", ".join(busy), extra=about("shutdown_waiting"))
-            said = True
+            logged = True
         await asyncio.sleep(_LOOK_EVERY_S)
     message = "exiting after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping"
     _log.warning(message, grace_s, extra=about("shutdown_timed_out"))
 
 
-async def _look(master: Master) -> tuple[list[str], bool]:
+async def _observe(master: Master) -> tuple[list[str], bool]:
     """The living nodes that have workers, and whether some of these workers are stopping."""
     async with master.database.read() as connection:
-        living = [node for node in await nodes.everything(connection) if master.presence.is_alive(node.name)]
-        busy = [node for node in living if await workers.on_node(connection, node.name)]
+        live_nodes = [node for node in await nodes.list_all(connection) if master.presence.is_alive(node.name)]
+        busy = [node for node in live_nodes if await workers.on_node(connection, node.name)]
         stopping = await jobs.in_states(connection, [JobState.STOPPING])
     return [node.name for node in busy], bool(stopping) or any(node.draining for node in busy)

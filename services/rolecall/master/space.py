@@ -11,7 +11,7 @@ from pathlib import Path
 from rolecall.spec.api import Volume
 from rolecall.spec.errors import QuotaExceeded, RolecallError
 
-_SHARE, _MOST_RESERVE = 0.05, 2 << 30
+_SHARE, _MAX_RESERVE = 0.05, 2 << 30
 _FLOOR = 1 / 4
 _KNOWN_S = 1.0
 """How long a look at the volume is good for."""
@@ -33,21 +33,21 @@ class Reserve:
         self._now = now
         self._asking = asyncio.Lock()
         self._known: tuple[float, Volume] | None = None
-        self._let_in = 0
+        self._admitted = 0
 
-    async def look(self) -> Volume:
+    async def volume(self) -> Volume:
         """The volume as it was within the last second."""
         async with self._asking:
             if self._known is None or self._now() - self._known[0] > _KNOWN_S:
-                counted = self._let_in
+                counted = self._admitted
                 self._known = self._now(), await asyncio.to_thread(self._ask)
-                self._let_in -= counted
+                self._admitted -= counted
             return self._known[1]
 
     async def check(self, wanted: int = 0, *, share: float = 1.0) -> None:
         """Raise `NoRoom` if `wanted` more bytes would leave less than this share of the reserve."""
-        volume = await self.look()
-        free = max(0, volume.free - self._let_in)
+        volume = await self.volume()
+        free = max(0, volume.free - self._admitted)
         if free - wanted < share * volume.reserve:
             raise NoRoom(
                 f"the master's volume (ROLECALL_DATA) has {free} bytes free, and {volume.reserve} are reserved "
@@ -55,36 +55,36 @@ class Reserve:
                 "volume, then try again"
             )
 
-    async def let_in(self, size: int, *, share: float = 1.0) -> None:
+    async def admit(self, size: int, *, share: float = 1.0) -> None:
         """Count `size` bytes that are about to be written. Raises `NoRoom` as `check` does."""
         await self.check(size, share=share)
-        self._let_in += size
+        self._admitted += size
 
     def _ask(self) -> Volume:
         found = os.statvfs(self._folder)
         total = found.f_blocks * found.f_frsize
-        reserve = min(int(_SHARE * total), _MOST_RESERVE) if self._reserve is None else self._reserve
+        reserve = min(int(_SHARE * total), _MAX_RESERVE) if self._reserve is None else self._reserve
         return Volume(free=found.f_bavail * found.f_frsize, total=total, reserve=reserve)
 
 
 class JobQuota:
     """How many bytes each job may have in the blob store; `None` is no limit."""
 
-    def __init__(self, most: int | None) -> None:
-        self.most = most
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
         self._arriving: Counter[str] = Counter()
 
     def check(self, job: str, size: int) -> None:
         """Raise `QuotaExceeded` if `size` bytes, and what arrives right now, are more than the job may have."""
-        if self.most is not None and size + self._arriving[job] > self.most:
+        if self.limit is not None and size + self._arriving[job] > self.limit:
             raise QuotaExceeded(
                 f"job {job} would have {size + self._arriving[job]} bytes of checkpoints and artifacts; the limit is "
-                f"{self.most} (ROLECALL_MAX_JOB_BYTES). Write smaller or fewer checkpoints, or ask for a higher limit"
+                f"{self.limit} (ROLECALL_MAX_JOB_BYTES). Write smaller or fewer checkpoints, or ask for a higher limit"
             )
 
     @contextmanager
     def arriving(self, job: str) -> Generator[Callable[[int], None]]:
-        """Counts an upload while it arrives; call what is yielded with the size of each piece."""
+        """Counts an upload while it arrives; call what is yielded with the size of each chunk."""
         counted = 0
 
         def count(size: int) -> None:
@@ -111,32 +111,32 @@ def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -
     return used
 
 
-async def within_reserve(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The pieces, as long as the volume has room for them."""
-    async for piece in pieces:
-        await reserve.let_in(len(piece))
-        yield piece
+async def within_reserve(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
+    """The chunks, as long as the volume has room for them."""
+    async for chunk in chunks:
+        await reserve.admit(len(chunk))
+        yield chunk
 
 
-async def above_floor(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The pieces of what may use the reserve, but for a quarter of it, which is the database's alone."""
-    async for piece in pieces:
-        await reserve.let_in(len(piece), share=_FLOOR)
-        yield piece
+async def above_floor(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
+    """The chunks of what may use the reserve, but for a quarter of it, which is the database's alone."""
+    async for chunk in chunks:
+        await reserve.admit(len(chunk), share=_FLOOR)
+        yield chunk
 
 
 async def within_quota(
-    pieces: AsyncIterator[bytes], quota: JobQuota, job: str, stored: Callable[[], Awaitable[int]]
+    chunks: AsyncIterator[bytes], quota: JobQuota, job: str, stored: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
-    """The pieces, as long as the job may have them beside what is `stored`, which is counted again at the end."""
-    if quota.most is None:
-        async for piece in pieces:
-            yield piece
+    """The chunks, as long as the job may have them beside what is `stored`, which is counted again at the end."""
+    if quota.limit is None:
+        async for chunk in chunks:
+            yield chunk
         return
     before = await stored()
     with quota.arriving(job) as count:
-        async for piece in pieces:
-            count(len(piece))
+        async for chunk in chunks:
+            count(len(chunk))
             quota.check(job, before)
-            yield piece
+            yield chunk
         quota.check(job, await stored())

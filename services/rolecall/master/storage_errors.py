@@ -46,7 +46,7 @@ def storage_error(error: BaseException) -> StorageError | None:
         waits = "all connections to the database have been in use for too long; it is slow, locked or overloaded"
         return StorageError(f"{waits}; try again", full=False)
     if isinstance(error, DBAPIError) and _is_away(error):
-        return StorageError(f"the database {_complaint(error)}; try again", full=False)
+        return StorageError(f"the database {_explain_driver_error(error)}; try again", full=False)
     return None
 
 
@@ -62,7 +62,7 @@ def _is_away(error: DBAPIError) -> bool:
     return isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
 
 
-def _complaint(error: DBAPIError) -> str:
+def _explain_driver_error(error: DBAPIError) -> str:
     words = " ".join(str(error.orig).split())
     if _LOCKED.search(words):
         return f"is locked by another transaction for too long: {words}"
@@ -77,11 +77,11 @@ class ErrorLog:
 
     def failed(self, what: str, error: Exception, job: str | None = None) -> None:
         """`what` ended with `error`: a line if it is the storage's fault, a traceback if it may be ours."""
-        trouble, reason = storage_error(error), in_words(error)
+        reason = describe(error)
         if self._reasons.get(what) == reason:
             return
         self._reasons[what] = reason
-        exc_info = None if trouble else error
+        exc_info = error if storage_error(error) is None else None
         _log.error("%s failed, retrying: %s", what, reason, exc_info=exc_info, extra=about("step_failed", job=job))
 
     def recovered(self, what: str, job: str | None = None) -> None:
@@ -118,7 +118,7 @@ class Pulse:
 
     def failed(self, error: Exception) -> None:
         """A pass ended with `error`."""
-        self._error = in_words(error)
+        self._error = describe(error)
 
     @property
     def silent_s(self) -> float:
@@ -133,12 +133,12 @@ class Pulse:
         return f"no pass succeeded for {silent_s:.0f} s: {self._error or 'the current one has not finished'}"
 
 
-def in_words(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """What `error` says of the storage, or else of itself, in one line or few."""
-    trouble = storage_error(error)
-    return trouble.detail if trouble else f"{type(error).__name__}: {_own_words(error)}"
+    storage = storage_error(error)
+    return storage.detail if storage else f"{type(error).__name__}: {_own_text(error)}"
 
 
-def _own_words(error: Exception) -> str:
+def _own_text(error: Exception) -> str:
     """What a database's driver says, without the statement and its ever changing values."""
     return str(error.orig if isinstance(error, DBAPIError) else error)

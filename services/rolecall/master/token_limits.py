@@ -50,11 +50,11 @@ async def measure(database: Database, blobs: Blobs, owner: str) -> int:
 
 
 async def metered(
-    pieces: AsyncIterator[bytes], owner: str, limit: int, stored_now: Callable[[], Awaitable[int]]
+    chunks: AsyncIterator[bytes], owner: str, limit: int, stored_now: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
-    """The pieces of an upload, cut off by `StorageLimitReached` once the owner's jobs store far more than `limit`."""
+    """The chunks of an upload, cut off by `StorageLimitReached` once the owner's jobs store far more than `limit`."""
     since = STEP_BYTES
-    async for piece in pieces:
+    async for chunk in chunks:
         if since >= STEP_BYTES:
             since = 0
             if (stored := await stored_now()) > HARD_FACTOR * limit:
@@ -62,5 +62,5 @@ async def metered(
                     f"the jobs of token {owner} store {stored} bytes, more than {HARD_FACTOR} times its "
                     f"max_stored_bytes of {limit}; raise the limit or delete jobs, then retry this one"
                 )
-        since += len(piece)
-        yield piece
+        since += len(chunk)
+        yield chunk

@@ -83,7 +83,7 @@ async def _redirect_stop(connection: AsyncConnection, gang: Gang, step: Step) ->
 
 async def _doubt(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
     """Let the master look at a checkpoint that workers could not read; return whether there is still such a one."""
-    if not await checkpoints.doubt(connection, gang.job.id, accused.manifest, now):
+    if not await checkpoints.set_verification(connection, gang.job.id, accused.manifest, now):
         return False
     await jobs.avoid(connection, gang.job, accused.nodes)
     message = f"the master verifies {accused}"

@@ -38,7 +38,7 @@ class Verdict:
     """What a look at a checkpoint proved: damage, or nothing because of some trouble, or that it is intact."""
 
     damage: str | None = None
-    trouble: str | None = None
+    obstacle: str | None = None
 
 
 class Verifier:
@@ -60,7 +60,7 @@ class Verifier:
         self._clock = clock
         self.pulse = Pulse(clock.monotonic)
         self._errors = ErrorLog()
-        self._told: set[tuple[str, int, int]] = set()
+        self._logged: set[tuple[str, int, int]] = set()
 
     async def run(self) -> None:
         """Verify what is due, again and again, until cancelled."""
@@ -77,7 +77,7 @@ class Verifier:
     async def verify(self) -> None:
         """Look at every checkpoint that is due."""
         async with self._database.read() as connection:
-            due = await checkpoints.doubted(connection, self._clock.now())
+            due = await checkpoints.due_for_verification(connection, self._clock.now())
         for job, manifest in due:
             verdict = await examine(self._blobs, job, manifest)
             async with self._database.write() as connection:
@@ -93,21 +93,21 @@ class Verifier:
         except NotFound:
             return  # It was deleted meanwhile.
         now, checkpoint = self._clock.now(), f"the checkpoint at step {manifest.step}"
-        if verdict.trouble is not None:
-            await checkpoints.doubt(connection, job, manifest, now + AGAIN)
-            message = f"{checkpoint} can't be verified and is kept: {verdict.trouble}; the master tries again"
+        if verdict.obstacle is not None:
+            await checkpoints.set_verification(connection, job, manifest, now + AGAIN)
+            message = f"{checkpoint} can't be verified and is kept: {verdict.obstacle}; the master tries again"
             if self._is_news(job, manifest):
                 fields = about("checkpoint_unverified", job=job, attempt=manifest.attempt)
                 _log.warning("job %s: %s", job, message, extra=fields)
                 await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
             return
-        self._told.discard((job, manifest.attempt, manifest.step))
+        self._logged.discard((job, manifest.attempt, manifest.step))
         if verdict.damage is not None:
             await checkpoints.remove(connection, job, manifest)
             await attempts.set_swept(connection, job, manifest.attempt, False)
             message = deletion_reason([manifest], verdict.damage)
         else:
-            await checkpoints.doubt(connection, job, manifest, None)
+            await checkpoints.set_verification(connection, job, manifest, None)
             message = (
                 f"{checkpoint} is intact: the master read all its parts. What failed is "
                 f"{listed(record.avoid or ('a node',))}: look at its mount of the blob store, its free space and its "
@@ -120,8 +120,8 @@ class Verifier:
 
     def _is_news(self, job: str, manifest: CheckpointManifest) -> bool:
         key = (job, manifest.attempt, manifest.step)
-        news = key not in self._told
-        self._told.add(key)
+        news = key not in self._logged
+        self._logged.add(key)
         return news
 
 
@@ -133,11 +133,11 @@ async def examine(blobs: Blobs, job: str, manifest: CheckpointManifest) -> Verdi
                 damage = await _damage(blobs, job, part)
                 # A store that is not mounted looks like an empty one.
                 if damage is not None and not await blobs.is_populated():
-                    return Verdict(trouble="the blob store looks empty; is it mounted on the master?")
+                    return Verdict(obstacle="the blob store looks empty; is it mounted on the master?")
         except TimeoutError:
-            return Verdict(trouble=f"the blob store took too long to give part {part.name!r}")
+            return Verdict(obstacle=f"the blob store took too long to give part {part.name!r}")
         except Exception as error:  # noqa: BLE001 - each store has errors of its own, and none of them proves damage
-            return Verdict(trouble=f"part {part.name!r}: {type(error).__name__}: {error}")
+            return Verdict(obstacle=f"part {part.name!r}: {type(error).__name__}: {error}")
         if damage is not None:
             return Verdict(damage=f"part {part.name!r} {damage}")
     return Verdict()

@@ -93,10 +93,10 @@ class View:
         """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
         return allowances(self.gangs.values(), limits)
 
-    def visited(self) -> dict[str, str]:
+    def per_node_jobs(self) -> dict[str, str]:
         """The nodes on which a job that runs on every node may still have a process, and which job."""
-        visitors = [gang for gang in self.gangs.values() if self._catalogue.is_per_node(gang.job.workload)]
-        return {place.node: gang.job.id for gang in visitors for place in _places(gang)}
+        per_node_gangs = [gang for gang in self.gangs.values() if self._catalogue.is_per_node(gang.job.workload)]
+        return {place.node: gang.job.id for gang in per_node_gangs for place in _places(gang)}
 
     async def _read_jobs(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
@@ -128,13 +128,13 @@ class View:
 
     def _take_aside(self, queue: Collection[str], among: Collection[str] | None) -> dict[str, str]:
         """Remove the reasons for setting aside `among`, or all jobs; return those of jobs in `queue`."""
-        said = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
-        return {job: why for job, why in said.items() if job in queue}
+        removed = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
+        return {job: why for job, why in removed.items() if job in queue}
 
     async def _read_nodes(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
             return
-        found = await nodes.look(connection, among)
+        found = await nodes.load(connection, among)
         before = self.nodes
         gone = {*self.nodes, *self.unreadable_nodes} if among is None else set(among)
         kept = {name: one for name, one in self.nodes.items() if name not in gone}
@@ -155,7 +155,7 @@ def allowances(gangs: Iterable[Gang], limits: Mapping[str, Limits]) -> dict[str,
     for gang in gangs:
         if gang.job.owner in limited:
             used[gang.job.owner] += len(_places(gang))
-    return {owner: Allowance(most, used[owner]) for owner, most in limited.items()}
+    return {owner: Allowance(limit, used[owner]) for owner, limit in limited.items()}
 
 
 async def _all_live(connection: AsyncConnection) -> Summaries:

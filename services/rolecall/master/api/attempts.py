@@ -18,7 +18,7 @@ from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
 from rolecall.master.token_limits import measure, metered
 from rolecall.spec.access import Scope
-from rolecall.spec.bounds import MOST, MOST_BYTES
+from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
@@ -49,10 +49,10 @@ class Recorded(Value):
 )
 async def append(  # noqa: PLR0917 - the framework passes by name
     job: str,
-    attempt: Annotated[int, Path(ge=1, le=MOST)],
-    rank: Annotated[int, Path(ge=0, le=MOST)],
+    attempt: Annotated[int, Path(ge=1, le=MAX_INTEGER)],
+    rank: Annotated[int, Path(ge=0, le=MAX_INTEGER)],
     kind: Kind,
-    offset: Annotated[int, Query(ge=0, le=MOST_BYTES)],
+    offset: Annotated[int, Query(ge=0, le=MAX_BIGINT)],
     request: Request,
     master: Running,
     cut: Annotated[bool, Query(description="Bytes before the offset are lost: the log may have a gap there.")] = False,
@@ -65,8 +65,8 @@ async def append(  # noqa: PLR0917 - the framework passes by name
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
     # Below the reserve there is room for reports and progress, and for nothing that can wait.
     within = above_floor if kind == "progress" else within_reserve
-    pieces = within(request.stream(), master.reserve)
-    size = await master.streams.append(key, offset, pieces, cut=cut and kind == "log")
+    chunks = within(request.stream(), master.reserve)
+    size = await master.streams.append(key, offset, chunks, cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         await master.progress.ingest(master.database, key)
     master.waking.followers(job)
@@ -94,9 +94,9 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     async def stored() -> int:
         return await master.blobs.used(job, {blob, *await _expiring(master, job)})
 
-    pieces = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
-    pieces = within_quota(pieces, master.job_quota, job, stored)
-    size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, pieces))
+    chunks = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
+    chunks = within_quota(chunks, master.job_quota, job, stored)
+    size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, chunks))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
@@ -105,8 +105,8 @@ async def get_blob(job: str, number: int, name: str, master: Running, attempt: B
     """A blob's bytes, for the workers of the job's current attempt."""
     async with master.database.read() as connection:
         await _check_current(connection, job, attempt)
-    pieces = await master.blobs.read(job, f"{number}/{name}")
-    return StreamingResponse(pieces, media_type="application/octet-stream")
+    chunks = await master.blobs.read(job, f"{number}/{name}")
+    return StreamingResponse(chunks, media_type="application/octet-stream")
 
 
 @router.post(
@@ -138,18 +138,18 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
     return Recorded(recorded=True)
 
 
-def _metered(master: Master, owner: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+def _metered(master: Master, owner: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     limits = master.access.limits.get(owner)
     if limits is None or limits.max_stored_bytes is None:
-        return pieces
+        return chunks
     stored_now = partial(measure, master.database, master.blobs, owner)
-    return metered(pieces, owner, limits.max_stored_bytes, stored_now)
+    return metered(chunks, owner, limits.max_stored_bytes, stored_now)
 
 
-async def _while_current(master: Master, job: str, attempt: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces; raises `StaleAttempt` at their end if the attempt has ended, since nobody sweeps behind it twice."""
-    async for piece in pieces:
-        yield piece
+async def _while_current(master: Master, job: str, attempt: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks; raises `StaleAttempt` at their end if the attempt has ended, since nobody sweeps behind it twice."""
+    async for chunk in chunks:
+        yield chunk
     async with master.database.read() as connection:
         await _check_current(connection, job, attempt)
 
@@ -167,7 +167,7 @@ async def _check_quota(connection: AsyncConnection, master: Master, job: str, fr
 
     Below a blob URL the master sees no upload, and this is where the limit holds.
     """
-    if master.job_quota.most is None or master.settings.blob_url is None:
+    if master.job_quota.limit is None or master.settings.blob_url is None:
         return
     known = await checkpoints.of_job(connection, job)
     old = superfluous(known, master.settings.keep_checkpoints)

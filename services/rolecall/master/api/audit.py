@@ -15,7 +15,7 @@ from rolecall.master.program import Master, master_of
 from rolecall.master.store import audit
 from rolecall.spec.access import AuditEntry, AuditPage
 from rolecall.spec.access import Scope as TokenScope
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MAX_INTEGER
 
 router = APIRouter(tags=["access"], dependencies=[Depends(needs(TokenScope.ADMIN))])
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 @router.get("/audit", summary="The audit log")
 async def page(
     master: Running,
-    after: Annotated[int | None, Query(ge=0, le=MOST, description="Only entries with ids above this.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only entries with ids above this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
     """Entries with ids above `after`, oldest first; without `after`, the newest ones."""

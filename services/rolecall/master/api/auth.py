@@ -43,14 +43,14 @@ _ANYBODY = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
 _NODES = "a token of the nodes (ROLECALL_NODE_TOKEN)"
 
 
-class Standing(Enum):
+class TokenStatus(Enum):
     """What the token of a request is worth before the request is read."""
 
     NONE = auto()
     """No token, or an unknown one."""
-    BARRED = auto()
+    FORBIDDEN = auto()
     """A known token, of which no scope opens this part of the interface."""
-    PROVEN = auto()
+    ACCEPTED = auto()
     """It is a token that opens this path."""
 
 
@@ -58,7 +58,7 @@ class Standing(Enum):
 class Admission:
     """What is known of a request from its path and its `Authorization` alone."""
 
-    standing: Standing
+    status: TokenStatus
     wanted: str
     """What opens the path, for people."""
     challenge: str
@@ -71,14 +71,14 @@ class Admission:
     """Whose attempt the token is of, if it is an attempt's."""
 
     @property
-    def inside(self) -> bool:
+    def is_internal(self) -> bool:
         """Whether it is a call of nodes or workers."""
         return self.wanted == _NODES
 
     @property
     def scopes(self) -> set[Scope]:
         """The scopes that open something in this part of the interface."""
-        return {Scope.NODE} if self.inside else set(Scope) - {Scope.NODE}
+        return {Scope.NODE} if self.is_internal else set(Scope) - {Scope.NODE}
 
 
 def admission(master: Master, path: str, authorization: str) -> Admission:
@@ -87,22 +87,22 @@ def admission(master: Master, path: str, authorization: str) -> Admission:
         given = _bearer_of(authorization)
         caller = master.access.principal(given)
         job = "" if caller else _opened_job(master, path, given)
-        return Admission(_standing_inside(caller, job), _NODES, _CHALLENGE, given, caller, job)
+        return Admission(_internal_status(caller, job), _NODES, _CHALLENGE, given, caller, job)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
     caller = master.access.principal(given)
-    standing = Standing.NONE if caller is None else _standing_outside(caller)
-    return Admission(standing, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given, caller)
+    status = TokenStatus.NONE if caller is None else _user_status(caller)
+    return Admission(status, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given, caller)
 
 
-def _standing_outside(caller: Principal) -> Standing:
-    return Standing.PROVEN if caller.scopes - {Scope.NODE} else Standing.BARRED
+def _user_status(caller: Principal) -> TokenStatus:
+    return TokenStatus.ACCEPTED if caller.scopes - {Scope.NODE} else TokenStatus.FORBIDDEN
 
 
-def _standing_inside(caller: Principal | None, job: str) -> Standing:
+def _internal_status(caller: Principal | None, job: str) -> TokenStatus:
     if caller is not None:
-        return Standing.PROVEN if Scope.NODE in caller.scopes else Standing.BARRED
-    return Standing.PROVEN if job else Standing.NONE
+        return TokenStatus.ACCEPTED if Scope.NODE in caller.scopes else TokenStatus.FORBIDDEN
+    return TokenStatus.ACCEPTED if job else TokenStatus.NONE
 
 
 def _opened_job(master: Master, path: str, given: str) -> str:
@@ -171,12 +171,12 @@ async def sees_job(job: str, master: Running, caller: Caller) -> None:
         raise jobs.unknown(job)
 
 
-async def steers_job(job: str, master: Running, caller: Caller) -> None:
+async def controls_job(job: str, master: Running, caller: Caller) -> None:
     """A dependency: 404 for jobs that the caller may not see, 403 for those that it may see but not change."""
     owner = await _owner(master, job)
     if not caller.sees(owner):
         raise jobs.unknown(job)
-    if not caller.steers(owner):
+    if not caller.controls(owner):
         detail = f"job {job} belongs to {owner}; only a token of that name or one with the scope admin may change it"
         raise HTTPException(403, detail)
 
@@ -186,7 +186,7 @@ async def bearing_attempt(connection: HTTPConnection, job: str, master: Running,
     given = bearer.credentials if bearer else ""
     attempt = attempt_of(master.signing_key, job, given)
     if attempt is None:
-        raise _stranger(connection, master, f"the token of an attempt of job {job}", given, _BEARER)
+        raise _unauthorized(connection, master, f"the token of an attempt of job {job}", given, _BEARER)
     return attempt
 
 
@@ -197,13 +197,13 @@ async def require_attempt(connection: HTTPConnection, job: str, attempt: int, ma
     """A dependency: 401 for whoever does not bear the token of this attempt."""
     if held != attempt:
         given = connection.headers["authorization"]
-        raise _stranger(connection, master, f"the token of attempt {attempt} of job {job}", given, _BEARER)
+        raise _unauthorized(connection, master, f"the token of attempt {attempt} of job {job}", given, _BEARER)
 
 
 def _known(connection: HTTPConnection, master: Master, given: str | None, headers: dict[str, str]) -> Principal:
     caller = master.access.principal(given) if given else None
     if caller is None:
-        raise _stranger(connection, master, _ANYBODY, given, headers)
+        raise _unauthorized(connection, master, _ANYBODY, given, headers)
     connection.state.principal = caller
     return caller
 
@@ -214,10 +214,10 @@ def _check_scopes(caller: Principal, scopes: tuple[Scope, ...]) -> None:
         raise HTTPException(403, f"this call needs the scope {want}; the token {caller.name} has {have}")
 
 
-def _stranger(
+def _unauthorized(
     connection: HTTPConnection, master: Master, what: str, given: str | None, headers: dict[str, str]
 ) -> HTTPException:
-    master.sync.strangers.note(refusal(connection.scope, None, 401))
+    master.sync.unauthenticated.note(refusal(connection.scope, None, 401))
     problem = "the one given is not valid" if given else "none was given"
     return HTTPException(401, f"this call needs {what} as a bearer token; {problem}", headers)
 

@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
 from rolecall.master.catalogue import schema_of
 from rolecall.master.metrics import exposition
-from rolecall.master.storage_errors import in_words
+from rolecall.master.storage_errors import describe
 from rolecall.master.store import nodes
 from rolecall.master.waking import TICK_S
 from rolecall.master.weak_settings import weaknesses
@@ -46,7 +46,7 @@ async def show_workload(name: str, master: Running) -> WorkloadDocument:
 async def list_nodes(master: Running) -> NodeList:
     """Who has registered, and who is alive."""
     async with master.database.read() as connection:
-        known = await nodes.everything(connection)
+        known = await nodes.list_all(connection)
     states = master.presence.states(known)
     return NodeList(nodes=[NodeDocument.model_validate(state, from_attributes=True) for state in states])
 
@@ -57,11 +57,11 @@ async def readyz(master: Running) -> Readiness:
     try:
         await master.database.ping()
     except SQLAlchemyError as error:
-        raise HTTPException(503, in_words(error)) from None
+        raise HTTPException(503, describe(error)) from None
     for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
-        if trouble := pulse.failure(_PATIENCE_S):
-            raise HTTPException(503, f"{what}: {trouble}")
-    return Readiness(status="ready", volume=await master.reserve.look())
+        if failure := pulse.failure(_PATIENCE_S):
+            raise HTTPException(503, f"{what}: {failure}")
+    return Readiness(status="ready", volume=await master.reserve.volume())
 
 
 @admin_router.get("/findings", summary="What is weak in the master's settings")

@@ -6,7 +6,7 @@ from collections import Counter
 from fastapi import APIRouter, Depends
 
 from rolecall.master import lifecycle
-from rolecall.master.api.auth import Caller, Running, needs, steers_job
+from rolecall.master.api.auth import Caller, Running, controls_job, needs
 from rolecall.master.store import deletion, jobs
 from rolecall.master.streams import Streams
 from rolecall.master.transitions import apply_step
@@ -43,7 +43,7 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
     return PruneSummary(jobs=pruned, size=sizes.total())
 
 
-@router.delete("/{job}", status_code=204, dependencies=[Depends(steers_job)], summary="Delete a job")
+@router.delete("/{job}", status_code=204, dependencies=[Depends(controls_job)], summary="Delete a job")
 async def delete(job: str, master: Running, caller: Caller, force: bool = False) -> None:
     """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if need be.
 

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
-from rolecall.master.field_errors import MOST_PROBLEMS, Problem, explain, problem, shortened
+from rolecall.master.field_errors import MAX_PROBLEMS, Problem, explain, problem, shortened
 from rolecall.master.space import NoRoom
 from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable, storage_error
 from rolecall.spec.errors import (
@@ -129,7 +129,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
     schema = _body_schema(request)
-    errors = shortened([_field_error(one, schema) for one in found[:MOST_PROBLEMS]], len(found))
+    errors = shortened([_field_error(one, schema) for one in found[:MAX_PROBLEMS]], len(found))
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
 
@@ -138,11 +138,11 @@ async def _on_storage_error(request: Request, error: Exception) -> Response:
     if isinstance(error, DataError):
         # E.g. NUL in a path: a text that PostgreSQL can neither store nor look for.
         return problem_response(422, f"the database does not accept this value: {_first_line(error.orig)}", request)
-    if (trouble := storage_error(error)) is None:
+    if (storage := storage_error(error)) is None:
         raise error
-    if trouble.full:
-        return problem_response(507, trouble.detail, request)
-    return problem_response(503, trouble.detail, request, headers=RETRY_AFTER)
+    if storage.full:
+        return problem_response(507, storage.detail, request)
+    return problem_response(503, storage.detail, request, headers=RETRY_AFTER)
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:

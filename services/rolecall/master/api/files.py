@@ -14,14 +14,14 @@ from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
 from rolecall.spec.api import Artifact, ArtifactList, Checkpoint, CheckpointList, Event, EventList, Series, SeriesList
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import NotFound
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 
 
 @router.get("/events", summary="What happened to the job")
-async def list_events(job: str, master: Running, after: Annotated[int, Query(ge=0, le=MOST)] = 0) -> EventList:
+async def list_events(job: str, master: Running, after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0) -> EventList:
     """The events with ids above `after`, oldest first."""
     async with master.database.read() as connection:
         await jobs.get(connection, job)
@@ -33,7 +33,7 @@ async def list_events(job: str, master: Running, after: Annotated[int, Query(ge=
 async def metrics(
     job: str,
     master: Running,
-    attempt: Annotated[int | None, Query(ge=1, le=MOST, description="All by default.")] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="All by default.")] = None,
     points: Annotated[int, Query(ge=1, le=100_000, description="Thin each series to about this many points.")] = 2000,
 ) -> SeriesList:
     """What each worker reported, step by step."""

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rolecall.edge.connection_table import Group, LimitExceeded
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import Admission, Standing, admission, refusal
+from rolecall.master.api.auth import Admission, TokenStatus, admission, refusal
 from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.program import master_of
 from rolecall.master.store.database import serve_user
@@ -36,14 +36,14 @@ class Gate:
         """Let the request through, or answer it."""
         if scope["type"] == "http" and scope["path"] not in _OPEN:
             found = _admission(scope)
-            if found.standing is Standing.NONE:
-                await _refuse(scope, receive, send, found)
+            if found.status is TokenStatus.NONE:
+                await _answer_unauthorized(scope, receive, send, found)
                 return
-            if found.standing is Standing.BARRED and found.caller is not None:
-                await _bar(scope, receive, send, found, found.caller)
+            if found.status is TokenStatus.FORBIDDEN and found.caller is not None:
+                await _answer_forbidden(scope, receive, send, found, found.caller)
                 return
-            if found.standing is Standing.PROVEN and (excess := claim(scope, *_holder(found))):
-                await _turn_away(scope, receive, send, excess, found)
+            if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_holder(found))):
+                await _answer_limit_exceeded(scope, receive, send, excess, found)
                 return
             if not scope["path"].startswith("/internal/") and scope["path"] not in _OF_OPERATORS:
                 serve_user()
@@ -90,29 +90,31 @@ def _holder(found: Admission) -> tuple[Group, str]:
     """Whose the request's connection is."""
     if found.caller is None:
         return Group.WORKERS, found.job
-    if found.inside:
+    if found.is_internal:
         return Group.NODES, ""
     return Group.ADMINS if Scopes.ADMIN in found.caller.scopes else Group.USERS, found.caller.name
 
 
-async def _turn_away(scope: Scope, receive: Receive, send: Send, excess: LimitExceeded, found: Admission) -> None:
+async def _answer_limit_exceeded(
+    scope: Scope, receive: Receive, send: Send, excess: LimitExceeded, found: Admission
+) -> None:
     # 429 says that the caller itself is the cause. Workers take it for final, as any other answer below 500.
     status = 429 if excess.by_owner and found.caller is not None else 503
     headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
     await problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)(scope, receive, send)
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
+async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
     problem = "the one given is not valid" if found.token else "none was given"
-    master_of(scope["app"]).sync.strangers.note(refusal(scope, None, 401))
+    master_of(scope["app"]).sync.unauthenticated.note(refusal(scope, None, 401))
     # Closed: what may still come of the body is not read either.
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
     detail = f"this call needs {found.wanted} {how}; {problem}"
     await problem_response(401, detail, Request(scope), headers=headers)(scope, receive, send)
 
 
-async def _bar(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
+async def _answer_forbidden(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
     master_of(scope["app"]).sync.refused.note(refusal(scope, caller.name, 403))
     have, want = " and ".join(sorted(caller.scopes)), " or ".join(sorted(found.scopes))
     detail = f"this call needs the scope {want}; the token {caller.name} has {have}"

@@ -17,8 +17,8 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with a counting `receive`."""
-        if scope["type"] == "http" and (most := _most(scope["path"])) is not None:
-            receive = _counting(receive, most)
+        if scope["type"] == "http" and (limit := _limit(scope["path"])) is not None:
+            receive = _counting(receive, limit)
         await self._app(scope, receive, send)
 
 
@@ -35,21 +35,21 @@ class JobsAreJson:
         await self._app(scope, receive, send)
 
 
-def _most(path: str) -> int | None:
+def _limit(path: str) -> int | None:
     if not path.startswith("/internal/"):
         return USER_BYTES
     return None if any(part in path for part in _UNBOUNDED) else NODE_BYTES
 
 
-def _counting(receive: Receive, most: int) -> Receive:
+def _counting(receive: Receive, limit: int) -> Receive:
     read = 0
 
     async def counted() -> Message:
         nonlocal read
         message = await receive()
         read += len(message.get("body", b""))
-        if read > most:
-            raise HTTPException(413, f"the body is larger than {most} bytes", {"Connection": "close"})
+        if read > limit:
+            raise HTTPException(413, f"the body is larger than {limit} bytes", {"Connection": "close"})
         return message
 
     return counted

@@ -16,7 +16,7 @@ from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 
@@ -26,7 +26,7 @@ _PARTIAL_S = 1.0
 """How long a line without an end is kept back from followers."""
 _BLOCK = 1 << 20
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
-_MOST_IN_ID = 16
+_MAX_IN_ID = 16
 """Of a gang with more workers not each line has an id, but only the last one of each block."""
 
 
@@ -67,8 +67,8 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     job: str,
     master: Running,
     role: Role | None = None,
-    rank: Annotated[int | None, Query(ge=0, le=MOST)] = None,
-    attempt: Annotated[int | None, Query(ge=1, le=MOST, description="The newest by default.")] = None,
+    rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
     follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
     last_event_id: Annotated[str | None, Header(description="Continue after the event with this id.")] = None,
 ) -> StreamingResponse:
@@ -94,14 +94,14 @@ async def _whole(master: Master, members: list[WorkerRecord]) -> AsyncIterator[b
     for worker in members:
         prefix, key = f"[{worker.name}] ".encode(), log_key(worker)
         offset, line_is_open = 0, False
-        while (piece := await asyncio.to_thread(master.streams.read_log, key, offset, _BLOCK)).data:
-            if piece.start > offset:
-                note = f"{cut_note(piece.start - offset)}\n".encode()
+        while (chunk := await asyncio.to_thread(master.streams.read_log, key, offset, _BLOCK)).data:
+            if chunk.start > offset:
+                note = f"{cut_note(chunk.start - offset)}\n".encode()
                 yield b"\n" * line_is_open + prefix + note
                 line_is_open = False
-            body, last = piece.data[:-1], piece.data[-1:]
+            body, last = chunk.data[:-1], chunk.data[-1:]
             yield (b"" if line_is_open else prefix) + body.replace(b"\n", b"\n" + prefix) + last
-            offset, line_is_open = piece.end, last != b"\n"
+            offset, line_is_open = chunk.end, last != b"\n"
         if line_is_open:
             yield b"\n"
 
@@ -173,9 +173,9 @@ class _Follower:
         """The events for the lines that are new, in blocks; at the end also those for lines without an end."""
         for worker in self._members:
             lines, key = self._lines[worker.rank], log_key(worker)
-            while (piece := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
+            while (chunk := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
                 self._fed_at[worker.rank] = self._loop.time()
-                yield self._events(worker, lines.feed(piece))
+                yield self._events(worker, lines.feed(chunk))
             waited_s = self._loop.time() - self._fed_at.get(worker.rank, 0.0)
             if lines.has_rest and (over or waited_s >= _PARTIAL_S):
                 yield self._events(worker, lines.flush())
@@ -184,7 +184,7 @@ class _Follower:
         texts: list[str] = []
         for line in lines:
             self._position.offsets[worker.rank] = line.end
-            if len(self._members) <= _MOST_IN_ID or line is lines[-1]:
+            if len(self._members) <= _MAX_IN_ID or line is lines[-1]:
                 texts.append(f"id: {self._position}\n")
             texts.append(f"event: log\ndata: [{worker.name}] {line.text}\n\n")
         return "".join(texts).encode()

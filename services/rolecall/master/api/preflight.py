@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 async def show_preflight(node: str, master: Running, caller: Caller) -> Preflight:
     """The node's findings about itself, and those of the newest `preflight` job about its ways to the others."""
     async with master.database.read() as connection:
-        known = {state.spec.name: state for state in master.presence.states(await nodes.everything(connection))}
+        known = {state.spec.name: state for state in master.presence.states(await nodes.list_all(connection))}
         if node not in known:
-            told = unknown("node", "node", node, known)
-            raise NotFound(f"{told['message']}; there are: {told['legal']}")
+            problem = unknown("node", "node", node, known)
+            raise NotFound(f"{problem['message']}; there are: {problem['legal']}")
         network = await _newest_about(node, connection, caller, master.clock.now())
     state = known[node]
     return Preflight(node=node, alive=state.alive, findings=state.findings, network=network)
@@ -41,11 +41,11 @@ async def _newest_about(node: str, connection: AsyncConnection, caller: Principa
     """The newest job that tells something about `node`; one after the other, as each tells of every pair of nodes."""
     for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
-        mine = tuple(finding for finding in _findings(job) if node in finding.nodes)
-        if mine and job.ended_at:
+        findings = tuple(finding for finding in _findings(job) if node in finding.nodes)
+        if findings and job.ended_at:
             age_s = (now - job.ended_at).total_seconds()
             shown = job.id if caller.reads_all or caller.sees(job.owner) else None
-            return Examination(job=shown, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
+            return Examination(job=shown, measured_at=job.ended_at, age_s=round(age_s, 1), findings=findings)
     return None
 
 

@@ -29,7 +29,7 @@ router = APIRouter(prefix="/tokens", tags=["access"], dependencies=[Depends(need
 async def list_tokens(master: Running) -> TokenList:
     """The built-in tokens, then the others by name. Nobody can read a secret again."""
     async with master.database.read() as connection:
-        found = await tokens.everything(connection)
+        found = await tokens.list_all(connection)
         secrets = await tokens.secrets(connection)
     now = master.clock.now()
     return TokenList(tokens=[*master.access.built_in, *(_document(token, secrets, now) for token in found)])

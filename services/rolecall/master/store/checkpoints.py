@@ -50,24 +50,26 @@ async def newest(connection: AsyncConnection, job: str, *, undoubted: bool = Fal
     return next((one.manifest for one in preferred or found), None)
 
 
-async def doubt(connection: AsyncConnection, job: str, manifest: CheckpointManifest, at: datetime | None) -> bool:
+async def set_verification(
+    connection: AsyncConnection, job: str, manifest: CheckpointManifest, at: datetime | None
+) -> bool:
     """Let the master verify a checkpoint at the time `at`, or no more; return whether the checkpoint is still there."""
     changed = await connection.execute(update(checkpoints).where(*_key(job, manifest)).values(verify_at=at))
     return changed.rowcount == 1
 
 
-async def doubted(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
+async def due_for_verification(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
     """The readable checkpoints, each with its job, that are to be verified by the time `by`."""
     query = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
     rows = await connection.execute(query.order_by(checkpoints.c.verify_at))
     return [(row.job, row.manifest) for row in rows if not isinstance(row.manifest, Unreadable)]
 
 
-async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
-    """The jobs that have more than `most` checkpoints, where one that is to be kept may be beside those."""
+async def crowded_jobs(connection: AsyncConnection, keep: int) -> list[str]:
+    """The jobs that have more than `keep` checkpoints, where one that is to be kept may be beside those."""
     kept = func.count(case((checkpoints.c.keep.is_(True), 1)))
     query = select(checkpoints.c.job).group_by(checkpoints.c.job)
-    return list(await connection.scalars(query.having(func.count() > most + case((kept > 0, 1), else_=0))))
+    return list(await connection.scalars(query.having(func.count() > keep + case((kept > 0, 1), else_=0))))
 
 
 async def remove(connection: AsyncConnection, job: str, manifest: CheckpointManifest) -> None:

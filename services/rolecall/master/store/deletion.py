@@ -95,11 +95,11 @@ async def _free_keys(connection: AsyncConnection, ids: Sequence[str]) -> None:
     await connection.execute(delete(idempotency).where(idempotency.c.job.in_(marked)))
 
 
-async def trim_events(connection: AsyncConnection, most: int) -> None:
-    """Of each job keep the newest `most` events that the master itself noted."""
+async def trim_events(connection: AsyncConnection, keep: int) -> None:
+    """Of each job keep the newest `keep` events that the master itself noted."""
     own = events.c.origin.is_(None)
-    crowded = select(events.c.job).where(own).group_by(events.c.job).having(func.count() > most)
+    crowded = select(events.c.job).where(own).group_by(events.c.job).having(func.count() > keep)
     for job in list(await connection.scalars(crowded)):
         newest = select(events.c.id).where(events.c.job == job, own).order_by(events.c.id.desc())
-        oldest_kept = await connection.scalar(newest.offset(most - 1).limit(1))
+        oldest_kept = await connection.scalar(newest.offset(keep - 1).limit(1))
         await connection.execute(delete(events).where(events.c.job == job, own, events.c.id < oldest_kept))

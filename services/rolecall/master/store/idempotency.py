@@ -11,8 +11,8 @@ from rolecall.spec.errors import InvalidJob
 
 async def job_of(connection: AsyncConnection, owner: str, key: str, digest: str) -> str | None:
     """The job that an earlier request of `owner` with `key` made; `InvalidJob` if that request was another one."""
-    mine = (idempotency.c.owner == owner, idempotency.c.key == key)
-    query = select(idempotency.c.digest, idempotency.c.job).where(*mine)
+    of_owner = (idempotency.c.owner == owner, idempotency.c.key == key)
+    query = select(idempotency.c.digest, idempotency.c.job).where(*of_owner)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         return None

@@ -179,8 +179,8 @@ async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict
 
 async def count_waiting(connection: AsyncConnection, owner: str) -> int:
     """How many jobs of `owner` are queued or paused."""
-    mine = (jobs.c.owner == owner, jobs.c.state.in_((JobState.QUEUED, JobState.PAUSED)))
-    return await connection.scalar(select(func.count()).where(*mine)) or 0
+    owned = (jobs.c.owner == owner, jobs.c.state.in_((JobState.QUEUED, JobState.PAUSED)))
+    return await connection.scalar(select(func.count()).where(*owned)) or 0
 
 
 async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
@@ -191,10 +191,10 @@ async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
 
 async def stored_bytes(connection: AsyncConnection, owner: str, besides: Iterable[str] = ()) -> int:
     """The bytes of the recorded checkpoints and artifacts of the jobs of `owner`, leaving out those in `besides`."""
-    mine = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(besides)))
+    owned = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(besides)))
     of_checkpoints = select(func.sum(checkpoints.c.bytes)).join(jobs, jobs.c.id == checkpoints.c.job)
     of_artifacts = select(func.sum(artifacts.c.size)).join(jobs, jobs.c.id == artifacts.c.job)
-    sums = [await connection.scalar(query.where(*mine)) for query in (of_checkpoints, of_artifacts)]
+    sums = [await connection.scalar(query.where(*owned)) for query in (of_checkpoints, of_artifacts)]
     return sum(int(found or 0) for found in sums)
 
 
@@ -337,7 +337,7 @@ def _record(row: Row[Any]) -> JobRecord:
         state, why = member(JobState, row, "state"), None
     except UnreadableRow as error:
         state, why = JobState.FAILED, str(error)
-    why = why or next((str(UnreadableRow(column, said)) for column, said in broken.items()), None)
+    why = why or next((str(UnreadableRow(column, reason)) for column, reason in broken.items()), None)
     values: dict[str, Any] = found | _blank(broken) | {"state": state, "unreadable": why}
     return JobRecord(**values)
 

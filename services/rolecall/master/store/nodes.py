@@ -55,7 +55,7 @@ async def incarnations(connection: AsyncConnection, names: Iterable[str]) -> dic
     return {row.name: Incarnation(row.started, row.draining) for row in await connection.execute(query)}
 
 
-async def look(connection: AsyncConnection, among: Iterable[str] | None = None) -> Nodes:
+async def load(connection: AsyncConnection, among: Iterable[str] | None = None) -> Nodes:
     """The nodes of `among`, or all, and those that can't be read."""
     query = select(nodes) if among is None else select(nodes).where(nodes.c.name.in_(tuple(among)))
     found = Nodes()
@@ -67,7 +67,7 @@ async def look(connection: AsyncConnection, among: Iterable[str] | None = None) 
     return found
 
 
-async def everything(connection: AsyncConnection) -> list[NodeRecord]:
+async def list_all(connection: AsyncConnection) -> list[NodeRecord]:
     """All nodes by name; one that can't be read is left out."""
     return list(readable(await connection.execute(select(nodes).order_by(nodes.c.name)), _record, "node"))
 

@@ -70,11 +70,11 @@ def readable(rows: Iterable[Row[Any]], parse: Callable[[Row[Any]], _R], what: st
         try:
             yield parse(row)
         except UnreadableRow as error:
-            _tell_once(f"{what} {'/'.join(str(value) for value in tuple(row)[:3])}", str(error))
+            _log_once(f"{what} {'/'.join(str(value) for value in tuple(row)[:3])}", str(error))
 
 
 @lru_cache(maxsize=1024)
-def _tell_once(what: str, why: str) -> None:
+def _log_once(what: str, why: str) -> None:
     _log.error("%s is left out: %s", what, why, extra=about("row_unreadable"))
 
 

@@ -36,7 +36,7 @@ async def lock(connection: AsyncConnection, name: str) -> None:
     await connection.execute(select(tokens.c.name).where(tokens.c.name == name).with_for_update())
 
 
-async def everything(connection: AsyncConnection) -> list[TokenRecord]:
+async def list_all(connection: AsyncConnection) -> list[TokenRecord]:
     """All tokens by name; one that can't be read is left out, and valid for nothing."""
     rows = await connection.execute(select(tokens).order_by(tokens.c.name))
     return list(readable(rows, lambda row: read(TokenRecord, row), "token"))
