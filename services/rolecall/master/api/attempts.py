@@ -1,4 +1,4 @@
-"""`/internal/jobs`: what nodes ship for their workers, and what workers send for themselves."""
+"""The routes below `/internal/jobs`: streams that nodes ship, and blobs, checkpoints and artifacts of workers."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -29,7 +29,7 @@ _OfAttempt = Depends(require_attempt)
 
 
 class BlobReceipt(Value):
-    """What was stored."""
+    """The stored blob."""
 
     blob: str = Field(description="The blob's name below its job.")
     size: int
@@ -37,9 +37,10 @@ class BlobReceipt(Value):
 
 
 class Recorded(Value):
-    """Whether something was recorded by this call or by an earlier one."""
+    """The response to a request to record something."""
 
     recorded: bool
+    """False if an earlier call has already recorded it."""
 
 
 @router.put(
@@ -57,13 +58,13 @@ async def append(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     cut: Annotated[bool, Query(description="Bytes before the offset are lost: the log may have a gap there.")] = False,
 ) -> StreamOffset:
-    """Append what the master lacks of these bytes; answer how much it has."""
+    """Append the bytes that the master doesn't have yet. Returns the size of the stream."""
     key = StreamKey(job, attempt, rank, kind)
     async with master.database.read() as connection:
         record = await jobs.summary(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
-    # Below the reserve there is room for reports and progress, and for nothing that can wait.
+    # The space below the reserve is for reports and progress only, because logs can wait.
     within = above_floor if kind == "progress" else within_reserve
     chunks = within(request.stream(), master.reserve)
     size = await master.streams.append(key, offset, chunks, cut=cut and kind == "log")
@@ -84,10 +85,10 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     sha256: Annotated[str | None, Header(alias="X-Content-SHA256", pattern="^[0-9a-fA-F]{64}$")] = None,
 ) -> BlobReceipt:
-    """Store a whole file, checked and durable. Sending it again replaces it."""
+    """Store a complete file, verified and durable. A repeated upload replaces it."""
     async with master.database.read() as connection:
         record = await _check_current(connection, job, attempt)
-    # Not a parameter of the interface: the server has refused what is no number before anybody sees the call.
+    # Not a parameter of the API: the HTTP server has already rejected a value that is not a number.
     await master.reserve.check(int(request.headers.get("content-length", 0)))
     blob = f"{attempt}/{name}"
 
@@ -102,7 +103,7 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
 
 @router.get("/blobs/{number}/{name:path}", summary="Download a blob of any attempt", response_class=StreamingResponse)
 async def get_blob(job: str, number: int, name: str, master: Running, attempt: Bearing) -> StreamingResponse:
-    """A blob's bytes, for the workers of the job's current attempt."""
+    """Return a blob's content to a worker of the job's current attempt."""
     async with master.database.read() as connection:
         await _check_current(connection, job, attempt)
     chunks = await master.blobs.read(job, f"{number}/{name}")
@@ -113,7 +114,7 @@ async def get_blob(job: str, number: int, name: str, master: Running, attempt: B
     "/attempts/{attempt}/checkpoints", status_code=201, dependencies=[_OfAttempt], summary="Record a checkpoint"
 )
 async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest, master: Running) -> Recorded:
-    """Close a checkpoint: from now on it counts. All its parts must be there in full."""
+    """Record a checkpoint, which becomes valid. All its parts must be complete."""
     if manifest.attempt != attempt:
         raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")
     for part in manifest.parts:
@@ -129,7 +130,7 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
 
 @router.post("/attempts/{attempt}/artifacts", status_code=201, dependencies=[_OfAttempt], summary="Record an artifact")
 async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master: Running) -> Recorded:
-    """Let users download a blob under a name."""
+    """Record a blob as an artifact that users can download by its name."""
     await _check_blob(master, job, notice.blob, notice.size)
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
@@ -147,7 +148,7 @@ def _metered(master: Master, owner: str, chunks: AsyncIterator[bytes]) -> AsyncI
 
 
 async def _while_current(master: Master, job: str, attempt: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks; raises `StaleAttempt` at their end if the attempt has ended, since nobody sweeps behind it twice."""
+    """The chunks. Raises `StaleAttempt` after the last one if the attempt has ended, because it is swept only once."""
     async for chunk in chunks:
         yield chunk
     async with master.database.read() as connection:
@@ -163,9 +164,9 @@ async def _expiring(master: Master, job: str) -> set[str]:
 
 
 async def _check_quota(connection: AsyncConnection, master: Master, job: str, fresh: dict[str, int]) -> None:
-    """Raise `QuotaExceeded` if what is recorded and stays, and these blobs, are more than the job may have.
+    """Raise `QuotaExceeded` if the blobs that are recorded and kept, and these, exceed the job's limit.
 
-    Below a blob URL the master sees no upload, and this is where the limit holds.
+    The master sees no uploads to a blob URL, so this enforces the limit there.
     """
     if master.job_quota.limit is None or master.settings.blob_url is None:
         return

@@ -1,4 +1,4 @@
-"""`/audit`: who called what. Every call of a user that changes something is noted before it is answered."""
+"""The route `/audit`, and the middleware that records users' calls in the audit log before they are answered."""
 
 import logging
 from http import HTTPStatus
@@ -22,46 +22,45 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _log = logging.getLogger(__name__)
 
 
-@router.get("/audit", summary="The audit log")
+@router.get("/audit", summary="Show the audit log")
 async def page(
     master: Running,
     after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only entries with ids above this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Entries with ids above `after`, oldest first; without `after`, the newest ones."""
+    """Return the entries with ids above `after`, oldest first. Without `after`, return the newest ones."""
     async with master.database.read() as connection:
         found = audit.newest(connection, limit) if after is None else audit.since(connection, after, limit)
         return AuditPage(entries=await found)
 
 
 class Audited:
-    """Notes calls of users that change something, and calls that lack a scope, before the answer goes out.
+    """Records calls that change something, and calls that lack a scope, before the response is sent.
 
-    Nobody hears of a change that the log does not have. Only if the entry can't be stored the answer goes out all the
-    same, because what it tells has happened; the master's log then has the entry.
+    No client learns of a change that the audit log doesn't have. If the entry can't be stored, the response is sent
+    nevertheless, because the change is committed. The entry is then in the master's log.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a `send` that notes the outcome first."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def noted(message: Message) -> None:
+        async def audited_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await _note(scope, message)
             await send(message)
 
-        await self._app(scope, receive, noted)
+        await self._app(scope, receive, audited_send)
 
 
 async def _note(scope: Scope, answer: Message) -> None:
     caller: Principal | None = scope.get("state", {}).get("principal")
     if caller is None:
-        return  # A stranger, whose refusal is counted already.
+        return  # An unauthenticated call, which is counted already.
     master = master_of(scope["app"])
     status, changes = answer["status"], scope["method"] not in _READING and not scope["path"].startswith("/internal/")
     if status == HTTPStatus.FORBIDDEN or (changes and status >= HTTPStatus.BAD_REQUEST):
@@ -88,7 +87,7 @@ async def _add(master: Master, scope: Scope, answer: Message, caller: Principal)
 
 
 def _target(scope: Scope, answer: Message) -> str:
-    """The id or name that the call was about: of what it made, or else of its path."""
+    """The id or name of the created object, or else the one in the path."""
     headers: dict[bytes, bytes] = dict(answer.get("headers", ()))
-    made = headers.get(b"location", b"").decode(errors="replace").rpartition("/")[2]
-    return made[:400] or target_of(scope)
+    created = headers.get(b"location", b"").decode(errors="replace").rpartition("/")[2]
+    return created[:400] or target_of(scope)

@@ -1,4 +1,4 @@
-"""Deleting jobs: one by `DELETE /jobs/{id}`, many by `POST /jobs/prune`."""
+"""The routes that delete jobs: `DELETE /jobs/{id}` and `POST /jobs/prune`."""
 
 import asyncio
 from collections import Counter
@@ -16,14 +16,14 @@ from rolecall.spec.errors import Conflict
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
 _BATCH = 200
-"""Jobs that are looked at in one transaction, so that writers never wait long."""
+"""The number of jobs per transaction, so that other writers never wait long."""
 
 
 @router.post("/prune", summary="Delete old jobs")
 async def prune(request: PruneRequest, master: Running, caller: Caller) -> PruneSummary:
-    """Delete all jobs that ended before a moment, and say which. With `dry_run`, only say which.
+    """Delete all jobs that ended before a given time, and return them. With `dry_run`, only return them.
 
-    Without the scope `admin` these are the jobs that the token owns.
+    Without the scope `admin`, this applies only to the jobs that the token owns.
     """
     owner = None if Scope.ADMIN in caller.scopes else caller.name
     states = deletion.ENDED if request.state is None else {request.state} & set(deletion.ENDED)
@@ -45,9 +45,9 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
 
 @router.delete("/{job}", status_code=204, dependencies=[Depends(controls_job)], summary="Delete a job")
 async def delete(job: str, master: Running, caller: Caller, force: bool = False) -> None:
-    """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if need be.
+    """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if necessary.
 
-    It is hidden at once, and its files are gone soon after. Deleting it again changes nothing.
+    The job is hidden immediately, and its files are deleted soon after. Deleting it again changes nothing.
     """
     nodes = set[str]()
     async with master.database.write() as connection:

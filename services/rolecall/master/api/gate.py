@@ -1,4 +1,4 @@
-"""In front of every route: a token before a body, and so many connections and followed logs for each token."""
+"""Middleware that checks the token before the body is read, and limits connections and followed logs per token."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,22 +18,21 @@ from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 
 FOLLOWERS = 256
-"""Logs that one token may follow at a time: each holds a connection until its job ends."""
+"""The maximum number of logs that a token follows at a time. Each holds a connection until its job ends."""
 _RETRY_S = 10
 _OPEN = {"/healthz"}
 _OF_OPERATORS = {"/readyz", "/metrics"}
-"""Users who call often must not make the master look as if it did not work."""
+"""Not in the users' share of database connections, so that busy users don't make the master look broken."""
 _NO = {"0", "false", "f", "no", "n", "off"}
 
 
 class Gate:
-    """Answers 401 to a request without a token that opens its path, before a byte of its body is read."""
+    """Answers 401 to a request without a valid token for its path, before its body is read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer it."""
         if scope["type"] == "http" and scope["path"] not in _OPEN:
             found = _admission(scope)
             if found.status is TokenStatus.NONE:
@@ -51,22 +50,21 @@ class Gate:
 
 
 class FollowerLimit:
-    """Answers 429 to a token that follows more logs than it may."""
+    """Answers 429 to a token that follows too many logs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._following: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the request as long as it is answered."""
         if scope["type"] != "http" or not _follows(scope):
             await self._app(scope, receive, send)
             return
         caller = _admission(scope).caller
         if caller is None:
-            await self._app(scope, receive, send)  # No job is open to it: its route answers 401.
+            await self._app(scope, receive, send)  # The route answers 401, because no job is accessible.
             return
-        # By name: while a token is rotated, it has two secrets.
+        # By name, because a token has two secrets while it is rotated.
         token = caller.name
         if self._following[token] >= FOLLOWERS:
             detail = f"this token follows {FOLLOWERS} logs already; end some, or read the log without `follow`"
@@ -87,7 +85,7 @@ def _admission(scope: Scope) -> Admission:
 
 
 def _holder(found: Admission) -> tuple[Group, str]:
-    """Whose the request's connection is."""
+    """The owner of the request's connection."""
     if found.caller is None:
         return Group.WORKERS, found.job
     if found.is_internal:
@@ -98,7 +96,7 @@ def _holder(found: Admission) -> tuple[Group, str]:
 async def _answer_limit_exceeded(
     scope: Scope, receive: Receive, send: Send, excess: LimitExceeded, found: Admission
 ) -> None:
-    # 429 says that the caller itself is the cause. Workers take it for final, as any other answer below 500.
+    # 429 means that the caller itself is the cause. Workers don't retry after any status below 500.
     status = 429 if excess.by_owner and found.caller is not None else 503
     headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
     await problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)(scope, receive, send)
@@ -108,7 +106,7 @@ async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found
     how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
     problem = "the one given is not valid" if found.token else "none was given"
     master_of(scope["app"]).sync.unauthenticated.note(refusal(scope, None, 401))
-    # Closed: what may still come of the body is not read either.
+    # Close the connection, so that the rest of the body is not read either.
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
     detail = f"this call needs {found.wanted} {how}; {problem}"
     await problem_response(401, detail, Request(scope), headers=headers)(scope, receive, send)

@@ -1,4 +1,4 @@
-"""`/jobs`: submit, list, show, steer."""
+"""The routes `/jobs`: submit, list, show and control jobs."""
 
 import asyncio
 import hashlib
@@ -47,9 +47,9 @@ async def submit(
     caller: Caller,
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
 ) -> JobDocument:
-    """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job.
+    """Check the request and queue the job. With an `Idempotency-Key`, a repeated request returns the same job.
 
-    Over a limit of the token the answer is 429, which names the limit.
+    If the token has reached a limit, the response is 429 and names the limit.
     """
     fields = await master.request_checks.run(request)
     if master.catalogue.is_per_node(request.workload):
@@ -60,7 +60,7 @@ async def submit(
     job = await _add(master, spec, caller, key)
     response.headers["Location"] = f"/jobs/{job.id}"
     if job.attempt or job.state is not JobState.QUEUED:
-        return await _document(master, job.id)  # It was submitted before, with the same key.
+        return await _document(master, job.id)  # An earlier request with the same key submitted it.
     master.waking.queued(job.id)
     return job_document(job, (), {}, progress=None, waiting_for=None)
 
@@ -70,13 +70,13 @@ async def page(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     caller: Caller,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
-    owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token of this name.")] = None,
+    owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token with this name.")] = None,
     limit: Annotated[
-        int, Query(ge=1, le=200, description="Jobs per page at most; fewer if their documents are large.")
+        int, Query(ge=1, le=200, description="Maximum number of jobs; fewer if their documents are large.")
     ] = 50,
-    cursor: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="From the page before.")] = None,
+    cursor: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="From the previous page.")] = None,
 ) -> Response:
-    """Jobs, newest first: all, or those of the token itself where it may see no others."""
+    """Return jobs, newest first: all of them, or the token's own if it can't see others."""
     builders, following = list[Callable[[], JobDocument]](), None
     if owner is None or (owner.isprintable() and caller.sees(owner)):
         async with master.database.read() as connection:
@@ -84,7 +84,7 @@ async def page(  # noqa: PLR0917 - the framework passes by name
             found, more = await jobs.page(connection, state, limit, cursor, visible_owner)
             builders = await _document_builders(master, connection, found)
         following = str(found[-1].sequence) if more else None
-    # A page takes long to write where parameters are large.
+    # In a thread, because serializing large parameters takes long.
     body = await asyncio.to_thread(
         lambda: JobPage(jobs=[build() for build in builders], next_cursor=following).model_dump_json()
     )
@@ -93,13 +93,13 @@ async def page(  # noqa: PLR0917 - the framework passes by name
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
 async def show(job: str, master: Running) -> JobDocument:
-    """The job with its progress, its attempts and their workers."""
+    """Return the job with its progress, its attempts and their workers."""
     return await _document(master, job)
 
 
 @router.post("/jobs/{job}/cancel", dependencies=_CONTROLS, summary="Cancel a job")
 async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Stop it, and don't start it again. Possible in every state but the final ones."""
+    """Stop the job for good. Possible in every state except the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
@@ -108,7 +108,7 @@ async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
 
 @router.post("/jobs/{job}/pause", dependencies=_CONTROLS, summary="Pause a job")
 async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Let it write a checkpoint and leave its slots; `resume` queues it again."""
+    """Stop the job after a checkpoint and free its slots. `resume` queues it again."""
     async with master.database.write() as connection:
         record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
@@ -119,7 +119,7 @@ async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
 
 @router.post("/jobs/{job}/resume", dependencies=_CONTROLS, summary="Resume a paused job")
 async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Queue it again; it starts from its newest checkpoint."""
+    """Queue the job again. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_resume(record)
@@ -129,7 +129,7 @@ async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
 
 @router.post("/jobs/{job}/retry", dependencies=_CONTROLS, summary="Retry an ended job")
 async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Queue a failed or cancelled job again, with all its restarts; it starts from its newest checkpoint."""
+    """Queue a failed or cancelled job again, with all its restarts. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
@@ -139,7 +139,7 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
 
 
 async def _target_nodes(master: Master, asked: list[str]) -> list[str]:
-    """The nodes on which a job that runs on every node has a worker. Raises `InvalidJob` for names that no node has."""
+    """The nodes on which a per-node job runs. Raises `InvalidJob` for unknown names."""
     async with master.database.read() as connection:
         known = {node.name: node for node in await node_store.list_all(connection)}
     unknown_nodes = [(place, name) for place, name in enumerate(asked) if name not in known]
@@ -151,7 +151,7 @@ async def _target_nodes(master: Master, asked: list[str]) -> list[str]:
 
 
 def _check_node_count(caller: Principal, nodes: list[str]) -> None:
-    """Raise `InvalidJob` for a job on each of `nodes` that the token could never run."""
+    """Raise `InvalidJob` if the token's limit never allows a job on all of `nodes`."""
     limit = caller.limits.max_slots
     if limit is not None and len(nodes) > limit:
         message = f"the job needs a worker on each of {len(nodes)} nodes, and {_may_run(caller, limit)}"
@@ -159,7 +159,7 @@ def _check_node_count(caller: Principal, nodes: list[str]) -> None:
 
 
 def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
-    """Raise `InvalidJob` for a gang that the token could never run."""
+    """Raise `InvalidJob` if the token's limit never allows the gang."""
     asked, limit = sum(roles.values()), caller.limits.max_slots
     if limit is not None and asked > limit:
         message = f"the job needs {asked} workers, and {_may_run(caller, limit)}"
@@ -176,7 +176,7 @@ async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None)
         async with master.database.write() as connection:
             return await _add_once(connection, spec, owner, key, master.clock.now())
     except IntegrityError:
-        # On PostgreSQL the same key may come in twice at once; the second time finds what the first has made.
+        # On PostgreSQL, two requests with the same key can run at the same time. The retry finds the other's job.
         async with master.database.write() as connection:
             return await _add_once(connection, spec, owner, key, master.clock.now())
 
@@ -211,7 +211,7 @@ async def _document(master: Master, job: str) -> JobDocument:
 async def _document_builders(
     master: Master, connection: AsyncConnection, shown: list[JobRecord]
 ) -> list[Callable[[], JobDocument]]:
-    """What makes the documents of jobs, of which everything is read by then."""
+    """Functions that create the documents of jobs, whose data is already read."""
     summaries = await attempts.of_jobs(connection, [job.id for job in shown])
     members = await workers.of_attempts(connection, [key for job in shown for key in detailed(job)])
     grouped = {job: list(some) for job, some in groupby(summaries, key=lambda one: one.job)}

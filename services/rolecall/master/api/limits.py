@@ -1,4 +1,4 @@
-"""Bodies: none larger than its route deserves is read to the end, and a job is JSON whatever curl calls it."""
+"""Middleware for bodies: it limits their size, and treats a submitted job as JSON."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -10,26 +10,27 @@ _UNBOUNDED = ("/streams/", "/blobs/")
 
 
 class BodyLimit:
-    """Counts a body while it is read and answers 413 as soon as it is too large; uploads of files are not counted."""
+    """Answers 413 as soon as the received part of a body is too large. Uploads of files have no limit here."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a counting `receive`."""
         if scope["type"] == "http" and (limit := _limit(scope["path"])) is not None:
             receive = _counting(receive, limit)
         await self._app(scope, receive, send)
 
 
 class JobsAreJson:
-    """Takes what `curl -d` sends to `POST /jobs` for JSON. Harmless here: a form on a foreign page bears no token."""
+    """Treats the body of `POST /jobs` as JSON, because `curl -d` calls it a form.
+
+    This is safe because a form on another site has no token.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with the right content type."""
         if scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", "/jobs"):
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""`/jobs/{job}/logs`: what a job's workers print, as text or followed as server-sent events."""
+"""The route `/jobs/{job}/logs`: the output of a job's workers, as text or as server-sent events."""
 
 import asyncio
 import re
@@ -23,34 +23,34 @@ from rolecall.spec.role import Role
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _KEEP_ALIVE_S = 15.0
 _PARTIAL_S = 1.0
-"""How long a line without an end is kept back from followers."""
+"""Seconds for which a line without an end is held back from followers."""
 _BLOCK = 1 << 20
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
 _MAX_IN_ID = 16
-"""Of a gang with more workers not each line has an id, but only the last one of each block."""
+"""In a gang with more workers, only the last line of each block has an id."""
 
 
 class Choice(NamedTuple):
-    """Whose logs a user wants to see; None means all."""
+    """The workers whose logs a user requests; None means all."""
 
     role: Role | None
     rank: int | None
 
     def admits(self, worker: WorkerRecord) -> bool:
-        """Whether `worker` is among them."""
+        """Return whether `worker` is one of them."""
         return self.role in {None, worker.role} and self.rank in {None, worker.rank}
 
 
 @dataclass(slots=True)
 class Position:
-    """How far a follower has read: the attempt, and the offset in each rank's log. It is the id of an event."""
+    """A follower's position: the attempt, and the offset in each rank's log. It is the id of an event."""
 
     attempt: int | None = None
     offsets: dict[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
     def parse(cls, text: str | None) -> "Position":
-        """The position that an event's id says; raises a 400 for what is no such id."""
+        """The position from an event's id; 400 for an invalid id."""
         if not text:
             return cls()
         if (found := _POSITION.fullmatch(text)) is None:
@@ -72,10 +72,10 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
     last_event_id: Annotated[str | None, Header(description="Continue after the event with this id.")] = None,
 ) -> StreamingResponse:
-    """What the workers print, each line led by `[role-number]`.
+    """Return the output of the workers. Each line starts with `[role-number]`.
 
-    Followed, each line is one event `log`, and one event `end` with the job's state closes the stream. A carriage
-    return ends a line as well. A stream that breaks off before `end` can be continued with `Last-Event-ID`.
+    With `follow`, each line is an event `log`, and the last event is `end` with the job's state. A carriage return ends
+    a line as well. A stream that breaks off before `end` can be continued with `Last-Event-ID`.
     """
     choice = Choice(role, rank)
     async with master.database.read() as connection:
@@ -83,7 +83,7 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     if follow:
         position = Position.parse(last_event_id)
         if number := position.attempt or attempt:
-            await _members(master, job, number, choice)  # an attempt that there is not is a 404, and no broken stream
+            await _members(master, job, number, choice)  # 404 instead of a broken stream if it doesn't exist
         events = _follow(master, job, choice, attempt, position)
         return StreamingResponse(events, media_type="text/event-stream")
     members = await _members(master, job, attempt or record.attempt, choice)
@@ -109,7 +109,7 @@ async def _whole(master: Master, members: list[WorkerRecord]) -> AsyncIterator[b
 async def _follow(
     master: Master, job: str, choice: Choice, attempt: int | None, position: Position
 ) -> AsyncIterator[bytes]:
-    """The lines of a job as they come, over all attempts that begin meanwhile unless one is asked for."""
+    """The lines of a job as they arrive, of one attempt or of all attempts that begin meanwhile."""
     number, follower = position.attempt or attempt, _Follower(master, position)
     while not master.news.closed:
         ticket = master.news.ticket(job)
@@ -117,7 +117,7 @@ async def _follow(
             try:
                 record = await jobs.summary(connection, job)
             except NotFound:
-                return  # It was deleted meanwhile.
+                return  # The job has been deleted.
         number = number or record.attempt or None
         over = record.state.ended or (number is not None and number < record.attempt)
         if number is not None:
@@ -133,11 +133,11 @@ async def _follow(
             continue
         await wait(ticket, _PARTIAL_S if follower.holds_back else _KEEP_ALIVE_S)
         if not ticket.is_set() and not follower.holds_back:
-            yield b": nothing new\n\n"  # a comment, so that whoever has gone is noticed
+            yield b": nothing new\n\n"  # a comment, which detects clients that have disconnected
 
 
 class _Follower:
-    """What one caller has read of the logs of one attempt."""
+    """The progress of one client in the logs of one attempt."""
 
     def __init__(self, master: Master, position: Position) -> None:
         self._loop = asyncio.get_running_loop()
@@ -150,11 +150,11 @@ class _Follower:
 
     @property
     def holds_back(self) -> bool:
-        """Whether a line that has no end yet is kept back."""
+        """True if a line without an end is held back."""
         return any(lines.has_rest for lines in self._lines.values())
 
     async def turn_to(self, job: str, attempt: int, choice: Choice) -> None:
-        """Follow the logs of `attempt` from now on; an attempt's workers never change."""
+        """Switch to the logs of `attempt`. The workers of an attempt never change."""
         if self._members and self._members[0].attempt == attempt:
             return
         if self._position.attempt != attempt:
@@ -163,14 +163,14 @@ class _Follower:
         self._lines = {one.rank: Lines(self._position.offsets.get(one.rank, 0)) for one in self._members}
 
     async def has_all(self) -> bool:
-        """Whether all that the workers wrote has arrived."""
+        """Return whether all output of the workers has arrived."""
         for worker in self._members:
             if not await self._streams.is_complete(log_key(worker)):
                 return False
         return True
 
     async def news(self, *, over: bool) -> AsyncIterator[bytes]:
-        """The events for the lines that are new, in blocks; at the end also those for lines without an end."""
+        """The events of new lines, in blocks. When the attempt is over, lines without an end are included."""
         for worker in self._members:
             lines, key = self._lines[worker.rank], log_key(worker)
             while (chunk := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
@@ -199,5 +199,5 @@ async def _members(master: Master, job: str, attempt: int, choice: Choice) -> li
 
 
 def log_key(worker: WorkerRecord) -> StreamKey:
-    """Where a worker's log lies."""
+    """The stream of a worker's log."""
     return StreamKey(worker.job, worker.attempt, worker.rank, "log")
