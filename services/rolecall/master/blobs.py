@@ -1,4 +1,4 @@
-"""Checkpoint parts and artifacts: whole files, checked and durable, or none at all."""
+"""Storage of checkpoint parts and artifacts. A blob is complete, verified and durable, or it doesn't exist."""
 
 import hashlib
 import logging
@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO
@@ -30,13 +31,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
 class BlobError(RolecallError):
-    """An upload's bytes or name are not what they should be."""
+    """The content or name of an upload is invalid."""
 
 
 def check_url(url: str) -> None:
-    """Raise `SettingsError` unless there is a library for what the URL begins with; calls nobody."""
+    """Raise `SettingsError` unless a library for the URL's scheme is installed. Opens no connection."""
     scheme, separator, _ = url.partition("://")
-    # Even what is no URL may hold a password.
+    # Even an invalid URL can contain a password.
     shown = redact_text(url) if separator else url.rpartition("@")[2]
     try:
         fsspec.get_filesystem_class(scheme if separator else "no scheme")  # pyright: ignore[reportUnknownMemberType]
@@ -52,8 +53,8 @@ def check_url(url: str) -> None:
 class Blobs:
     """The blobs of all jobs: files `<root>/<job>/<attempt>/<name>`, or the same below an fsspec URL.
 
-    Below a URL workers write for themselves; the master only looks, reads and deletes. Nothing here blocks the event
-    loop, and every call to the store ends in time: if it does not, or if the store fails, with `StoreUnavailable`.
+    Workers write to a URL directly; the master only lists, reads and deletes there. Nothing here blocks the event loop.
+    Every call to the store ends in time. It raises `StoreUnavailable` if it takes too long or the store fails.
     """
 
     def __init__(
@@ -68,11 +69,10 @@ class Blobs:
     async def put(self, job: str, blob: str, sha256: str | None, chunks: AsyncIterator[bytes]) -> tuple[int, str]:
         """Store an upload; return its size and SHA-256.
 
-        Raises `BlobError` when it is not the announced one, `QuotaExceeded` when the job has too many blobs, which take
-        room even where they are empty, and `StaleAttempt` when the sweep behind its attempt
-        deleted it meanwhile.
+        Raises `BlobError` if the SHA-256 differs, `QuotaExceeded` if the job has too many blobs (even empty ones take
+        space), and `StaleAttempt` if the sweep after its attempt has deleted it meanwhile.
         """
-        path = self._file(job, blob)
+        path = self._root / _path(job, blob)
         await self._threads.run(lambda: self._admit(job))
         file = StoreFile(self._threads, lambda: _Upload(path))
         try:
@@ -90,16 +90,18 @@ class Blobs:
         return upload.size, upload.sha256
 
     async def size(self, job: str, blob: str) -> int | None:
-        """The blob's size in bytes, or None when there is no such blob."""
-        return await self._threads.run(lambda: self._size(job, blob))
+        """The blob's size in bytes, or None if it doesn't exist."""
+        with suppress(FileNotFoundError):
+            return await self._threads.run(lambda: self._store.size(_path(job, blob)))
+        return None
 
     async def delete(self, job: str, blob: str) -> None:
-        """Delete a blob; nothing happens if it is gone already."""
         await self._threads.run(lambda: self._store.delete(_path(job, blob)))
 
     async def sweep(self, job: str, attempt: int, wanted: set[str]) -> int:
-        """Delete what attempts up to `attempt` left and nobody knows of (uploads cut off, parts of checkpoints that
-        were never closed, artifacts that a later one replaced); return how many files that were.
+        """Delete the unreferenced files of attempts up to `attempt`: all except `wanted`. Returns their number.
+
+        These are incomplete uploads, parts of checkpoints that were never recorded, and replaced artifacts.
         """
         leftovers = await self._threads.run(lambda: self._leftovers(job, attempt, wanted))
         for leftover in leftovers:
@@ -107,7 +109,7 @@ class Blobs:
         return len(leftovers)
 
     async def digest(self, job: str, blob: str) -> tuple[int, str] | None:
-        """The size and SHA-256 of the blob's bytes as the store has them now; None when there is no such blob."""
+        """The size and SHA-256 of the blob's current content, or None if it doesn't exist."""
         digest, size = hashlib.sha256(), 0
         try:
             await self._threads.run(self._store.refresh)
@@ -120,54 +122,47 @@ class Blobs:
         return size, digest.hexdigest()
 
     async def is_populated(self) -> bool:
-        """Whether the store has anything at all: one that is not mounted has nothing."""
+        """Return whether the store contains anything. One that is not mounted is empty."""
         return await self._threads.run(self._store.is_populated)
 
     async def used(self, job: str, besides: Collection[str] = ()) -> int:
-        """Bytes on the master's volume of the job's whole blobs, those of `besides` not counted."""
+        """The total size on the master's volume of the job's complete blobs, except `besides`."""
         return await self._threads.run(lambda: self._used(job, besides))
 
     async def remove_job(self, job: str) -> None:
-        """Delete all blobs of a job; nothing happens if there are none."""
-        _checked(job)  # Never the root, nor a folder beside it.
+        """Delete all blobs of a job."""
+        _checked(job)  # Otherwise this could delete the root or another folder.
         self._counts.pop(job, None)
         await self._threads.run(lambda: self._store.remove(job))
 
     async def clear_uploads(self, before: float) -> int:
-        """Delete what a master that was killed left of uploads, last written before the time `before` (seconds since
-        1970); return how many files that were.
+        """Delete incomplete uploads of a killed master. Returns their number.
+
+        They were last written before the time `before`, in seconds since 1970.
         """
         return await self._threads.run(lambda: self._clear_uploads(before))
 
     async def read(self, job: str, blob: str) -> AsyncIterator[bytes]:
-        """Open the blob; return its bytes in chunks. Raises `NotFound` at once when there is no such blob."""
+        """Open the blob, and return its content in chunks. Raises `NotFound` immediately if it doesn't exist."""
         file = StoreFile(self._threads, lambda: self._store.open(_path(job, blob)))
         try:
             await file.opened()
         except FileNotFoundError:
             raise NotFound(f"job {job} has no blob {blob!r}") from None
         except BaseException:
-            file.close(_close)
+            file.close(methodcaller("close"))
             raise
         return _chunks(file, f"{job}/{blob}")
 
     @property
     def hung(self) -> int:
-        """How many calls to the store exceed their time limit, and still keep a thread."""
+        """The number of calls to the store that exceed their time limit and still occupy a thread."""
         return self._threads.hung
 
     def close(self) -> None:
-        """End the threads."""
         self._threads.close()
 
-    def _size(self, job: str, blob: str) -> int | None:
-        try:
-            return self._store.size(_path(job, blob))
-        except FileNotFoundError:
-            return None
-
     def _leftovers(self, job: str, attempt: int, wanted: set[str]) -> list[str]:
-        """The path of each file that a sweep is to delete."""
         found: list[str] = []
         for path in self._store.find(job):
             blob = path.removeprefix(f"{job}/")
@@ -185,7 +180,7 @@ class Blobs:
         return bytes_below(folder, counts)
 
     def _admit(self, job: str) -> None:
-        """Count one more upload. Blobs that are replaced or deleted count until the limit makes us look."""
+        """Count an upload. Replaced and deleted blobs count until the limit is reached and the files are counted."""
         count = self._counts.get(job)
         if count is None or count >= MAX_FILES:
             count = sum(len(names) for _, _, names in os.walk(self._root / job))
@@ -202,12 +197,9 @@ class Blobs:
                     cleared += 1
         return cleared
 
-    def _file(self, job: str, blob: str) -> Path:
-        return self._root / _path(job, blob)
-
 
 class _Upload:
-    """A file without its name yet. All of it blocks."""
+    """A file that doesn't have its final name yet. All methods block."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +218,7 @@ class _Upload:
         self.size += len(chunk)
 
     def settle(self) -> None:
-        """Make the bytes durable first and the name after them."""
+        """Make the content durable, then the name."""
         self._file.flush()
         os.fsync(self._file.fileno())
         os.replace(self._file.name, self._path)
@@ -237,8 +229,8 @@ class _Upload:
             os.close(folder)
 
     def close(self) -> None:
-        """Close the file; delete it unless it has its name."""
-        with suppress(OSError):  # of a full volume: what is not written yet can't be
+        """Close the file, and delete it unless it has its final name."""
+        with suppress(OSError):  # of a full volume, where buffered data can't be written
             self._file.close()
         Path(self._file.name).unlink(missing_ok=True)
 
@@ -253,10 +245,6 @@ def _checked(blob: str) -> str:
 
 def _path(job: str, blob: str) -> str:
     return f"{job}/{_checked(blob)}"
-
-
-def _close(file: IO[bytes]) -> None:
-    file.close()
 
 
 async def _write(file: StoreFile[_Upload], chunks: AsyncIterator[bytes]) -> None:
@@ -275,8 +263,8 @@ async def _chunks(file: StoreFile[IO[bytes]], name: str) -> AsyncIterator[bytes]
         while chunk := await file.run(lambda opened: opened.read(_CHUNK_BYTES)):
             yield chunk
     except StoreUnavailable as error:
-        # The answer has begun: all that its reader sees is a connection that breaks off.
+        # The response has started, so the client only sees that the connection breaks off.
         _log.error("the download of blob %s failed: %s", name, error, extra=about("download_failed"))
         raise
     finally:
-        file.close(_close)
+        file.close(methodcaller("close"))

@@ -1,28 +1,28 @@
-"""How large and how deep a job's parameters may be, before the workload's own rules are asked. Pure.
+"""Limits on the size and depth of a job's parameters, checked before the workload's own rules. Pure.
 
-What passes can be stored, sent and shown by every part of Rolecall: it is JSON in the strict sense, and small enough
-that each of them is done with it at once.
+Parameters within the limits are strict JSON, and small enough that every part of Rolecall can store, send and show them
+without delay.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, cast
 
 from rolecall.master.field_errors import Problem, problem
 
 MAX_VALUES = 50_000
-"""Values in all, counted at every depth; 1 MiB of text has room for ten times as many."""
+"""The maximum number of values at all depths; 1 MiB of text could contain ten times as many."""
 MAX_DEPTH = 32
 MAX_KEY_CHARS = 1000
 _INTEGERS = range(-(2**63), 2**64)
 _Path = tuple[Any, ...]
-"""The path to a value, as (the path to its owner, its name there): made for each value, so it has to be cheap."""
+"""The path to a value: (path to its container, key). It must be cheap, because each value has one."""
 
 
 def check_extent(params: Mapping[str, Any]) -> list[Problem]:
-    """The first problem with the extent of `params`; empty when there is none."""
-    first = next(_problems(params), None)
-    return [first] if first else []
+    """The first problem of `params` with these limits; empty if there is none."""
+    return list(islice(_problems(params), 1))
 
 
 def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
@@ -54,7 +54,7 @@ def _entries(value: Any) -> list[tuple[str | int, Any]]:
 
 
 def _flaw(value: Any) -> tuple[str, str] | None:
-    """What is wrong with a single value, and what is legal."""
+    """The problem of a single value, and the legal values."""
     if isinstance(value, str) and not _is_text(value):
         return "it has half of a surrogate pair, which is not a character", "Unicode text"
     if isinstance(value, float) and not math.isfinite(value):
@@ -65,7 +65,6 @@ def _flaw(value: Any) -> tuple[str, str] | None:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8."""
     try:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in words: a list of fields, each with what was given and what is legal there. Pure."""
+"""The problems of a request: a list of fields, each with the given value and the legal values. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,19 +10,19 @@ from rolecall.spec.redaction import redact_text
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
 MAX_PROBLEMS = 20
-"""How many problems one answer lists."""
+"""The maximum number of problems in one response."""
 _READ_CHARS = 8192
-"""What is read of a text, before it is cut to what is shown; no URL that a parameter takes is longer."""
+"""The length to which a text is cut before redaction. No URL in a valid parameter is longer."""
 _GIVEN_CHARS = 200
 _FIELD_CHARS = 300
 _MESSAGE_CHARS = 2000
-# The search for near names takes time with the product of both.
+# The time of the search for similar names grows with the product of both.
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
 
 
 def problem(field: str, message: str, given: Any, legal: str) -> Problem:
-    """One finding; texts are cut where they get long."""
+    """One problem; long texts are cut."""
     return {
         "field": _cut(field, _FIELD_CHARS),
         "message": _cut(message, _MESSAGE_CHARS),
@@ -32,7 +32,7 @@ def problem(field: str, message: str, given: Any, legal: str) -> Problem:
 
 
 def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
-    """A name that there is not, with the nearest one that there is."""
+    """The problem of an unknown name, with the most similar known one."""
     legal = sorted(map(str, names))
     near = get_close_matches(given, legal, n=1) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else []
     hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -40,15 +40,15 @@ def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
-    """Pydantic's `errors` about a value that `schema` (JSON schema) describes; `prefix` leads the fields' names.
+    """The problems for pydantic's `errors` about a value with the JSON schema `schema`; `prefix` precedes field names.
 
-    The first `MAX_PROBLEMS` are explained; a last entry counts the others.
+    Explains the first `MAX_PROBLEMS`; a last entry counts the others.
     """
     return shortened([_explain_one(error, schema, prefix) for error in errors[:MAX_PROBLEMS]], len(errors))
 
 
 def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """The first `MAX_PROBLEMS` of `count` problems, and an entry that counts those that are not among them."""
+    """The first `MAX_PROBLEMS` of `count` problems, and an entry that counts the others."""
     listed = list(problems[:MAX_PROBLEMS])
     if count > len(listed):
         more = f"{count - len(listed)} more problems are not listed; fix these first"
@@ -57,17 +57,17 @@ def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
 
 
 def shown(given: Any) -> str:
-    """What was given, as short JSON without the credentials of URLs. Of large values only the beginning is read."""
+    """The value as short JSON without credentials of URLs. Reads only the beginning of a large value."""
     text = ""
     for chunk in json.JSONEncoder(default=str).iterencode(given):
-        text += chunk  # Of a string the whole, so that no URL is cut.
+        text += chunk  # A string is one chunk, so no URL is cut.
         if len(text) > _GIVEN_CHARS:
             break
     return _cut(text, _GIVEN_CHARS)
 
 
 def _cut(text: str, max_chars: int) -> str:
-    """The beginning of a text. Credentials are hidden first: of a URL that is cut they could not be told any more."""
+    """The beginning of a text. Redacts first, because credentials can't be recognized in a URL that is cut."""
     shown = redact_text(text[:_READ_CHARS])
     return shown if len(shown) <= max_chars else f"{shown[:max_chars]}…"
 
@@ -93,7 +93,7 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
 
 
 def at(schema: Schema, path: Iterable[str | int]) -> Schema:
-    """The part of `schema` that describes the value at `path`; empty where it says nothing."""
+    """The part of `schema` that describes the value at `path`; empty if there is none."""
     here = _resolved(schema, schema)
     for part in path:
         here = _resolved(schema, _child(schema, here, part))
@@ -101,7 +101,7 @@ def at(schema: Schema, path: Iterable[str | int]) -> Schema:
 
 
 def legal(root: Schema, schema: Schema) -> str:
-    """What `schema` allows, in a few words; empty where it says nothing."""
+    """A short description of the values that `schema` allows; empty if it has no constraints."""
     schema = _resolved(root, schema)
     if "const" in schema:
         return shown(schema["const"])

@@ -1,4 +1,4 @@
-"""From a log's bytes to lines that people can follow. Pure."""
+"""The splitting of a log's bytes into lines. Pure."""
 
 import re
 from typing import NamedTuple
@@ -15,13 +15,13 @@ class Line(NamedTuple):
 
     text: str
     end: int
-    """Offset behind it in the log."""
+    """The offset of its end in the log."""
 
 
 class Lines:
-    """Splits one log, fed chunk by chunk, from the offset `start` on.
+    """Splits one log, chunk by chunk, starting at the offset `start`.
 
-    A carriage return ends a line as well: progress bars write nothing else.
+    A carriage return ends a line as well, because progress bars write no line feeds.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -35,17 +35,17 @@ class Lines:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the last line has no end yet."""
+        """True if the last line has no end yet."""
         return bool(self._rest)
 
     def feed(self, chunk: Chunk) -> list[Line]:
-        """The lines that end in `chunk`, and before them a note if a part of the log before it was cut."""
+        """The lines that end in `chunk`, preceded by a note if the log has a gap before it."""
         found: list[Line] = []
         if chunk.start > self.next:
             found = [*self.flush(), Line(cut_note(chunk.start - self.next), chunk.start)]
             self._start = chunk.start
         data = self._rest + chunk.data
-        # Whether a carriage return at the very end ends the line alone is known with the next byte.
+        # A carriage return at the end may be followed by a line feed, which ends the same line.
         whole = len(data) - data.endswith(b"\r")
         begin = 0
         for end in _ENDS.finditer(data, 0, whole):
@@ -58,7 +58,7 @@ class Lines:
         return found
 
     def flush(self) -> list[Line]:
-        """What has been fed of a line without an end."""
+        """The beginning of a line without an end."""
         if not self._rest:
             return []
         rest, self._rest, self._start = self._rest, b"", self.next
@@ -72,7 +72,7 @@ class Lines:
 
 
 def cut_note(size: int) -> str:
-    """What stands in a log in place of `size` bytes."""
+    """The note that replaces `size` bytes of a log."""
     return f"[{size} bytes of this log were cut here: ROLECALL_LOG_BYTES bounds how much is kept]"
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus sees of the master. Names carry their units and start with `rolecall_`."""
+"""The master's metrics for Prometheus. Names contain their units and start with `rolecall_`."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from rolecall.spec.state import JobState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """All that the metrics tell, at one moment."""
+    """The values of all metrics at one point in time."""
 
     counts: dict[JobState, int]
     oldest_queued_at: datetime | None
@@ -31,11 +31,11 @@ class Snapshot:
     nodes: list[NodeState]
     taken: Sequence[WorkerPlan]
     idle_s: dict[str, float]
-    """Of each loop: seconds since its last pass that went well."""
+    """Seconds since the last successful pass of each loop."""
     now: datetime
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges, as prometheus_client's collectors give them."""
+        """The gauges, as a collector of prometheus_client."""
         yield from _queue(self)
         yield from _nodes(self)
         yield from _running(self)
@@ -46,12 +46,12 @@ async def exposition(master: Master) -> bytes:
     """The text of `GET /metrics`."""
     registry = CollectorRegistry()
     registry.register(await _observe(master))
-    # In a thread: what a large cluster has free takes a while to compute.
+    # In a thread, because computing the free slots of a large cluster takes long.
     return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.metrics_registry))
 
 
 async def _observe(master: Master) -> Snapshot:
-    """From memory, but for the counts and the progress of jobs that this master has not heard of yet."""
+    """The current values. Only counts, and progress that is not in memory yet, come from the database."""
     view = master.view
     await view.refresh()
     running = [gang.job for gang in view.gangs.values()]
