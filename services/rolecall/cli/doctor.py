@@ -98,7 +98,7 @@ def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFindi
 
 
 def _is_alive(client: Client) -> bool:
-    """Whether the master answers `/healthz`, so that neither the port nor the URL is wrong."""
+    """Return whether the master answers `/healthz`, so that port and URL are right."""
     try:
         client.healthz()
     except CommandError:
@@ -124,7 +124,7 @@ def _version(master_version: str) -> NodeFinding:
 
 
 def _disk(volume: Volume) -> NodeFinding:
-    """Whether the master's data folder has enough free space above its reserve."""
+    """The finding about the free space of the master's data folder above its reserve."""
     space = f"the data folder has {size(volume.free)} of {size(volume.total)} free, {size(volume.reserve)} are reserved"
     remedy = "delete old jobs (rolecall prune, ROLECALL_KEEP_DAYS), or give ROLECALL_DATA a larger volume"
     if volume.free < volume.reserve:

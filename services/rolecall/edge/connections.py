@@ -134,7 +134,7 @@ class _LimitedProtocol(H11Protocol):
 
     @property
     def _is_http_started(self) -> bool:
-        """Whether the connection is ready for HTTP; with TLS, that is after the handshake."""
+        """True if the connection is ready for HTTP; with TLS, after the handshake."""
         return cast(object, self.transport) is not None
 
     def _start_http(self, transport: asyncio.Transport) -> None:

@@ -6,7 +6,7 @@ import sys
 from typing import Literal
 
 from rolecall.spec.redaction import redact_text
-from rolecall.spec.visible import visible
+from rolecall.spec.visible import one_line, visible
 
 LogFormat = Literal["text", "json"]
 
@@ -28,7 +28,7 @@ class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """Escape control characters, and indent further lines so that none looks like a separate record."""
         record.message = visible(record.message).replace("\n", "\n    ")
-        fields = " ".join(f"{name}={_one_line(value)}" for name, value in _fields(record).items())
+        fields = " ".join(f"{name}={one_line(str(value))}" for name, value in _fields(record).items())
         return super().formatMessage(record) + (f" [{fields}]" if fields else "")
 
     def format(self, record: logging.LogRecord) -> str:
@@ -49,10 +49,6 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = redact_text(self.formatException(record.exc_info))
         return json.dumps(line, default=str)
-
-
-def _one_line(value: object) -> str:
-    return visible(str(value)).replace("\n", "\\n")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

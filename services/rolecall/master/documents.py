@@ -3,13 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rolecall.master.lifecycle import start_times
-from rolecall.master.store.records import (
-    DETAILED_ATTEMPTS,
-    TRACED_ATTEMPTS,
-    AttemptSummary,
-    JobRecord,
-    WorkerRecord,
-)
+from rolecall.master.store.records import DETAILED_ATTEMPTS, TRACED_ATTEMPTS, AttemptSummary, JobRecord, WorkerRecord
 from rolecall.spec.job import AttemptDocument, JobDocument, Progress, WorkerDocument
 from rolecall.spec.report import abridged
 

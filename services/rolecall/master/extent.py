@@ -5,7 +5,7 @@ without delay.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
 
@@ -34,7 +34,8 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
         if count > MAX_VALUES:
             yield problem("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES}")
             return
-        entries = _entries(value)
+        items = cast(dict[Any, Any], value).items() if isinstance(value, dict) else enumerate(cast(list[Any], value))
+        entries = list[tuple[Any, Any]](items)
         if entries and depth == MAX_DEPTH:
             yield problem(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
         for key, entry in entries:
@@ -45,12 +46,6 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
                 yield problem(_name((path, key)), why[0], entry, why[1])
             if isinstance(entry, dict | list):
                 waiting.append(((path, key), depth + 1, cast(Any, entry)))
-
-
-def _entries(value: Any) -> list[tuple[str | int, Any]]:
-    if isinstance(value, dict):
-        return list(cast(dict[str, Any], value).items())
-    return list(enumerate(cast(Iterable[Any], value)))
 
 
 def _flaw(value: Any) -> tuple[str, str] | None:

@@ -19,6 +19,18 @@ _MESSAGE_CHARS = 2000
 # The time of the search for similar names grows with the product of both.
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
+_KINDS = {"object": "an object", "array": "a list"}
+_BOUNDS = {
+    "minimum": "≥",
+    "exclusiveMinimum": ">",
+    "maximum": "≤",
+    "exclusiveMaximum": "<",
+    "minLength": "of length ≥",
+    "maxLength": "of length ≤",
+    "minItems": "of length ≥",
+    "maxItems": "of length ≤",
+    "pattern": "like",
+}
 
 
 def problem(field: str, message: str, given: Any, legal: str) -> Problem:
@@ -111,7 +123,9 @@ def legal(root: Schema, schema: Schema) -> str:
         return " or ".join(legal(root, choice) for choice in schema["anyOf"])
     if "properties" in schema:
         return "an object with " + ", ".join(schema["properties"])
-    return " ".join([_kind(schema), *_bounds(schema)]).strip()
+    kind = str(schema.get("type", ""))
+    bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
+    return " ".join([_KINDS.get(kind, kind), *bounds]).strip()
 
 
 def _child(root: Schema, schema: Schema, part: str | int) -> Schema:
@@ -129,24 +143,3 @@ def _resolved(root: Schema, schema: Schema) -> Schema:
     while "$ref" in schema:
         schema = cast(Schema, root["$defs"][schema["$ref"].rpartition("/")[2]])
     return schema
-
-
-def _kind(schema: Schema) -> str:
-    return {"object": "an object", "array": "a list", "null": "null"}.get(
-        str(schema.get("type")), str(schema.get("type", ""))
-    )
-
-
-def _bounds(schema: Schema) -> list[str]:
-    words = {
-        "minimum": "≥",
-        "exclusiveMinimum": ">",
-        "maximum": "≤",
-        "exclusiveMaximum": "<",
-        "minLength": "of length ≥",
-        "maxLength": "of length ≤",
-        "minItems": "of length ≥",
-        "maxItems": "of length ≤",
-        "pattern": "like",
-    }
-    return [f"{word} {schema[key]}" for key, word in words.items() if key in schema]

@@ -22,11 +22,7 @@ _FAILED = frozenset({WorkerState.FAILED, WorkerState.LOST})
 _BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0
 _REASON_CHARS = 4000
 _HEADLINE_CHARS = 1000
-_AFTER = {
-    StopMode.CANCEL: JobState.CANCELLED,
-    StopMode.PAUSE: JobState.PAUSED,
-    StopMode.DEADLINE: JobState.FAILED,
-}
+_AFTER = {StopMode.CANCEL: JobState.CANCELLED, StopMode.PAUSE: JobState.PAUSED, StopMode.DEADLINE: JobState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +85,10 @@ def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str
     if gang.job.state is JobState.PLACED and _has_joined(gang, expendable):
         return Step(JobState.RUNNING)
     if gang.job.state is JobState.RUNNING and _is_complete(gang, expendable):
-        ended = all(worker.state.ended for worker in gang.workers)
-        return (
-            Step(JobState.SUCCEEDED)
-            if ended
-            else Step(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
-        )
-    return _desertion(gang, expendable) or _interruption(gang, draining, now)
+        if all(worker.state.ended for worker in gang.workers):
+            return Step(JobState.SUCCEEDED)
+        return Step(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
+    return _interruption(gang, expendable, draining, now)
 
 
 def overdue_step(job: JobSummary, now: datetime) -> Step | None:
@@ -185,14 +178,12 @@ def _refuse_ended(job: JobSummary, verb: str) -> None:
         raise IllegalTransition(f"job {job.id} has already ended ({job.state}); it can't be {verb}")
 
 
-def _desertion(gang: Gang, expendable: Collection[Role]) -> Step | None:
-    """The step after a worker stopped without a request, for example because an operator didn't wait for a drain."""
+def _interruption(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> Step | None:
     left = [w for w in gang.workers if w.state is WorkerState.STOPPED and w.role not in expendable]
-    why = f"{left[0].name} on {left[0].node} was stopped before its gang" if left else None
-    return Step(JobState.STOPPING, why, stop=StopMode.ABORT) if left else None
-
-
-def _interruption(gang: Gang, draining: Collection[str], now: datetime) -> Step | None:
+    if left:
+        # A worker stopped without a request, for example because an operator didn't wait for a drain.
+        reason = f"{left[0].name} on {left[0].node} was stopped before its gang"
+        return Step(JobState.STOPPING, reason, stop=StopMode.ABORT)
     if is_overdue(gang.job, now):
         return Step(JobState.STOPPING, _overdue(gang.job), stop=StopMode.DEADLINE)
     if any(not worker.state.ended and worker.node in draining for worker in gang.workers):

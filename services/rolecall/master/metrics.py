@@ -39,7 +39,9 @@ class Snapshot:
         yield from _queue(self)
         yield from _nodes(self)
         yield from _running(self)
-        yield from _loops(self)
+        about = "Seconds since the last successful pass of the master's loop."
+        idle = (([loop], idle_s) for loop, idle_s in self.idle_s.items())
+        yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
 
 
 async def exposition(master: Master) -> bytes:
@@ -109,12 +111,6 @@ def _running(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     yield _gauge("rolecall_job_step", "The newest optimizer step.", labels, ((w, p.step) for w, _, p in named))
     yield _gauge("rolecall_job_loss", "The newest training loss.", labels, losses)
     yield _gauge("rolecall_job_samples_per_second", "Samples trained per second.", labels, speeds)
-
-
-def _loops(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    about = "Seconds since the last successful pass of the master's loop."
-    idle = (([loop], idle_s) for loop, idle_s in snapshot.idle_s.items())
-    yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
 
 
 def _gauge(name: str, about: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:

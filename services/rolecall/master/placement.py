@@ -73,10 +73,9 @@ class Cluster:
     def __init__(self, nodes: Iterable[NodeState], avoid: Collection[str] = ()) -> None:
         self.nodes = tuple(nodes)
         self.live_nodes = [node for node in self.nodes if node.alive]
-        self.offers = [spec for spec in _offers(self.nodes) if spec.name not in avoid]
+        self.offers = [node.spec for node in self.live_nodes if node.obstacle is None and node.spec.name not in avoid]
         self.reachable_groups = _reachable_groups(self.offers)
         self.addresses = {node.spec.name: node.spec.address for node in self.nodes}
-        self._known = [node.spec for node in self.live_nodes]
         self._totals: dict[Role, int] = {}
         self._rooms: dict[Role, int] = {}
         self._feasible: dict[Shape, bool] = {}
@@ -99,7 +98,7 @@ class Cluster:
     def total(self, role: Role) -> int:
         """The capacity of all live nodes for `role`, including nodes that accept no workers now."""
         if role not in self._totals:
-            self._totals[role] = _room(role, self._known, ())
+            self._totals[role] = Flow([node.spec for node in self.live_nodes], ()).room(role)
         return self._totals[role]
 
     def is_feasible(self, roles: Counts) -> bool:
@@ -112,7 +111,7 @@ class Cluster:
 
     def _room_alone(self, role: Role) -> int:
         if role not in self._rooms:
-            self._rooms[role] = _room(role, self.offers, ())
+            self._rooms[role] = Flow(self.offers, ()).room(role)
         return self._rooms[role]
 
 
@@ -142,7 +141,7 @@ class Seating:
     def room(self, role: Role) -> int:
         """The number of additional workers that fit, if all have this role."""
         if role not in self._rooms:
-            self._rooms[role] = _room(role, self._cluster.offers, self._occupied)
+            self._rooms[role] = Flow(self._cluster.offers, self._occupied).room(role)
         return self._rooms[role]
 
     def _without(self, avoid: frozenset[str]) -> "Seating":
@@ -196,10 +195,6 @@ def _occupied(nodes: Iterable[NodeState], taken: Iterable[WorkerPlan]) -> list[S
     specs = {node.spec.name: node.spec for node in nodes}
     known = [(specs[worker.node], worker.gpu) for worker in taken if worker.node in specs]
     return [Seat(spec.name, _gpu(spec, gpu) if gpu else _ledger(spec)) for spec, gpu in known]
-
-
-def _offers(nodes: Iterable[NodeState]) -> list[NodeSpec]:
-    return [node.spec for node in nodes if node.alive and node.obstacle is None]
 
 
 def _reachable_groups(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
@@ -314,12 +309,7 @@ def _plan(roles: Counts, offers: Sequence[NodeSpec], flow: Flow) -> GangPlan:
     return GangPlan(
         workers=tuple(
             WorkerPlan(
-                rank=rank,
-                role=role,
-                role_rank=number,
-                node=seat.node,
-                threads=_threads(specs[seat.node]),
-                gpu=seat.gpu,
+                rank=rank, role=role, role_rank=number, node=seat.node, threads=_threads(specs[seat.node]), gpu=seat.gpu
             )
             for rank, (role, number, seat) in enumerate(places)
         )
@@ -354,10 +344,6 @@ def _listed(names: Sequence[str]) -> str:
     if len(names) > _MAX_NAMES:
         return f"{', '.join(names[:_MAX_NAMES])} and {len(names) - _MAX_NAMES} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _room(role: Role, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> int:
-    return Flow(offers, occupied).room(role)
 
 
 def _shortage(role: Role, wanted: int, free: int, total: int) -> str:

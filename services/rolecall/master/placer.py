@@ -21,7 +21,7 @@ from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
 from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.master.presence import Presence
-from rolecall.master.scheduler import Allowance, QueuedJob, schedule
+from rolecall.master.scheduler import QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, jobs, nodes
@@ -31,7 +31,7 @@ from rolecall.master.view import View
 from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
-from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.plan import GangPlan
 
 _log = logging.getLogger(__name__)
 
@@ -49,32 +49,22 @@ class _Inputs:
     """The limits of each owner."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Placer:
     """Places jobs, and knows the reasons why others wait."""
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        database: Database,
-        access: Access,
-        catalogue: Catalogue,
-        presence: Presence,
-        view: View,
-        waking: Waking,
-        placement_seconds: Histogram,
-        backfill_window: timedelta,
-    ) -> None:
-        self.pulse = Pulse(clock.monotonic)
-        self._clock = clock
-        self._database = database
-        self._access = access
-        self._catalogue = catalogue
-        self._presence = presence
-        self._view = view
-        self._waking = waking
-        self._placement_seconds = placement_seconds
-        self._backfill_window = backfill_window
+    clock: Clock
+    database: Database
+    access: Access
+    catalogue: Catalogue
+    presence: Presence
+    view: View
+    waking: Waking
+    placement_seconds: Histogram
+    backfill_window: timedelta
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.clock.monotonic)
         self._errors = ErrorLog()
         self._woken = Signal()
         self._waiting: Mapping[tuple[str, int], Waiting] = {}
@@ -108,49 +98,41 @@ class Placer:
 
     async def place(self, pool: ThreadPoolExecutor | None = None) -> float:
         """Run one pass, which computes in a thread of `pool`. Returns the seconds until the next one."""
-        await self._view.refresh()
-        now = self._clock.now()
-        inputs = _Inputs(self._view.version, self._offers(), self._access.limits)
+        await self.view.refresh()
+        now = self.clock.now()
+        inputs = _Inputs(self.view.version, self._offers(), self.access.limits)
         if inputs == self._settled and (self._again_at is None or now < self._again_at):
             return self._due_s(now)
         self._settled = None
-        ready = [job for job in self._view.queue.values() if job.not_before is None or job.not_before <= now]
+        ready = [job for job in self.view.queue.values() if job.not_before is None or job.not_before <= now]
         if not ready:
             self._waiting, self._settled, self._again_at = {}, inputs, self._next_change(now, {})
             return self._due_s(now)
         cluster = self._cluster_of(inputs.offers)
-        allowed = self._view.allowances(inputs.limits)
-        asked = (ready, dict(self._view.chosen), cluster, self._view.taken(), allowed, self._view.per_node_jobs(), now)
-        outcomes = await asyncio.get_running_loop().run_in_executor(pool, self._schedule, *asked)
+        allowed, chosen = self.view.allowances(inputs.limits), dict(self.view.chosen)
+        taken, per_node_jobs = self.view.taken(), self.view.per_node_jobs()
+
+        def compute() -> dict[str, Outcome]:
+            queue = [_queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)) for job in ready]
+            return schedule(queue, cluster, taken, now, self.backfill_window, allowed, per_node_jobs)
+
+        outcomes = await asyncio.get_running_loop().run_in_executor(pool, compute)
         self._again_at = self._next_change(now, outcomes)
         if not await self._settle(ready, outcomes):
             self._settled = inputs
         return self._due_s(now)
 
     def _offers(self) -> tuple[Offer, ...]:
-        states = self._presence.states(self._view.nodes.values())
+        states = self.presence.states(self.view.nodes.values())
         return tuple(
-            (node, state.alive, state.obstacle) for node, state in zip(self._view.nodes.values(), states, strict=True)
+            (node, state.alive, state.obstacle) for node, state in zip(self.view.nodes.values(), states, strict=True)
         )
 
     def _cluster_of(self, offers: tuple[Offer, ...]) -> Cluster:
         """The nodes as a `Cluster`, which is reused while their offers don't change."""
         if self._cluster is None or self._cluster[0] != offers:
-            self._cluster = offers, Cluster(self._presence.states(self._view.nodes.values()))
+            self._cluster = offers, Cluster(self.presence.states(self.view.nodes.values()))
         return self._cluster[1]
-
-    def _schedule(  # noqa: PLR0917 - all that a placement depends on
-        self,
-        ready: list[JobSummary],
-        chosen: Mapping[str, tuple[str, ...]],
-        cluster: Cluster,
-        taken: tuple[WorkerPlan, ...],
-        allowed: Mapping[str, Allowance],
-        per_node_jobs: Mapping[str, str],
-        now: datetime,
-    ) -> dict[str, Outcome]:
-        queue = [_queued(job, chosen, per_node=self._catalogue.is_per_node(job.workload)) for job in ready]
-        return schedule(queue, cluster, taken, now, self._backfill_window, allowed, per_node_jobs)
 
     async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> bool:
         """Commit the outcomes. Returns whether there were plans, because then another pass is necessary."""
@@ -167,20 +149,20 @@ class Placer:
         news = [(job, why.lasting) for job, why in waits if why.lasting != job.waiting_for]
         if not news:
             return
-        async with self._database.write() as connection:
+        async with self.database.write() as connection:
             await jobs.set_waiting(connection, news)
-        self._view.waits([(job, replace(job, waiting_for=reason)) for job, reason in news])
-        self._waking.followers(*(job.id for job, _ in news))
+        self.view.waits([(job, replace(job, waiting_for=reason)) for job, reason in news])
+        self.waking.followers(*(job.id for job, _ in news))
 
     async def _begin(self, job: JobSummary, plan: GangPlan) -> bool:
-        now = self._clock.now()
+        now = self.clock.now()
         try:
-            async with self._database.write() as connection:
+            async with self.database.write() as connection:
                 record = await jobs.find(connection, job.id)
                 if record is None:
                     raise Conflict("it is deleted")
                 if record.unreadable is not None:
-                    self._view.set_aside(job.id, record.unreadable)
+                    self.view.set_aside(job.id, record.unreadable)
                     raise Conflict(f"{record.unreadable}; the job is set aside")
                 await self._check_incarnations(connection, plan)
                 avoided = not set(record.avoid or ()).isdisjoint(worker.node for worker in plan.workers)
@@ -188,12 +170,12 @@ class Placer:
                 await attempts.begin(connection, job, plan, resume_from, now)
         except BaseException as error:
             # The database differs from the snapshot, or a commit that seemed to fail has succeeded.
-            self._view.note(jobs=[job.id], nodes={worker.node for worker in plan.workers})
+            self.view.note(jobs=[job.id], nodes={worker.node for worker in plan.workers})
             if isinstance(error, Conflict):
-                self._waking.loops()
+                self.waking.loops()
             raise
-        self._waking.gang(job.id, {worker.node for worker in plan.workers})
-        self._placement_seconds.observe((now - job.queued_at).total_seconds())
+        self.waking.gang(job.id, {worker.node for worker in plan.workers})
+        self.placement_seconds.observe((now - job.queued_at).total_seconds())
         fields = about("job_placed", job=job.id, attempt=job.attempt + 1)
         _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size, extra=fields)
         return True
@@ -203,10 +185,10 @@ class Placer:
         names = {worker.node for worker in plan.workers}
         stored = await nodes.incarnations(connection, names)
         for name in sorted(names):
-            seen, now = self._view.nodes.get(name), stored.get(name)
+            seen, now = self.view.nodes.get(name), stored.get(name)
             if seen is None or now is None or now.started != seen.started or now.draining:
                 raise Conflict(f"node {name} left, restarted or began to drain while its workers were planned")
-            if not self._presence.is_alive(name):
+            if not self.presence.is_alive(name):
                 raise Conflict(f"node {name} was lost while its workers were planned")
 
     def _next_change(self, now: datetime, outcomes: Mapping[str, Outcome]) -> datetime | None:
@@ -214,10 +196,10 @@ class Placer:
 
         The window of a job that can never fit, or is held back, has no effect on other jobs.
         """
-        queue = self._view.queue
+        queue = self.view.queue
         fitting = [job for job, outcome in outcomes.items() if isinstance(outcome, Waiting) and outcome.feasible]
         moments = [job.not_before for job in queue.values() if job.not_before]
-        moments += [queue[job].queued_at + self._backfill_window for job in fitting if job in queue]
+        moments += [queue[job].queued_at + self.backfill_window for job in fitting if job in queue]
         return min((moment for moment in moments if moment > now), default=None)
 
     def _due_s(self, now: datetime) -> float:

@@ -1,4 +1,4 @@
-"""The decisions about nodes: which node owns a name, which parts of a heartbeat are new, which workers it should run.
+"""The decisions about nodes: the owner of a name, the changes in a heartbeat, the desired workers.
 
 Each change follows one order: commit, then memory (`presence`, `answers`), then waking the affected jobs and nodes.
 """
@@ -32,9 +32,9 @@ _log = logging.getLogger(__name__)
 
 
 async def register(master: Master, spec: NodeSpec) -> None:
-    """Let a node join. If it has restarted, the workers of its earlier incarnation are lost.
+    """Register a node. If it has restarted, the workers of its previous incarnation are lost.
 
-    Raises `Conflict` if another live node bears the name.
+    Raises `Conflict` if another live node has the name.
     """
     now = master.clock.now()
     affected_jobs: set[str] = set()
@@ -54,7 +54,7 @@ async def register(master: Master, spec: NodeSpec) -> None:
 
 
 async def leave(master: Master, name: str) -> None:
-    """Take a node out of the cluster; the workers that it still runs are lost."""
+    """Remove a node from the cluster. Workers that it still runs are lost."""
     async with master.database.write() as connection:
         affected_jobs = await lose_workers(connection, name, f"node {name} left the cluster", master.clock.now())
         await nodes.remove(connection, name)
@@ -64,7 +64,7 @@ async def leave(master: Master, name: str) -> None:
 
 
 async def cluster_info(master: Master, name: str) -> ClusterInfo:
-    """What the node `name` compares itself with."""
+    """The cluster's properties for the self-check of the node `name`."""
     await master.view.refresh()
     known = master.view.nodes
     if name not in known:
@@ -75,11 +75,11 @@ async def cluster_info(master: Master, name: str) -> ClusterInfo:
 
 
 async def receive(master: Master, name: str, beat: Heartbeat) -> None:
-    """Store what is new in a heartbeat, and wake who is to look at it."""
+    """Store the changes in a heartbeat, and wake the affected parts."""
     for entry in beat.unread:
         _log_once(name, entry)
     if master.presence.is_current(name, beat.started):
-        # Before the database is asked: while that one is away, the node is alive nevertheless.
+        # Before the database is used: the node is alive even while the database is unavailable.
         master.presence.record_heartbeat(name, beat.started)
         if master.answers.is_recorded(name, beat):
             _note(master, name, beat)
@@ -97,7 +97,7 @@ async def receive(master: Master, name: str, beat: Heartbeat) -> None:
 
 
 async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
-    """What the node should run: at once if that is not what it has `seen`, else as soon as it changes."""
+    """The node's desired workers: immediately if they differ from the version that it has, otherwise after a change."""
     loop = asyncio.get_running_loop()
     until = loop.time() + min(beat.wait_s, longest_wait_s(master))
     while True:
@@ -107,14 +107,14 @@ async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
         if answer.version == beat.seen and remaining_s > 0 and not master.answers.closed:
             master.presence.expect_call(beat.started, remaining_s)
             await wait(ticket, remaining_s)
-            if not master.answers.closed:  # Else all calls are released at once, and nothing has changed.
+            if not master.answers.closed:  # Otherwise the call was released without a change.
                 continue
         master.presence.expect_call(beat.started)
         return answer
 
 
 def longest_wait_s(master: Master) -> float:
-    """A node whose heartbeat is held back is silent: never so long that it could be called lost."""
+    """The maximum delay of an answer. The node is silent meanwhile, so this is much shorter than its timeout."""
     return min(master.settings.heartbeat_s, master.settings.node_timeout_s / 3)
 
 
@@ -143,7 +143,7 @@ async def _has_news(connection: AsyncConnection, node: nodes.Incarnation, name: 
 
 
 async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incarnation) -> None:
-    """Store what the heartbeat says of the node and its workers, and wake those whom it concerns."""
+    """Store the heartbeat's state of the node and its workers, and wake the affected jobs and nodes."""
     for report in beat.workers:
         if report.state.ended and report.log_bytes is not None:
             master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
@@ -167,9 +167,9 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
 class _Changes:
     jobs: set[str] = field(default_factory=set[str])
     located: set[str] = field(default_factory=set[str])
-    """Those whose gangs know now where they meet."""
+    """Jobs whose rendezvous port has become known."""
     ended: bool = False
-    """Whether a worker of the node has ended."""
+    """True if a worker of the node has ended."""
 
 
 async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> _Changes:
@@ -178,7 +178,7 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
     for report in reports:
         worker = known.get(_key(report))
         if worker is None:
-            continue  # It ended, or its attempt is over: the node learns that from the answer.
+            continue  # It has ended, or its attempt has. The answer tells the node.
         if (
             report.rendezvous_port is not None
             and report.rank == 0
@@ -235,7 +235,7 @@ async def _current(connection: AsyncConnection, name: str, started: str) -> node
 
 
 def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None:
-    """Of two live nodes of one name, the one that came first stays; a restarted one takes its own place again."""
+    """Raise `Conflict` if the name belongs to another live node. A restarted node gets its own name again."""
     old, new = known.spec, spec
     restarted = (_network(old), old.address) == (_network(new), new.address)
     is_alive = presence.is_expected(old.started) if restarted else presence.may_be_alive(known.name)
@@ -247,7 +247,7 @@ def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None
 
 
 def _network(spec: NodeSpec) -> tuple[str, str]:
-    """The network namespace of a machine: within it all share the loopback addresses."""
+    """The machine and network namespace of a node. Nodes that have both in common share the loopback address."""
     return spec.machine.boot_id, spec.network_namespace
 
 

@@ -1,38 +1,38 @@
-"""The queue: who goes next, and who has to step back for whom. Pure."""
+"""The scheduling of the queue: order, backfill, limits of owners, and per-node jobs. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from rolecall.master.per_node import spread
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
-from rolecall.spec.role import Role
+from rolecall.spec.role import RANK_ORDER, Role
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """What the queue knows of a job."""
+    """The properties of a queued job that scheduling needs."""
 
     id: str
     roles: Mapping[Role, int]
     priority: int
     created_at: datetime
     queued_at: datetime
-    """When it last entered the queue."""
+    """The time at which it last entered the queue."""
     per_node: bool = False
-    """Whether it runs on each node, or on each of `only`, and takes no slot."""
+    """True if it runs on each node, or on each of `only`, without slots."""
     only: tuple[str, ...] = ()
     owner: str = ""
     avoid: tuple[str, ...] = ()
-    """Nodes that it goes to only if it fits nowhere else."""
+    """Nodes to use only if it fits nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many workers the jobs of one owner may run at once, and how many run."""
+    """The limit for the workers of one owner's jobs, and the number that run."""
 
     limit: int
     used: int
@@ -47,20 +47,20 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     allowances: Mapping[str, Allowance] = MappingProxyType({}),
     per_node_jobs: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
-    """A plan or a reason to wait for every queued job, in the queue's order.
+    """A plan, or a reason to wait, for every queued job in the queue's order.
 
-    A caller that asks again about the same nodes passes them as the same `Cluster`, which keeps what it has computed.
+    For the same nodes, pass the same `Cluster`, which caches what it has computed.
 
-    Jobs that fit go ahead of one that does not. Once a job that the cluster could hold has waited longer than
-    `backfill_window`, those behind it leave alone the slots of its roles, and those drawn from the same machines: so
-    none starves. A job that could never fit holds nobody back.
+    Jobs that fit run before one that does not (backfill). When a job that would fit into the empty cluster has waited
+    longer than `backfill_window`, later jobs don't get slots of its roles, or slots of the same machines, so that it
+    doesn't starve. A job that can never fit blocks no other job.
     `allowances` has the owners whose slots are limited. A job that waits for its owner's other jobs blocks none.
     `per_node_jobs` maps each node with a worker of a per-node job to that job. Per-node jobs take no slots, so they
     neither block other jobs nor wait for them, but a node runs only one of them at a time.
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
     taken, seating, allowed, per_node_jobs = list(taken), cluster.seating(taken), dict(allowances), dict(per_node_jobs)
-    held: dict[Role, Waiting] = {}  # for whom, and why that one waits
+    held: dict[Role, Waiting] = {}  # the roles that an earlier job reserves, and the reason for others
     outcomes: dict[str, Outcome] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
         outcome = outcomes[job.id] = (
@@ -68,7 +68,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             if job.per_node
             else _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
-            or _held_back(job, held)
+            or next((held[role] for role in sorted(_roles(job)) if role in held), None)
             or _placed(job, cluster, seating)
         )
         if isinstance(outcome, GangPlan):
@@ -85,7 +85,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
 
 
 def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
-    """`roles`, and those whose workers draw on the same ledgers of the same machines."""
+    """`roles`, and the roles whose workers use the same ledgers of the same machines."""
     wanted = set(roles)
     ledgers = {(node.spec.machine.boot_id, node.spec.role.computes) for node in nodes if node.spec.role in wanted}
     rivals = {n.spec.role for n in nodes if (n.spec.machine.boot_id, n.spec.role.computes) in ledgers}
@@ -93,7 +93,7 @@ def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
 
 
 def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
-    """The plan with where its nodes are reached."""
+    """The plan with the addresses of its nodes."""
     members = {worker.node for worker in plan.workers}
     return plan.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
 
@@ -103,11 +103,29 @@ def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
     return outcome if isinstance(outcome, Waiting) else _with_addresses(outcome, cluster)
 
 
+def one_worker_per_node(nodes: Sequence[NodeState], only: Collection[str] = ()) -> GangPlan | Waiting:
+    """The plan of a per-node job on all nodes that are alive and not draining, or on `only`; or a reason to wait."""
+    available = {node.spec.name: node.spec for node in nodes if node.alive and not node.draining}
+    missing = sorted(set(only) - set(available))
+    if missing:
+        return Waiting(f"waiting for nodes that are lost, draining or not registered: {', '.join(missing)}", False)
+    chosen = [spec for name, spec in available.items() if not only or name in only]
+    if not chosen:
+        return Waiting("waiting for nodes: none is alive; start one", feasible=False)
+    counts: Counter[str] = Counter()
+    workers: list[WorkerPlan] = []
+    for rank, spec in enumerate(sorted(chosen, key=lambda spec: (RANK_ORDER.index(spec.role), spec.name))):
+        number = counts[spec.role]
+        workers.append(WorkerPlan(rank=rank, role=spec.role, role_rank=number, node=spec.name, threads=1))
+        counts[spec.role] += 1
+    return GangPlan(workers=tuple(workers))
+
+
 def _place_per_node(
     job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], per_node_jobs: dict[str, str]
 ) -> Outcome:
     """The outcome for a job that runs on every node. Adds its nodes to `per_node_jobs`, which later jobs can't use."""
-    plan = spread(cluster.nodes, job.only)
+    plan = one_worker_per_node(cluster.nodes, job.only)
     if isinstance(plan, Waiting):
         return plan
     if waiting := _over_limit(job, plan.world_size, allowed):
@@ -123,7 +141,7 @@ def _place_per_node(
 
 
 def _without_workers(job: QueuedJob) -> Waiting | None:
-    """One without workers would have an empty gang: it ran on every node once, and its workload is no longer there."""
+    """The reason for a job without roles. It was a per-node job, but its workload is no longer installed."""
     if _roles(job):
         return None
     return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
@@ -137,10 +155,6 @@ def _over_limit(job: QueuedJob, needed: int, allowances: Mapping[str, Allowance]
     uses = f"{why} {job.owner} uses {own.used} of its {own.limit} slots, and this job needs {needed}"
     has = f"{why} {job.owner} has {own.limit} slots, and this job needs {needed}"
     return Waiting(uses, feasible=False, gist=has)
-
-
-def _held_back(job: QueuedJob, held: Mapping[Role, Waiting]) -> Waiting | None:
-    return next((held[role] for role in sorted(_roles(job)) if role in held), None)
 
 
 def _roles(job: QueuedJob) -> set[Role]:

@@ -1,7 +1,7 @@
-"""The master's way out: it goes on serving while nodes that were told to end with it drain.
+"""The exit of the master: it continues to serve while nodes that exit at the same time drain.
 
-Their workers' last checkpoints need a master that records them. One that ends alone does not wait: jobs go on without
-it, and it finds them when it comes back.
+Their workers' last checkpoints need a master that records them. A master that exits alone does not wait: jobs continue
+without it.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from rolecall.master.store import jobs, nodes, workers
 from rolecall.spec.state import JobState
 
 NOTICE_S = 2.0
-"""Within this time a node that was told to end together with the master says so."""
+"""The time within which a node that exits at the same time reports it."""
 _LOOK_EVERY_S = 0.1
 _log = logging.getLogger(__name__)
 
 
 async def drain_before_exit(master: Master, grace_s: float) -> None:
-    """Place nothing new, and return when no worker needs this master any more, or after `grace_s` seconds."""
+    """Place no more jobs, and return when no worker needs this master, or after `grace_s` seconds."""
     master.presence.closing = True
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -38,7 +38,7 @@ async def drain_before_exit(master: Master, grace_s: float) -> None:
 
 
 async def _observe(master: Master) -> tuple[list[str], bool]:
-    """The living nodes that have workers, and whether some of these workers are stopping."""
+    """The live nodes that have workers, and whether workers are stopping."""
     async with master.database.read() as connection:
         live_nodes = [node for node in await nodes.list_all(connection) if master.presence.is_alive(node.name)]
         busy = [node for node in live_nodes if await workers.on_node(connection, node.name)]

@@ -1,4 +1,4 @@
-"""Space: what is kept free on the master's volume, and how much of the blob store a job may take."""
+"""Limits on storage: the reserve of free space on the master's volume, and each job's part of the blob store."""
 
 import asyncio
 import os
@@ -14,17 +14,17 @@ from rolecall.spec.errors import QuotaExceeded, RolecallError
 _SHARE, _MAX_RESERVE = 0.05, 2 << 30
 _FLOOR = 1 / 4
 _KNOWN_S = 1.0
-"""How long a look at the volume is good for."""
+"""The time for which the free space of the volume is cached."""
 
 
 class NoRoom(RolecallError):
-    """The master's volume has no more than its reserve left; the same request succeeds when there is space."""
+    """The master's volume has no space above its reserve. The same request succeeds when it has."""
 
 
 class Reserve:
-    """Keeps some of a volume free, so that the database and the workers' reports always have room.
+    """Keeps a part of a volume free, so that the database and the workers' reports always have space.
 
-    The volume is asked once a second at most, in a thread; in between, what was let in since counts.
+    The free space is read at most once a second, in a thread. In between, admitted bytes are counted.
     """
 
     def __init__(self, folder: Path, reserve: int | None, now: Callable[[], float]) -> None:
@@ -36,7 +36,7 @@ class Reserve:
         self._admitted = 0
 
     async def volume(self) -> Volume:
-        """The volume as it was within the last second."""
+        """The state of the volume, at most a second old."""
         async with self._asking:
             if self._known is None or self._now() - self._known[0] > _KNOWN_S:
                 counted = self._admitted
@@ -45,7 +45,7 @@ class Reserve:
             return self._known[1]
 
     async def check(self, wanted: int = 0, *, share: float = 1.0) -> None:
-        """Raise `NoRoom` if `wanted` more bytes would leave less than this share of the reserve."""
+        """Raise `NoRoom` if `wanted` more bytes would leave less than `share` of the reserve."""
         volume = await self.volume()
         free = max(0, volume.free - self._admitted)
         if free - wanted < share * volume.reserve:
@@ -56,7 +56,7 @@ class Reserve:
             )
 
     async def admit(self, size: int, *, share: float = 1.0) -> None:
-        """Count `size` bytes that are about to be written. Raises `NoRoom` as `check` does."""
+        """Count `size` bytes that will be written now. Raises `NoRoom` like `check`."""
         await self.check(size, share=share)
         self._admitted += size
 
@@ -68,14 +68,14 @@ class Reserve:
 
 
 class JobQuota:
-    """How many bytes each job may have in the blob store; `None` is no limit."""
+    """The limit on the bytes of each job in the blob store; `None` for no limit."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self._arriving: Counter[str] = Counter()
 
     def check(self, job: str, size: int) -> None:
-        """Raise `QuotaExceeded` if `size` bytes, and what arrives right now, are more than the job may have."""
+        """Raise `QuotaExceeded` if `size` bytes and the current uploads exceed the limit."""
         if self.limit is not None and size + self._arriving[job] > self.limit:
             raise QuotaExceeded(
                 f"job {job} would have {size + self._arriving[job]} bytes of checkpoints and artifacts; the limit is "
@@ -84,7 +84,7 @@ class JobQuota:
 
     @contextmanager
     def arriving(self, job: str) -> Generator[Callable[[int], None]]:
-        """Counts an upload while it arrives; call what is yielded with the size of each chunk."""
+        """Count an upload while it arrives. Call the yielded function with the size of each chunk."""
         counted = 0
 
         def count(size: int) -> None:
@@ -101,7 +101,7 @@ class JobQuota:
 
 
 def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -> int:
-    """Bytes of the regular files below a folder for which `counts`. What is deleted meanwhile counts nothing."""
+    """The total size of the regular files below a folder for which `counts` is true."""
     used = 0
     for where, _, names in os.walk(folder):
         for path in filter(counts, (Path(where, name) for name in names)):
@@ -112,14 +112,14 @@ def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -
 
 
 async def within_reserve(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The chunks, as long as the volume has room for them."""
+    """The chunks, as long as the volume has space above its reserve."""
     async for chunk in chunks:
         await reserve.admit(len(chunk))
         yield chunk
 
 
 async def above_floor(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The chunks of what may use the reserve, but for a quarter of it, which is the database's alone."""
+    """The chunks of data that can use the reserve, except for the quarter that only the database uses."""
     async for chunk in chunks:
         await reserve.admit(len(chunk), share=_FLOOR)
         yield chunk
@@ -128,7 +128,7 @@ async def above_floor(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIt
 async def within_quota(
     chunks: AsyncIterator[bytes], quota: JobQuota, job: str, stored: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
-    """The chunks, as long as the job may have them beside what is `stored`, which is counted again at the end."""
+    """The chunks, as long as they and the `stored` bytes fit the job's limit. `stored` is called again at the end."""
     if quota.limit is None:
         async for chunk in chunks:
             yield chunk

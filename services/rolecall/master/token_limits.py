@@ -1,4 +1,4 @@
-"""What the jobs of one token may take: counted when one is submitted, and while one uploads."""
+"""Limits for the jobs of one token, checked when a job is submitted and while one uploads."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -13,15 +13,15 @@ from rolecall.spec.errors import LimitReached, StorageLimitReached
 HARD_FACTOR = 2
 """Uploads of running attempts are refused only at this multiple of `max_stored_bytes`.
 
-A checkpoint is complete before an older one is deleted, and refusing one costs the job its work. So the limit itself
-stops new jobs, and this bound stops a job that would fill the disk.
+A checkpoint is complete before an older one is deleted, and refusing it costs the job its progress. So the limit itself
+stops new jobs, and this higher limit stops a job that would fill the disk.
 """
 STEP_BYTES = 32 << 20
-"""After so many bytes of one upload it is measured again what is stored."""
+"""The number of uploaded bytes after which the stored size is measured again."""
 
 
 async def check_submission(connection: AsyncConnection, owner: str, limits: Limits | None) -> None:
-    """Raise `LimitReached` if the token may not queue one more job. Holds until the transaction ends."""
+    """Raise `LimitReached` if the token can't queue another job. The result holds until the transaction ends."""
     if limits is None or (limits.max_queued is None and limits.max_stored_bytes is None):
         return
     await tokens.lock(connection, owner)
@@ -42,7 +42,7 @@ async def check_submission(connection: AsyncConnection, owner: str, limits: Limi
 
 
 async def measure(database: Database, blobs: Blobs, owner: str) -> int:
-    """How many bytes the jobs of `owner` store on the master's volume now."""
+    """The number of bytes that the jobs of `owner` currently store on the master's volume."""
     async with database.read() as connection:
         running = await jobs.holding_slots(connection, owner)
         stored = await jobs.stored_bytes(connection, owner, besides=running)
@@ -52,7 +52,7 @@ async def measure(database: Database, blobs: Blobs, owner: str) -> int:
 async def metered(
     chunks: AsyncIterator[bytes], owner: str, limit: int, stored_now: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
-    """The chunks of an upload, cut off by `StorageLimitReached` once the owner's jobs store far more than `limit`."""
+    """The chunks of an upload. Raises `StorageLimitReached` when the owner's jobs store far more than `limit`."""
     since = STEP_BYTES
     async for chunk in chunks:
         if since >= STEP_BYTES:

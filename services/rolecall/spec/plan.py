@@ -35,16 +35,13 @@ class GangPlan(Value):
 
     @property
     def world_size(self) -> int:
-        """The number of workers."""
         return len(self.workers)
 
     def role_world_size(self, role: Role) -> int:
-        """The number of workers with this role."""
         return sum(worker.role is role for worker in self.workers)
 
     @property
     def role_counts(self) -> dict[Role, int]:
-        """The number of workers of each role in the gang."""
         return dict(Counter(worker.role for worker in self.workers))
 
 
@@ -98,7 +95,7 @@ class CheckpointManifest(Value):
     position: Annotated[dict[str, Any], AfterValidator(_check_size)]
     """The job's position in a format of the workload, such as epoch, step, seeds, and the best score so far."""
     keep: bool = False
-    """Whether newer checkpoints don't replace it (the best model so far), unless they have `keep` as well."""
+    """True if newer checkpoints don't replace it (the best model so far), unless they have `keep` as well."""
 
 
 WorkerLaunch.model_rebuild()

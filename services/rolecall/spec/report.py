@@ -55,9 +55,9 @@ class Failure(Value):
     """The last lines of the traceback, shortened likewise."""
     retryable: bool = True
     consequence: bool = False
-    """Whether it is only the consequence of a lost peer."""
+    """True if it is only the consequence of a lost peer."""
     condemns_checkpoint: bool = False
-    """Whether it reports that the checkpoint from which the attempt resumed is damaged."""
+    """True if it reports that the checkpoint from which the attempt resumed is damaged."""
     at: Moment
 
     def brief(self) -> "Failure":

@@ -70,13 +70,16 @@ async def _note(scope: Scope, answer: Message) -> None:
 
 
 async def _add(master: Master, scope: Scope, answer: Message, caller: Principal) -> None:
+    # The id or name of the created object, if there is one, or else the one in the path.
+    location = dict[bytes, bytes](answer.get("headers", ())).get(b"location", b"")
+    created = location.decode(errors="replace").rpartition("/")[2]
     entry = AuditEntry(
         id=0,
         at=master.clock.now(),
         token=caller.name,
         address=address_of(scope),
         action=action_of(scope),
-        target=_target(scope, answer),
+        target=created[:400] or target_of(scope),
         outcome=answer["status"],
     )
     try:
@@ -84,10 +87,3 @@ async def _add(master: Master, scope: Scope, answer: Message, caller: Principal)
             await audit.add(connection, [entry])
     except (SQLAlchemyError, OSError) as error:
         _log.error("not in the audit log (%s): %s", error, entry, extra=about("audit_entry_lost"))
-
-
-def _target(scope: Scope, answer: Message) -> str:
-    """The id or name of the created object, or else the one in the path."""
-    headers: dict[bytes, bytes] = dict(answer.get("headers", ()))
-    created = headers.get(b"location", b"").decode(errors="replace").rpartition("/")[2]
-    return created[:400] or target_of(scope)

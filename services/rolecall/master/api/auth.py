@@ -85,22 +85,19 @@ def admission(master: Master, path: str, authorization: str) -> Admission:
         given = _bearer_of(authorization)
         caller = master.access.principal(given)
         job = "" if caller else _opened_job(master, path, given)
-        return Admission(_internal_status(caller, job), _NODES, _CHALLENGE, given, caller, job)
+        if caller is not None:
+            status = TokenStatus.ACCEPTED if Scope.NODE in caller.scopes else TokenStatus.FORBIDDEN
+        else:
+            status = TokenStatus.ACCEPTED if job else TokenStatus.NONE
+        return Admission(status, _NODES, _CHALLENGE, given, caller, job)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
     caller = master.access.principal(given)
-    status = TokenStatus.NONE if caller is None else _user_status(caller)
+    if caller is None:
+        status = TokenStatus.NONE
+    else:
+        status = TokenStatus.ACCEPTED if caller.scopes - {Scope.NODE} else TokenStatus.FORBIDDEN
     return Admission(status, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given, caller)
-
-
-def _user_status(caller: Principal) -> TokenStatus:
-    return TokenStatus.ACCEPTED if caller.scopes - {Scope.NODE} else TokenStatus.FORBIDDEN
-
-
-def _internal_status(caller: Principal | None, job: str) -> TokenStatus:
-    if caller is not None:
-        return TokenStatus.ACCEPTED if Scope.NODE in caller.scopes else TokenStatus.FORBIDDEN
-    return TokenStatus.ACCEPTED if job else TokenStatus.NONE
 
 
 def _opened_job(master: Master, path: str, given: str) -> str:
@@ -228,13 +225,11 @@ def refusal(scope: Any, token: str | None, outcome: int) -> Refusal:
 def action_of(scope: Any) -> str:
     """The method and the route of a call, without anything that an unauthenticated client can choose."""
     # A call that is refused early has no route yet.
-    route = getattr(scope.get("route"), "path", None) or _route_of(scope)
+    route = getattr(scope.get("route"), "path", None)
+    if route is None:
+        found = (route for route, pattern in _patterns(scope["app"]) if pattern.match(scope["path"]))
+        route = next(found, "no route")
     return f"{scope['method']} {route}"[:200]
-
-
-def _route_of(scope: Any) -> str:
-    found = (route for route, pattern in _patterns(scope["app"]) if pattern.match(scope["path"]))
-    return next(found, "no route")
 
 
 @lru_cache(maxsize=1)

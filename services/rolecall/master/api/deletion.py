@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends
 from rolecall.master import lifecycle
 from rolecall.master.api.auth import Caller, Running, controls_job, needs
 from rolecall.master.store import deletion, jobs
-from rolecall.master.streams import Streams
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import PrunedJob, PruneRequest, PruneSummary
@@ -34,7 +33,8 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
         ids = [job for job, *_ in found[start : start + _BATCH]]
         async with master.database.read() as connection:
             sizes += await deletion.recorded_sizes(connection, ids)
-        sizes += await asyncio.to_thread(_stream_sizes, master.streams, ids)
+        for job in ids:
+            sizes[job] += await asyncio.to_thread(master.streams.used, job)
         if not request.dry_run:
             async with master.database.write() as connection:
                 await deletion.mark_ended(connection, ids, request.ended_before, master.clock.now())
@@ -64,7 +64,3 @@ async def delete(job: str, master: Running, caller: Caller, force: bool = False)
         await deletion.mark(connection, job, master.clock.now())
     master.garbage.notify()
     master.waking.gang(job, nodes)
-
-
-def _stream_sizes(streams: Streams, ids: list[str]) -> Counter[str]:
-    return Counter({job: streams.used(job) for job in ids})

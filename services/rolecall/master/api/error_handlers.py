@@ -128,7 +128,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     if broken is not None:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
-    schema = _body_schema(request)
+    body = getattr(request.scope.get("route"), "body_field", None)
+    schema = TypeAdapter(body.field_info.annotation).json_schema() if body else {}
     errors = shortened([_field_error(one, schema) for one in found[:MAX_PROBLEMS]], len(found))
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
@@ -137,7 +138,8 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_storage_error(request: Request, error: Exception) -> Response:
     if isinstance(error, DataError):
         # For example, a path with NUL, which PostgreSQL can neither store nor search for.
-        return problem_response(422, f"the database does not accept this value: {_first_line(error.orig)}", request)
+        message = str(error.orig).partition("\n")[0]
+        return problem_response(422, f"the database does not accept this value: {message}", request)
     if (storage := storage_error(error)) is None:
         raise error
     if storage.full:
@@ -155,21 +157,11 @@ async def _on_defect(request: Request, _error: Exception) -> Response:
     return problem_response(500, "the master has a defect; its log has the traceback", request)
 
 
-def _body_schema(request: Request) -> dict[str, Any]:
-    """The JSON schema of the request's body."""
-    field = getattr(request.scope.get("route"), "body_field", None)
-    return TypeAdapter(field.field_info.annotation).json_schema() if field else {}
-
-
 def _field_error(error: dict[str, Any], schema: dict[str, Any]) -> Problem:
     where, *path = error["loc"]
     if where == "body":
         return explain([error | {"loc": tuple(path)}], schema)[0]
     return problem(".".join(map(str, path)), str(error["msg"]), error.get("input"), "")
-
-
-def _first_line(error: BaseException | None) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _sentence(request: Request, error: HTTPException) -> str:

@@ -41,7 +41,7 @@ class Gate:
             if found.status is TokenStatus.FORBIDDEN and found.caller is not None:
                 await _answer_forbidden(scope, receive, send, found, found.caller)
                 return
-            if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_holder(found))):
+            if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_owner(found))):
                 await _answer_limit_exceeded(scope, receive, send, excess, found)
                 return
             if not scope["path"].startswith("/internal/") and scope["path"] not in _OF_OPERATORS:
@@ -84,7 +84,7 @@ def _admission(scope: Scope) -> Admission:
     return admission(master_of(scope["app"]), scope["path"], Headers(scope=scope).get("authorization", ""))
 
 
-def _holder(found: Admission) -> tuple[Group, str]:
+def _owner(found: Admission) -> tuple[Group, str]:
     """The owner of the request's connection."""
     if found.caller is None:
         return Group.WORKERS, found.job

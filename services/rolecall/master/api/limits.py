@@ -16,8 +16,11 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (limit := _limit(scope["path"])) is not None:
-            receive = _counting(receive, limit)
+        path = scope.get("path", "")
+        is_internal = path.startswith("/internal/")
+        is_file = is_internal and any(part in path for part in _UNBOUNDED)
+        if scope["type"] == "http" and not is_file:
+            receive = _counting(receive, NODE_BYTES if is_internal else USER_BYTES)
         await self._app(scope, receive, send)
 
 
@@ -34,12 +37,6 @@ class JobsAreJson:
         if scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", "/jobs"):
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         await self._app(scope, receive, send)
-
-
-def _limit(path: str) -> int | None:
-    if not path.startswith("/internal/"):
-        return USER_BYTES
-    return None if any(part in path for part in _UNBOUNDED) else NODE_BYTES
 
 
 def _counting(receive: Receive, limit: int) -> Receive:

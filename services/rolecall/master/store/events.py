@@ -1,4 +1,4 @@
-"""Events: what happened to a job, in order."""
+"""The events of jobs."""
 
 from datetime import datetime
 
@@ -9,13 +9,12 @@ from rolecall.master.store.records import EventRecord, read
 from rolecall.master.store.schema import events
 
 MAX_EVENTS = 1000
-"""Events of each kind, the master's own and the workers', that a job keeps."""
+"""The maximum number of events of a job from the master, and of those from its workers."""
 
 
 async def add(
     connection: AsyncConnection, job: str, at: datetime, kind: str, message: str, *, attempt: int | None = None
 ) -> None:
-    """Note that something happened."""
     await connection.execute(
         insert(events).values(job=job, at=at, attempt=attempt, kind=str(kind), message=_text(message))
     )
@@ -48,7 +47,7 @@ async def add_once(
 
 
 async def of_job(connection: AsyncConnection, job: str, after: int = 0) -> list[EventRecord]:
-    """The events of `job` that were noted after the event with the id `after`, oldest first."""
+    """The events of `job` with ids above `after`, oldest first."""
     columns = [column for column in events.c if column.name != "origin"]
     query = select(*columns).where(events.c.job == job, events.c.id > after).order_by(events.c.id)
     return [read(EventRecord, row) for row in await connection.execute(query)]
