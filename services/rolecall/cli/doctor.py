@@ -57,7 +57,8 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
         for finding in _examine(url, token, names or []):
             findings.append(finding)  # One at a time, so that findings before an error are kept.
     except CommandError as error:
-        findings.append(_error_finding(error))
+        check, remedy = _ERRORS.get(error.code, ("master", "check the master's log"))
+        findings.append(_finding(_HERE, check, Level.ERROR, _headline(error), remedy))
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
     if json:
@@ -217,11 +218,6 @@ def _outcome(document: JobDocument) -> str:
     if document.state is JobState.CANCELLED:
         return f"another user cancelled the network test, job {document.id}"
     return f"the network test {document.state}: {(document.reason or '').partition(chr(10))[0]}"
-
-
-def _error_finding(error: CommandError) -> NodeFinding:
-    check, remedy = _ERRORS.get(error.code, ("master", "check the master's log"))
-    return _finding(_HERE, check, Level.ERROR, _headline(error), remedy)
 
 
 def _headline(error: CommandError) -> str:

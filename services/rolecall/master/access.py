@@ -7,7 +7,7 @@ that can be guessed, such as passwords; here it would only make each call slower
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -65,7 +65,8 @@ class Access:
         self._now = now
         self._built_in = {known.digest: known for known in built_in}
         self._known = dict(self._built_in)
-        self._used: dict[str, datetime] = {}
+        self.used: dict[str, datetime] = {}
+        """The time of the last use of each token with this master."""
         self.scrapes = Scrapes()
 
     def principal(self, presented: str) -> Principal | None:
@@ -81,7 +82,7 @@ class Access:
             return None
         if known.expires_at is not None and known.expires_at <= now:
             return None
-        self._used[known.principal.name] = now
+        self.used[known.principal.name] = now
         return known.principal
 
     def replace(self, known: Iterable[Known]) -> None:
@@ -94,18 +95,13 @@ class Access:
             self.scrapes = Scrapes(self.scrapes.count + 1, caller.name, address)
 
     @property
-    def used(self) -> Mapping[str, datetime]:
-        """The time of the last use of each token with this master."""
-        return self._used
-
-    @property
     def built_in(self) -> list[TokenDocument]:
         return [
             TokenDocument(
                 name=known.principal.name,
                 scopes=sorted(known.principal.scopes),
                 built_in=True,
-                last_used_at=self._used.get(known.principal.name),
+                last_used_at=self.used.get(known.principal.name),
             )
             for known in self._built_in.values()
         ]

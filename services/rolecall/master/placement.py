@@ -180,16 +180,6 @@ def shape_of(roles: Counts) -> Shape:
     return frozenset((role, count) for role, count in roles.items() if count)
 
 
-def place(roles: Counts, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> Outcome:
-    """The plan of a gang with these role counts, or the reason why it can't be placed."""
-    return Cluster(nodes).seating(taken).place(roles)
-
-
-def capacity(role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = ()) -> int:
-    """The number of workers of `role` that the nodes can accept in addition to `taken`."""
-    return Cluster(nodes).seating(taken).room(role)
-
-
 def _occupied(nodes: Iterable[NodeState], taken: Iterable[WorkerPlan]) -> list[Seat]:
     """The seats of `taken`, including those on nodes without offers, because machines share pools."""
     specs = {node.spec.name: node.spec for node in nodes}

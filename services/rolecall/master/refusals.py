@@ -1,6 +1,6 @@
 """Refused calls for the audit log. A flood of them becomes a few entries with large counts. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from rolecall.master.clock import Clock
@@ -68,17 +68,4 @@ class Refusals:
         self._taken += len(chosen)
         for refusal, _ in chosen:
             del self._waiting[refusal]
-        return [_entry(refusal, at, count) for refusal, (at, count) in chosen]
-
-
-def _entry(refusal: Refusal, at: datetime, count: int) -> AuditEntry:
-    return AuditEntry(
-        id=0,
-        at=at,
-        token=refusal.token,
-        address=refusal.address,
-        action=refusal.action,
-        target=refusal.target,
-        outcome=refusal.outcome,
-        count=count,
-    )
+        return [AuditEntry(id=0, at=at, count=count, **asdict(refusal)) for refusal, (at, count) in chosen]

@@ -110,7 +110,9 @@ class View:
         held = [job for job in found.live.values() if job.state.holds_slots]
         gangs = await attempts.gangs(connection, held)
         queue = {job.id: job for job in found.live.values() if job.state is JobState.QUEUED}
-        aside = self._take_aside(queue, among)
+        # The reasons for setting `among` aside, or all jobs, are used now or obsolete.
+        removed = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
+        aside = {job: why for job, why in removed.items() if job in queue}
         queue = {job: one for job, one in queue.items() if job not in aside}
         per_node = [job for job in queue.values() if self._catalogue.is_per_node(job.workload)]
         named = await jobs.parameters(connection, [job.id for job in per_node]) if per_node else {}
@@ -130,11 +132,6 @@ class View:
         self.unreadable = {job: why for job, why in self.unreadable.items() if job not in gone} | broken
         self.fresh |= {gang.job.id for gang in gangs.found}
         self.version += before != (self.queue, self.gangs, self.unreadable, self.chosen)
-
-    def _take_aside(self, queue: Collection[str], among: Collection[str] | None) -> dict[str, str]:
-        """Remove the recorded reasons of `among`, or of all jobs. Returns those of jobs in `queue`."""
-        removed = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
-        return {job: why for job, why in removed.items() if job in queue}
 
     async def _read_nodes(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:

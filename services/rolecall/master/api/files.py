@@ -15,7 +15,6 @@ from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
 from rolecall.spec.api import Artifact, ArtifactList, Checkpoint, CheckpointList, Event, EventList, Series, SeriesList
 from rolecall.spec.bounds import MAX_INTEGER
-from rolecall.spec.errors import NotFound
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 
@@ -39,8 +38,8 @@ async def metrics(
     """Return the values that each worker reported, by step."""
     async with master.database.read() as connection:
         record = await jobs.get(connection, job)
-    numbers = range(1, record.attempt + 1) if attempt is None else [attempt]
-    members = [worker for number in numbers for worker in await _members(master, job, number)]
+        numbers = range(1, record.attempt + 1) if attempt is None else [attempt]
+        members = [worker for number in numbers for worker in await workers.of_attempt(connection, job, number)]
     found = [await asyncio.to_thread(_series, master, worker, points) for worker in members]
     return SeriesList(series=[one for one in found if one.points])
 
@@ -75,14 +74,6 @@ async def download(job: str, name: str, master: Running) -> StreamingResponse:
         "X-Content-SHA256": artifact.sha256,
     }
     return StreamingResponse(await master.blobs.read(job, artifact.blob), 200, headers, "application/octet-stream")
-
-
-async def _members(master: Master, job: str, attempt: int) -> list[WorkerRecord]:
-    async with master.database.read() as connection:
-        found = await workers.of_attempts(connection, [(job, attempt)])
-    if not found:
-        raise NotFound(f"job {job} has no attempt {attempt}")
-    return found[job, attempt]
 
 
 def _series(master: Master, worker: WorkerRecord, points: int) -> Series:

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rolecall.edge.connection_table import Group, LimitExceeded
+from rolecall.edge.connection_table import Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import Admission, TokenStatus, admission, refusal
@@ -42,7 +42,11 @@ class Gate:
                 await _answer_forbidden(scope, receive, send, found, found.caller)
                 return
             if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_owner(found))):
-                await _answer_limit_exceeded(scope, receive, send, excess, found)
+                # 429 means that the caller itself is the cause. Workers don't retry after any status below 500.
+                status = 429 if excess.by_owner and found.caller is not None else 503
+                headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
+                response = problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)
+                await response(scope, receive, send)
                 return
             if not scope["path"].startswith("/internal/") and scope["path"] not in _OF_OPERATORS:
                 serve_user()
@@ -91,15 +95,6 @@ def _owner(found: Admission) -> tuple[Group, str]:
     if found.is_internal:
         return Group.NODES, ""
     return Group.ADMINS if Scopes.ADMIN in found.caller.scopes else Group.USERS, found.caller.name
-
-
-async def _answer_limit_exceeded(
-    scope: Scope, receive: Receive, send: Send, excess: LimitExceeded, found: Admission
-) -> None:
-    # 429 means that the caller itself is the cause. Workers don't retry after any status below 500.
-    status = 429 if excess.by_owner and found.caller is not None else 503
-    headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
-    await problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)(scope, receive, send)
 
 
 async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:

@@ -192,10 +192,8 @@ class _Follower:
 
 async def _members(master: Master, job: str, attempt: int, choice: Choice) -> list[WorkerRecord]:
     async with master.database.read() as connection:
-        found = await workers.of_attempts(connection, [(job, attempt)])
-    if attempt and not found:
-        raise NotFound(f"job {job} has no attempt {attempt}")
-    return [worker for worker in found.get((job, attempt), ()) if choice.admits(worker)]
+        members = await workers.of_attempt(connection, job, attempt)
+    return [worker for worker in members if choice.admits(worker)]
 
 
 def log_key(worker: WorkerRecord) -> StreamKey:

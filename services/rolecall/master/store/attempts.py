@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Row, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -27,6 +27,7 @@ from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.state import JobState, StopMode
 
+_A = TypeVar("_A", bound=AttemptSummary)
 _SUMMARY = tuple(attempts.c[one.name] for one in fields(AttemptSummary))
 
 
@@ -107,7 +108,8 @@ async def set_swept(connection: AsyncConnection, job: str, number: int, swept: b
 async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[AttemptSummary]:
     """All attempts of `jobs`, in order; one that can't be read is left out."""
     query = select(*_SUMMARY).where(attempts.c.job.in_(tuple(jobs))).order_by(attempts.c.job, attempts.c.number)
-    return list(readable(await connection.execute(query), _summary, "attempt"))
+    rows = await connection.execute(query)
+    return list(readable(rows, lambda row: _read(AttemptSummary, row), "attempt"))
 
 
 async def lack_port(connection: AsyncConnection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
@@ -130,7 +132,7 @@ async def gangs(connection: AsyncConnection, jobs: Iterable[JobSummary]) -> Gang
         number = (row.job, row.number)
         try:
             workers = tuple(worker_store.record(one) for one in members.get(number, ()))
-            attempt = read(AttemptRecord, row, state=member(JobState, row, "state"), stop=_stop(row))
+            attempt = _read(AttemptRecord, row)
             if len(workers) != attempt.plan.world_size:
                 raise UnreadableRow("plan", f"it has {attempt.plan.world_size} workers, but {len(workers)} are stored")
             gangs.found.append(Gang(job=current[number], attempt=attempt, workers=workers))
@@ -151,9 +153,6 @@ def _key(job: str, number: int) -> tuple[Any, Any]:
     return attempts.c.job == job, attempts.c.number == number
 
 
-def _summary(row: Row[Any]) -> AttemptSummary:
-    return read(AttemptSummary, row, state=member(JobState, row, "state"), stop=_stop(row))
-
-
-def _stop(row: Row[Any]) -> StopMode | None:
-    return None if row.stop is None else StopMode(row.stop)
+def _read(kind: type[_A], row: Row[Any]) -> _A:
+    stop = None if row.stop is None else StopMode(row.stop)
+    return read(kind, row, state=member(JobState, row, "state"), stop=stop)

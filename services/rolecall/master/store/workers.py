@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import WorkerRecord, member, read, readable
 from rolecall.master.store.schema import workers
-from rolecall.spec.errors import StaleAttempt
+from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import GangPlan
 from rolecall.spec.report import Failure
 from rolecall.spec.role import Role
@@ -47,6 +47,14 @@ async def of_attempts(
     """The readable workers of each attempt `(job, number)`, in rank order."""
     found = await rows_of(connection, keys)
     return {key: list(readable(rows, record, "worker")) for key, rows in found.items()}
+
+
+async def of_attempt(connection: AsyncConnection, job: str, number: int) -> list[WorkerRecord]:
+    """The readable workers of an attempt; none of number 0. Raises `NotFound` if there is no such attempt."""
+    found = await of_attempts(connection, [(job, number)])
+    if number and not found:
+        raise NotFound(f"job {job} has no attempt {number}")
+    return found.get((job, number), [])
 
 
 async def rows_of(
