@@ -167,7 +167,7 @@ async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blob
     for blob in ("1/known", "1/left", "2/left", "3/running"):
         await blobs.put("toy-1", blob, None, chunks(b"body"))
     await blobs.put("toy-2", "1/left", None, chunks(b"body"))
-    assert await blobs.used("toy-1", besides={"1/known"}) == 12
+    assert await blobs.used("toy-1", exclude={"1/known"}) == 12
     assert await blobs.sweep("toy-1", 2, {"1/known"}) == 2
     sizes = [await blobs.size("toy-1", blob) for blob in ("1/known", "1/left", "2/left", "3/running")]
     assert sizes == [4, None, None, 4]

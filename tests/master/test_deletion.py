@@ -364,7 +364,7 @@ async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         told = [text for text in found if not text.startswith("own")]
         assert told == [
             *(f"told {number}" for number in range(9)),
-            "workers told 10 events: later ones are in their logs only",
+            "workers reported 10 events: later ones are in their logs only",
         ]
 
 

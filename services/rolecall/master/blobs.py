@@ -125,9 +125,9 @@ class Blobs:
         """Return whether the store contains anything. One that is not mounted is empty."""
         return await self._threads.run(self._store.is_populated)
 
-    async def used(self, job: str, besides: Collection[str] = ()) -> int:
-        """The total size on the master's volume of the job's complete blobs, except `besides`."""
-        return await self._threads.run(lambda: self._used(job, besides))
+    async def used(self, job: str, exclude: Collection[str] = ()) -> int:
+        """The total size on the master's volume of the job's complete blobs, except `exclude`."""
+        return await self._threads.run(lambda: self._used(job, exclude))
 
     async def remove_job(self, job: str) -> None:
         """Delete all blobs of a job."""
@@ -171,11 +171,11 @@ class Blobs:
                 found.append(path)
         return found
 
-    def _used(self, job: str, besides: Collection[str]) -> int:
+    def _used(self, job: str, exclude: Collection[str]) -> int:
         folder = self._root / job
 
         def counts(path: Path) -> bool:
-            return not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in besides
+            return not path.name.startswith(_UPLOAD) and path.relative_to(folder).as_posix() not in exclude
 
         return bytes_below(folder, counts)
 

@@ -45,7 +45,7 @@ async def measure(database: Database, blobs: Blobs, owner: str) -> int:
     """The number of bytes that the jobs of `owner` currently store on the master's volume."""
     async with database.read() as connection:
         running = await jobs.holding_slots(connection, owner)
-        stored = await jobs.stored_bytes(connection, owner, besides=running)
+        stored = await jobs.stored_bytes(connection, owner, exclude=running)
     return stored + sum([await blobs.used(job) for job in running])
 
 

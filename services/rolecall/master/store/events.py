@@ -34,7 +34,7 @@ async def add_once(
         and (count := await connection.scalar(count_stored) or 0) < MAX_EVENTS
     ):
         if count == MAX_EVENTS - 1:
-            message = f"workers told {MAX_EVENTS} events: later ones are in their logs only"
+            message = f"workers reported {MAX_EVENTS} events: later ones are in their logs only"
         values = {
             "job": job,
             "at": at,

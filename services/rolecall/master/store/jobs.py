@@ -184,9 +184,9 @@ async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
     return list(await connection.scalars(select(jobs.c.id).where(jobs.c.owner == owner, jobs.c.state.in_(states))))
 
 
-async def stored_bytes(connection: AsyncConnection, owner: str, besides: Iterable[str] = ()) -> int:
-    """The total size of the recorded checkpoints and artifacts of the jobs of `owner`, except `besides`."""
-    owned = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(besides)))
+async def stored_bytes(connection: AsyncConnection, owner: str, exclude: Iterable[str] = ()) -> int:
+    """The total size of the recorded checkpoints and artifacts of the jobs of `owner`, except `exclude`."""
+    owned = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(exclude)))
     of_checkpoints = select(func.sum(checkpoints.c.bytes)).join(jobs, jobs.c.id == checkpoints.c.job)
     of_artifacts = select(func.sum(artifacts.c.size)).join(jobs, jobs.c.id == artifacts.c.job)
     sums = [await connection.scalar(query.where(*owned)) for query in (of_checkpoints, of_artifacts)]
