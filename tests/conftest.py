@@ -1,5 +1,6 @@
 """A real cluster (`rolecall local` on a free port, its data folder its own), rows to train on, a private PostgreSQL."""
 
+import logging
 import os
 import pwd
 import select
@@ -57,6 +58,17 @@ class ByGroup(LoadScopeScheduling):
 def anyio_backend() -> str:
     """The event loop of async tests is the one of the programs."""
     return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """Undoes a test's `log_to_stderr`, so that later tests capture the same records in any order."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in [one for one in root.handlers if type(one) is logging.StreamHandler]:
+        root.removeHandler(handler)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:

@@ -1,7 +1,7 @@
 """Terms that texts for users and operators must not contain, each with its replacement.
 
 The test checks the documents without their code, the comments of the files that operators edit, the texts of the
-dashboards, the string literals in `services`, and the docstrings that become help texts and descriptions.
+dashboards, the string literals in `services`, the docstrings that become help texts, and the API's description.
 """
 
 import ast
@@ -10,8 +10,15 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
+
+from rolecall.master.catalogue import Catalogue
+from rolecall.master.program import Program
+from rolecall.master.server import create_app
+from rolecall.settings import MasterSettings
 
 ROOT = Path(__file__).parent.parent
 SERVICES = ROOT / "services/rolecall"
@@ -56,6 +63,9 @@ GLOSSARY = {
     r"of its own accord": "automatically",
     r"gets? the better of|in each other's way": "conflict",
     r"what (is|was) (given|found|said)": "the value, the finding, the message",
+    r"(earlier|former|previous) li(fe|ves)": "incarnation",
+    r"looks? around|measures? (itself|themselves) against": "self-check, compares",
+    r"from now on it counts|at once nobody's": "becomes valid, expires immediately",
     r"set-ups?": "setup, configuration",
     r"e\.g\.|i\.e\.": "for example, that is",
     r"learnt|misspelt|\w*(neighbour|behaviour|colour|favour)\w*|labelled|licences?": "the American spelling",
@@ -114,9 +124,28 @@ def _sources() -> Iterator[tuple[str, str]]:
         yield str(path.relative_to(ROOT)), "\n".join(_literals(path))
 
 
+def _api_texts() -> Iterator[tuple[str, str]]:
+    """The summaries and descriptions of the OpenAPI document.
+
+    They come from docstrings of routes, classes and fields all over the code. The document has exactly those that
+    users see at `/docs`, wherever they are defined.
+    """
+    settings = MasterSettings(token=SecretStr("0123456789abcdef"), node_token=SecretStr("fedcba9876543210"))
+    app = create_app(Program(settings, Catalogue({})))
+    waiting: list[tuple[str, Any]] = [("openapi", app.openapi())]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, list):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            waiting += [(f"{place} {key}", inner) for key, inner in value.items()]
+        elif isinstance(value, str) and place.endswith((" summary", " description")):
+            yield place, _CODE.sub("`", value)
+
+
 @cache
 def _texts() -> tuple[tuple[str, str], ...]:
-    return (*_documents(), *_operators_files(), *_sources())
+    return (*_documents(), *_operators_files(), *_sources(), *_api_texts())
 
 
 @pytest.mark.parametrize("pattern", OUT, ids=GLOSSARY)
@@ -139,3 +168,5 @@ def test_the_texts_are_found() -> None:
     assert "Queued jobs" in texts["monitoring/dashboards/cluster.json"]
     assert "reserve" in texts["operations.md"]
     assert "```" not in texts["operations.md"]
+    assert "Queue the job again" in texts["openapi paths /jobs/{job}/resume post description"]
+    assert "delay the response" in texts["openapi components schemas Heartbeat properties wait_s description"]

@@ -137,7 +137,7 @@ class MasterSettings(_Settings):
     node_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_NODE_TIMEOUT_S", gt=0)] = 10.0
     """Seconds without a heartbeat after which a node counts as lost."""
     standby: Annotated[bool, Field(validation_alias="ROLECALL_STANDBY")] = False
-    """Whether to wait as a standby while another master leads, and take over when it ends; needs PostgreSQL."""
+    """Wait as a standby while another master leads, and take over when it ends; needs PostgreSQL."""
     backfill_window_s: Annotated[float, Field(validation_alias="ROLECALL_BACKFILL_WINDOW_S", ge=0)] = 60.0
     """Seconds during which other jobs may start before a job that waits for slots."""
     keep_days: Annotated[float, Field(validation_alias="ROLECALL_KEEP_DAYS", ge=0)] = 0.0
@@ -187,7 +187,7 @@ class NodeSettings(_Settings):
 
     @property
     def known_name(self) -> str:
-        """The name, once it is found."""
+        """The name. Raises `SettingsError` before it is known."""
         if self.name is None:
             raise SettingsError("the node has no name yet")
         return self.name
@@ -199,18 +199,18 @@ class NodeSettings(_Settings):
 
     @property
     def master_url(self) -> str:
-        """Where the control program listens."""
+        """The URL of the control program."""
         host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
         return f"{'http' if self.tls_ca is None else 'https'}://{host}:{self.port}"
 
     @property
     def trust(self) -> Trust | None:
-        """Whom it takes for the master; None where it calls by plain HTTP."""
+        """The verification of the master's certificate; None for plain HTTP."""
         return None if self.tls_ca is None else Trust(ca=self.tls_ca, name=self.tls_name)
 
 
 def read_node_token() -> str:
-    """The nodes' token as its file or variable has it now: a file may have been rotated since the start."""
+    """The nodes' current token from its file or variable. The file can change after the start."""
     return _secrets_from_files().get("ROLECALL_NODE_TOKEN") or os.environ.get("ROLECALL_NODE_TOKEN", "")
 
 
@@ -247,17 +247,16 @@ def read_node(**given: Any) -> NodeSettings:
 
 
 def read_worker() -> WorkerSettings:
-    """Which code and which data the jobs of this node may name, and whether workers are confined."""
+    """The settings of workers: code and data for jobs, sandbox and cache."""
     return _read(WorkerSettings, {})
 
 
 def read_log_format() -> Literal["text", "json"]:
-    """How this container's programs log."""
     return _read(_Environment, {}).log_format
 
 
 def read_library_paths() -> tuple[Path, ...]:
-    """Files and folders that the environment names to libraries of the workers: they have to read them."""
+    """Files and folders in variables of the workers' libraries, which have to read them."""
     return tuple(Path(part) for name in _LIBRARY_PATHS for part in os.environ.get(name, "").split(":") if part)
 
 

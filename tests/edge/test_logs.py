@@ -6,18 +6,9 @@ import re
 
 import pytest
 
-from rolecall.edge.logs import about, log_to_stderr, stamp_records
+from rolecall.edge.logs import OncePerReason, about, log_to_stderr, stamp_records
 
 _LOG = logging.getLogger("test")
-
-
-@pytest.fixture(autouse=True)
-def restored() -> object:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
 
 
 def test_a_line_ends_with_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,3 +50,18 @@ def test_a_field_can_not_forge_a_line(capsys: pytest.CaptureFixture[str]) -> Non
     _LOG.info("placed", extra=about("job_placed", job="a\x1b[1m\nb"))
     (line,) = capsys.readouterr().err.splitlines()
     assert "\x1b" not in line
+
+
+def test_a_repeated_failure_is_new_once_per_reason_and_subject() -> None:
+    reasons = OncePerReason()
+    assert not reasons.end(), "nothing has failed yet"
+    assert [reasons.is_new(reason) for reason in ("refused", "refused", "timeout", "refused")] == [
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert reasons.is_new("refused", "another step")
+    assert [reasons.end(), reasons.end()] == [True, False]
+    assert not reasons.is_new("refused", "another step"), "only the other subject has recovered"
+    assert reasons.is_new("refused")

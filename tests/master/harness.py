@@ -266,7 +266,7 @@ class Node:
         return await self.ship(worker, "progress", body, offset)
 
     async def ship(self, worker: DesiredWorker, kind: str, body: bytes, offset: int = 0) -> int:
-        """Ship a piece of a worker's stream; return the stream's size."""
+        """Ship a chunk of a worker's stream; return the stream's size."""
         launch = worker.launch
         path = f"/jobs/{launch.job}/attempts/{launch.attempt}/ranks/{launch.worker.rank}/streams/{kind}"
         response = await self.client.internal("PUT", path, params={"offset": offset}, content=body)

@@ -1,4 +1,4 @@
-"""A blob store in trouble: it keeps nobody waiting for ever, and nobody who does not need it."""
+"""A faulty blob store: it delays no call indefinitely, and no call that does not need it."""
 
 import asyncio
 import hashlib
@@ -27,27 +27,27 @@ from .harness import ONE_TRAINER, Client, Node, make_settings, one_trainer, serv
 BODY = os.urandom(3 << 20)
 
 
-class Trouble:
+class Fault:
     """What goes wrong in the store of these tests."""
 
     def __init__(self) -> None:
-        self.goes_on = Event()
-        self.goes_on.set()
+        self.may_continue = Event()
+        self.may_continue.set()
         self.met = Event()
         """Set by every call to the store."""
         self.error: Exception | None = None
-        self.sticks = False
-        """Whether the first piece of a file is all that comes of it."""
+        self.stalls = False
+        """Whether the first chunk of a file is all that comes of it."""
 
     def meet(self) -> None:
         """Called by whoever calls the store."""
         self.met.set()
-        self.goes_on.wait()
+        self.may_continue.wait()
         if self.error is not None:
             raise self.error
 
 
-TROUBLE = Trouble()
+FAULT = Fault()
 
 
 class TroubledFileSystem(AbstractFileSystem):
@@ -62,11 +62,11 @@ class TroubledFileSystem(AbstractFileSystem):
         LocalFileSystem().rm(path, recursive, maxdepth)
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:  # type: ignore[override]
-        TROUBLE.meet()
+        FAULT.meet()
         return TroubledFile(LocalFileSystem().open(path, mode))
 
     def size(self, path: str) -> Any:
-        TROUBLE.meet()
+        FAULT.meet()
         return LocalFileSystem().size(path)
 
 
@@ -79,9 +79,9 @@ class TroubledFile:
 
     def read(self, size: int) -> bytes:
         """Read, when the store feels like it."""
-        TROUBLE.meet()
-        if TROUBLE.sticks:
-            TROUBLE.goes_on.clear()
+        FAULT.meet()
+        if FAULT.stalls:
+            FAULT.may_continue.clear()
         return self._file.read(size)
 
 
@@ -90,14 +90,14 @@ class BucketError(Exception):
 
 
 @pytest.fixture
-def trouble() -> Iterator[Trouble]:
+def fault() -> Iterator[Fault]:
     """The store's moods, good in the end."""
     fsspec.register_implementation("troubled", TroubledFileSystem, clobber=True)
     try:
-        yield TROUBLE
+        yield FAULT
     finally:
-        TROUBLE.error, TROUBLE.sticks = None, False
-        TROUBLE.goes_on.set()
+        FAULT.error, FAULT.stalls = None, False
+        FAULT.may_continue.set()
 
 
 @asynccontextmanager
@@ -125,7 +125,7 @@ async def running_job(client: Client) -> tuple[Node, str]:
     return node, job
 
 
-async def pieces(*bodies: bytes) -> AsyncIterator[bytes]:
+async def chunks(*bodies: bytes) -> AsyncIterator[bytes]:
     """An upload's body."""
     for body in bodies:
         yield body
@@ -146,12 +146,12 @@ async def test_a_blob_is_whole_or_not_there(tmp_path: Path, blobs: Blobs) -> Non
     with pytest.raises(NotFound, match="job toy-1 has no blob '1/part'"):
         await blobs.read("toy-1", "1/part")
     with pytest.raises(BlobError, match="send it again"):
-        await blobs.put("toy-1", "1/part", digest, pieces(BODY, b"and more"))
+        await blobs.put("toy-1", "1/part", digest, chunks(BODY, b"and more"))
     assert await blobs.size("toy-1", "1/part") is None
-    assert await blobs.put("toy-1", "1/part", digest.upper(), pieces(BODY[:10], BODY[10:])) == (len(BODY), digest)
+    assert await blobs.put("toy-1", "1/part", digest.upper(), chunks(BODY[:10], BODY[10:])) == (len(BODY), digest)
     assert await blobs.size("toy-1", "1/part") == len(BODY)
     assert await blobs.digest("toy-1", "1/part") == (len(BODY), digest)
-    assert b"".join([piece async for piece in await blobs.read("toy-1", "1/part")]) == BODY
+    assert b"".join([chunk async for chunk in await blobs.read("toy-1", "1/part")]) == BODY
     await blobs.delete("toy-1", "1/part")
     await blobs.delete("toy-1", "1/part")
     assert await blobs.size("toy-1", "1/part") is None
@@ -162,15 +162,15 @@ async def test_a_blob_is_whole_or_not_there(tmp_path: Path, blobs: Blobs) -> Non
 async def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     blobs = Blobs(tmp_path, None, 10.0)
     with pytest.raises(BlobError, match="is not a blob name"):
-        await blobs.put("toy-1", name, None, pieces(b"body"))
+        await blobs.put("toy-1", name, None, chunks(b"body"))
     blobs.close()
 
 
 async def test_a_sweep_deletes_what_nobody_knows_of_earlier_attempts(blobs: Blobs) -> None:
     for blob in ("1/known", "1/left", "2/left", "3/running"):
-        await blobs.put("toy-1", blob, None, pieces(b"body"))
-    await blobs.put("toy-2", "1/left", None, pieces(b"body"))
-    assert await blobs.used("toy-1", besides={"1/known"}) == 12
+        await blobs.put("toy-1", blob, None, chunks(b"body"))
+    await blobs.put("toy-2", "1/left", None, chunks(b"body"))
+    assert await blobs.used("toy-1", exclude={"1/known"}) == 12
     assert await blobs.sweep("toy-1", 2, {"1/known"}) == 2
     sizes = [await blobs.size("toy-1", blob) for blob in ("1/known", "1/left", "2/left", "3/running")]
     assert sizes == [4, None, None, 4]
@@ -193,13 +193,13 @@ async def test_what_a_killed_master_left_of_uploads_is_cleared_and_newer_ones_st
 
 
 @pytest.mark.slow
-async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, trouble: Trouble) -> None:
+async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, fault: Fault) -> None:
     async with with_artifact(tmp_path, blob_timeout_s=4.0) as (client, node, job):
-        trouble.goes_on.clear()
-        trouble.met.clear()
+        fault.may_continue.clear()
+        fault.met.clear()
         downloading = asyncio.create_task(client.user("GET", f"/jobs/{job}/artifacts/model.bin"))
         begun = time.monotonic()
-        assert await asyncio.to_thread(trouble.met.wait, 10)
+        assert await asyncio.to_thread(fault.met.wait, 10)
         for path in ("/healthz", "/jobs", f"/jobs/{job}/logs"):
             assert (await client.user("GET", path)).is_success
         other = await client.submit(roles=ONE_TRAINER)
@@ -211,31 +211,29 @@ async def test_a_store_that_hangs_delays_only_those_who_need_it(tmp_path: Path, 
         assert refused.status_code == 503
         assert refused.headers["Retry-After"]
         assert "the blob store (ROLECALL_BLOB_URL) does not answer" in refused.json()["detail"]
-        trouble.goes_on.set()
+        fault.may_continue.set()
         assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
 
 
 @pytest.mark.slow
 async def test_a_download_that_gets_stuck_breaks_off(
-    tmp_path: Path, trouble: Trouble, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, fault: Fault, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with with_artifact(tmp_path, blob_timeout_s=0.5) as (client, _, job):
-        trouble.sticks = True
+        fault.stalls = True
         with pytest.raises(httpx.RemoteProtocolError):
             await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
-        trouble.sticks = False
-        trouble.goes_on.set()
+        fault.stalls = False
+        fault.may_continue.set()
         assert (await client.user("GET", f"/jobs/{job}/artifacts/model.bin")).content == BODY
     assert "failed: the blob store (ROLECALL_BLOB_URL) does not answer" in caplog.text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [BucketError("SlowDown"), PermissionError(13, "Permission denied"), TimeoutError()])
-async def test_whatever_a_store_raises_is_told_as_its_trouble(
-    tmp_path: Path, trouble: Trouble, error: Exception
-) -> None:
+async def test_every_error_of_a_store_is_its_failure(tmp_path: Path, fault: Fault, error: Exception) -> None:
     async with with_artifact(tmp_path) as (client, _, job):
-        trouble.error = error
+        fault.error = error
         refused = await client.user("GET", f"/jobs/{job}/artifacts/model.bin")
         assert refused.status_code == 503
         assert "the blob store (ROLECALL_BLOB_URL) " in refused.json()["detail"]
@@ -278,8 +276,8 @@ async def test_an_upload_of_an_attempt_that_ended_is_stale(tmp_path: Path) -> No
 
 
 async def test_while_all_threads_hang_further_calls_fail_at_once() -> None:
-    threads, goes_on = StoreThreads("the store", timeout_s=0.3, threads=2), Event()
-    hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(2)]
+    threads, may_continue = StoreThreads("the store", timeout_s=0.3, threads=2), Event()
+    hung = [asyncio.create_task(threads.run(may_continue.wait)) for _ in range(2)]
     queued = asyncio.create_task(threads.run(lambda: "too late"))
     for one in (*hung, queued):
         with pytest.raises(StoreUnavailable, match="the store does not answer"):
@@ -289,7 +287,7 @@ async def test_while_all_threads_hang_further_calls_fail_at_once() -> None:
     with pytest.raises(StoreUnavailable, match="2 calls take longer"):
         await threads.run(lambda: "never called")
     assert time.monotonic() - begun < 0.25
-    goes_on.set()
+    may_continue.set()
     async with asyncio.timeout(10):
         while threads.hung:
             await asyncio.sleep(0.01)
@@ -298,22 +296,22 @@ async def test_while_all_threads_hang_further_calls_fail_at_once() -> None:
 
 
 async def test_other_programs_threads_are_free_while_the_stores_hang() -> None:
-    threads, goes_on = StoreThreads("the store", timeout_s=0.2), Event()
-    hung = [asyncio.create_task(threads.run(goes_on.wait)) for _ in range(40)]
+    threads, may_continue = StoreThreads("the store", timeout_s=0.2), Event()
+    hung = [asyncio.create_task(threads.run(may_continue.wait)) for _ in range(40)]
     async with asyncio.timeout(10):
         assert await asyncio.to_thread(lambda: "free") == "free"
     await asyncio.gather(*hung, return_exceptions=True)
-    goes_on.set()
+    may_continue.set()
     threads.close()
 
 
 async def test_a_file_that_opens_too_late_is_closed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"data")
 
-    threads, goes_on, closed = StoreThreads("the store", timeout_s=0.2), Event(), Event()
+    threads, may_continue, closed = StoreThreads("the store", timeout_s=0.2), Event(), Event()
 
     def open_late() -> Any:
-        goes_on.wait()
+        may_continue.wait()
         return (tmp_path / "file").open("rb")
 
     def close(file: Any) -> None:
@@ -325,6 +323,6 @@ async def test_a_file_that_opens_too_late_is_closed(tmp_path: Path) -> None:
         await file.opened()
     file.close(close)
     assert not closed.is_set()
-    goes_on.set()
+    may_continue.set()
     assert await asyncio.to_thread(closed.wait, 10)
     threads.close()

@@ -1,4 +1,4 @@
-"""A database in trouble: whoever waits for it is told so in time, and who only reads does not wait for writers."""
+"""A failing database: every wait for it ends in time with an explanation, and readers do not wait for writers."""
 
 import asyncio
 import os

@@ -347,7 +347,7 @@ async def test_the_newest_checkpoints_of_a_job_that_may_be_retried_never_age_out
 
 
 async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MOST", 10)
+    monkeypatch.setattr(events, "MAX_EVENTS", 10)
 
     async with in_world(tmp_path, policy()) as world:
         await world.end_jobs(1)
@@ -364,7 +364,7 @@ async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         told = [text for text in found if not text.startswith("own")]
         assert told == [
             *(f"told {number}" for number in range(9)),
-            "workers told 10 events: later ones are in their logs only",
+            "workers reported 10 events: later ones are in their logs only",
         ]
 
 

@@ -163,9 +163,9 @@ async def test_a_large_log_costs_little(tmp_path: Path) -> None:
 
     async with on_master(tmp_path, log_bytes=1 << 30) as client:
         node, job, worker = await running(client)
-        piece, size = b"".join(b"step %07d loss 0.123456\n" % number for number in range(40_000)), 0
+        chunk, size = b"".join(b"step %07d loss 0.123456\n" % number for number in range(40_000)), 0
         while size < 100_000_000:
-            size = await node.ship(worker, "log", piece, offset=size)
+            size = await node.ship(worker, "log", chunk, offset=size)
         process = psutil.Process()
         cpu, began, received = process.cpu_times(), time.monotonic(), 0
         async with client.http.stream("GET", f"/jobs/{job}/logs", headers=bearer(TOKEN)) as answer:

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolecall.master.placement import Waiting, capacity, place
+from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
@@ -23,6 +24,16 @@ TWO_MACHINES = [
     alive(make_node("trainer-0", TRAINER, 2, boot="m0", cores=2)),
     alive(make_node("trainer-1", TRAINER, 2, boot="m1", cores=2)),
 ]
+
+
+def place(roles: Mapping[Role, int], nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> Outcome:
+    """The plan of a gang on these nodes, of which `taken` is occupied, or the reason why there is none."""
+    return Cluster(nodes).seating(taken).place(roles)
+
+
+def capacity(role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = ()) -> int:
+    """The number of workers of `role` that the nodes can accept in addition to `taken`."""
+    return Cluster(nodes).seating(taken).room(role)
 
 
 def nodes_of(plan: GangPlan | Waiting) -> list[str]:

@@ -97,7 +97,7 @@ def test_a_result_has_findings_only_where_something_was_examined() -> None:
 
 
 async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_path: Path) -> None:
-    async def pieces(*lines: ProgressLine) -> AsyncIterator[bytes]:
+    async def chunks(*lines: ProgressLine) -> AsyncIterator[bytes]:
         for one in lines:
             yield one.model_dump_json().encode() + b"\n"
 
@@ -107,14 +107,14 @@ async def test_the_book_reads_each_line_once_and_stores_steps_at_its_flush(tmp_p
         await jobs.add(connection, JobSpec(id="toy-1", workload="toy"), ManualClock().now())
     book = ProgressBook(streams)
     lines = [progress_line("step", step=step, metrics={"loss": 1.0 / step}) for step in (1, 2)]
-    size = await streams.append(KEY, 0, pieces(*lines))
+    size = await streams.append(KEY, 0, chunks(*lines))
     await book.ingest(database, KEY)
     assert (book.of_job("toy-1", 1) or Progress()).step == 2
     assert book.of_job("toy-1", 2) is None, "of an attempt of which nothing was read"
     async with database.read() as connection:
         assert (await jobs.get(connection, "toy-1")).progress.step == 0
     await book.flush(database)
-    await streams.append(KEY, size, pieces(progress_line("step", step=3)))
+    await streams.append(KEY, size, chunks(progress_line("step", step=3)))
     await book.ingest(database, KEY)
     async with database.read() as connection:
         assert (await jobs.get(connection, "toy-1")).progress.step == 2

@@ -102,11 +102,11 @@ def test_a_node_runs_one_job_at_a_time_of_those_that_run_everywhere() -> None:
 
 def test_the_workers_of_who_runs_everywhere_count_for_its_owner() -> None:
     watched = replace(everywhere(), owner="alice")
-    outcome = schedule([watched], NODES, [], NOW, WINDOW, {"alice": Allowance(most=2, used=1)})["all"]
+    outcome = schedule([watched], NODES, [], NOW, WINDOW, {"alice": Allowance(limit=2, used=1)})["all"]
     assert isinstance(outcome, Waiting)
     assert outcome.reason.endswith("token alice uses 1 of its 2 slots, and this job needs 2")
     mine = replace(job("small", 1, age_s=-1), owner="alice")
-    both = schedule([watched, mine], NODES, [], NOW, WINDOW, {"alice": Allowance(most=2, used=0)})
+    both = schedule([watched, mine], NODES, [], NOW, WINDOW, {"alice": Allowance(limit=2, used=0)})
     assert [isinstance(both[name], GangPlan) for name in ("all", "small")] == [True, False]
     free = schedule([watched, replace(everywhere(), id="other")], NODES, [], NOW, WINDOW, {"alice": Allowance(1, 0)})
     assert isinstance(free["other"], GangPlan), "who waits for its owner's limit holds no node"
@@ -192,7 +192,7 @@ def test_nobody_starves(stream: list[int], wanted: int) -> None:
 def test_who_is_at_its_limit_waits_and_holds_nobody_back() -> None:
     mine = [replace(job(name, 2, age_s=61), owner="alice") for name in ("a", "b", "c")]
     queue = [*mine, replace(job("other", 2), owner="bob")]
-    outcomes = schedule(queue, NODES, [], NOW, WINDOW, {"alice": Allowance(most=3, used=1)})
+    outcomes = schedule(queue, NODES, [], NOW, WINDOW, {"alice": Allowance(limit=3, used=1)})
     assert [name for name, outcome in outcomes.items() if isinstance(outcome, GangPlan)] == ["a", "other"]
     waits = outcomes["b"]
     assert isinstance(waits, Waiting)

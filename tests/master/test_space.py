@@ -18,7 +18,7 @@ from rolecall.master.streams import StreamKey, Streams
 LOG = StreamKey("toy-1", 1, 0, "log")
 
 
-async def pieces(count: int, size: int) -> AsyncIterator[bytes]:
+async def chunks(count: int, size: int) -> AsyncIterator[bytes]:
     for _ in range(count):
         yield bytes(size)
 
@@ -42,9 +42,9 @@ async def test_an_upload_asks_for_free_space_beside_the_event_loop_and_not_for_e
     asked = threads_of(monkeypatch, os, "statvfs")
 
     reserve = Reserve(tmp_path, 0, time.monotonic)
-    async for _ in within_reserve(pieces(1000, 1), reserve):
+    async for _ in within_reserve(chunks(1000, 1), reserve):
         pass
-    await asyncio.gather(*(reserve.look() for _ in range(100)))
+    await asyncio.gather(*(reserve.volume() for _ in range(100)))
     assert 1 <= len(asked) < 10
     assert threading.main_thread() not in asked
 
@@ -57,7 +57,7 @@ async def test_what_was_let_in_since_the_last_look_counts(tmp_path: Path, monkey
     reserve = Reserve(tmp_path, free - 100, time.monotonic)
     await reserve.check(100)
     await reserve.check(100)
-    upload = within_reserve(pieces(20, 30), reserve)
+    upload = within_reserve(chunks(20, 30), reserve)
     for _ in range(3):
         await anext(upload)
     with pytest.raises(NoRoom, match=f"has {free - 90} bytes free"):
@@ -71,10 +71,10 @@ async def test_progress_may_use_the_reserve_but_for_its_floor(tmp_path: Path, mo
 
     reserve = Reserve(tmp_path, 4 * (free - 100), time.monotonic)
     with pytest.raises(NoRoom):
-        await anext(within_reserve(pieces(1, 1), reserve))
-    await anext(above_floor(pieces(1, 60), reserve))
+        await anext(within_reserve(chunks(1, 1), reserve))
+    await anext(above_floor(chunks(1, 60), reserve))
     with pytest.raises(NoRoom):
-        await anext(above_floor(pieces(1, 60), reserve))
+        await anext(above_floor(chunks(1, 60), reserve))
 
 
 def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ async def test_streams_are_measured_beside_the_event_loop(tmp_path: Path, monkey
     looked = threads_of(monkeypatch, segments, "segments")
 
     streams = Streams(tmp_path, 1 << 20, time.monotonic)
-    assert await streams.append(LOG, 0, pieces(0, 0)) == 0
-    assert await streams.append(LOG, 0, pieces(3, 10)) == 30
-    assert await streams.append(LOG, 20, pieces(1, 5)) == 30
-    assert await streams.append(LOG, 40, pieces(1, 5)) == 30
-    assert await streams.append(LOG, 40, pieces(1, 5), cut=True) == 45
+    assert await streams.append(LOG, 0, chunks(0, 0)) == 0
+    assert await streams.append(LOG, 0, chunks(3, 10)) == 30
+    assert await streams.append(LOG, 20, chunks(1, 5)) == 30
+    assert await streams.append(LOG, 40, chunks(1, 5)) == 30
+    assert await streams.append(LOG, 40, chunks(1, 5), cut=True) == 45
     streams.expect(LOG, 50)
     assert not await streams.is_complete(LOG)
-    assert await streams.append(LOG, 45, pieces(1, 5)) == 50
+    assert await streams.append(LOG, 45, chunks(1, 5)) == 50
     assert await streams.is_complete(LOG)
     assert looked
     assert threading.main_thread() not in looked

@@ -176,7 +176,7 @@ async def test_a_node_registers_over_its_earlier_life(database: Database) -> Non
     async with database.write() as connection:
         await nodes.put(connection, node, NOW)
         await nodes.put(connection, node.model_copy(update={"started": "second"}), NOW)
-        assert [one.started for one in await nodes.everything(connection)] == ["second"]
+        assert [one.started for one in await nodes.list_all(connection)] == ["second"]
 
 
 async def test_writers_wait_for_one_another(database: Database) -> None:
@@ -210,7 +210,7 @@ async def test_tokens_have_two_secrets_at_most_and_names_are_taken_once(database
     async with database.read() as connection:
         secrets = {one.digest: one.expires_at for one in await tokens.secrets(connection)}
         assert secrets == {"3": later, "4": None}
-        (token,) = await tokens.everything(connection)
+        (token,) = await tokens.list_all(connection)
         assert token.limits == Limits(max_slots=3, max_stored_bytes=1 << 40)
         assert (token.scopes, token.last_used_at, token.created_by) == (request.scopes, later, "admin")
     async with database.write() as connection:
@@ -236,7 +236,7 @@ async def test_jobs_keys_and_bytes_belong_to_owners(database: Database) -> None:
         assert ([job.id for job in page], more) == (["toy-3", "toy-1"], False)
         assert await jobs.count_waiting(connection, "alice") == 2
         assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5
-        assert await jobs.stored_bytes(connection, "alice", besides=["toy-1"]) == 5
+        assert await jobs.stored_bytes(connection, "alice", exclude=["toy-1"]) == 5
         assert await jobs.stored_bytes(connection, "bob") == 0
         assert await idempotency.job_of(connection, "alice", "key False", "digest") == "toy-1"
         assert await idempotency.job_of(connection, "bob", "key False", "digest") == "toy-2"

@@ -1,4 +1,4 @@
-"""Logs and progress on disk: each piece at its offset, twice or late, and what is still expected."""
+"""Logs and progress on disk: each chunk at its offset, twice or late, and what is still expected."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,13 +13,13 @@ from .harness import ManualClock
 LOG, PROGRESS = StreamKey("toy-1", 1, 0, "log"), StreamKey("toy-1", 1, 0, "progress")
 
 
-async def pieces(*bodies: bytes) -> AsyncIterator[bytes]:
+async def chunks(*bodies: bytes) -> AsyncIterator[bytes]:
     for body in bodies:
         yield body
 
 
 async def append(streams: Streams, key: StreamKey, offset: int, *bodies: bytes) -> int:
-    return await streams.append(key, offset, pieces(*bodies))
+    return await streams.append(key, offset, chunks(*bodies))
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ async def test_a_piece_that_is_there_changes_nothing_and_one_behind_a_gap_is_not
     assert await append(streams, key, 0, b"one\n") == 8
     assert await append(streams, key, 4, b"two\nthree\n") == 14
     assert await append(streams, key, 100, b"late\n") == 14
-    assert await append(streams, key, 14) == 14, "no piece at all"
+    assert await append(streams, key, 14) == 14, "no chunk at all"
 
 
 async def test_only_whole_lines_of_progress_are_read(streams: Streams) -> None:

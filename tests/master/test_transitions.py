@@ -146,7 +146,7 @@ async def test_a_checkpoint_that_workers_could_not_read_is_verified_before_the_n
     assert queued.not_before == NOW + timedelta(seconds=VERIFY_S)
     assert "the master verifies the checkpoint at step 10, which trainer-1 could not read" in (queued.waiting_for or "")
     assert queued.avoid == ("trainer-1",)
-    assert await checkpoints.doubted(connection, NOW) == [("toy-1", manifest)]
+    assert await checkpoints.due_for_verification(connection, NOW) == [("toy-1", manifest)]
     assert (await events.of_job(connection, "toy-1"))[-2].kind == "checkpoint"
 
 
@@ -165,7 +165,7 @@ async def test_a_checkpoint_is_not_in_doubt_while_the_gang_still_stops(connectio
     manifest = await checkpoint(connection, 1)
     gang = accusing(await place(connection, manifest))
     await take_step(connection, gang, Step(JobState.STOPPING, "damaged", stop=StopMode.ABORT), NOW)
-    assert await checkpoints.doubted(connection, LATER) == []
+    assert await checkpoints.due_for_verification(connection, LATER) == []
 
 
 async def test_the_workers_of_a_lost_node_end_and_those_of_others_go_on(connection: AsyncConnection) -> None:

@@ -138,14 +138,14 @@ async def test_a_node_that_cant_be_read_holds_up_nothing_and_is_not_forgotten(
         await master.reconciler.reconcile()
         assert not master.view.unreadable_nodes
         async with master.database.read() as connection:
-            assert not (await nodes.look(connection)).unreadable
+            assert not (await nodes.load(connection)).unreadable
 
 
 async def test_progress_whose_commit_failed_is_stored_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with on_still_master(tmp_path) as master:
         job = await queued(master)
         key = StreamKey(job.id, 1, 0, "progress")
-        await master.streams.append(key, 0, _pieces(line("step", step=7)))
+        await master.streams.append(key, 0, _chunks(line("step", step=7)))
         await master.progress.ingest(master.database, key)
         goes_on = fail_behind(monkeypatch, commits=False)
         with pytest.raises(OperationalError):
@@ -156,6 +156,6 @@ async def test_progress_whose_commit_failed_is_stored_later(tmp_path: Path, monk
             assert (await jobs.get(connection, job.id)).progress.step == 7
 
 
-async def _pieces(*lines: ProgressLine) -> AsyncIterator[bytes]:
+async def _chunks(*lines: ProgressLine) -> AsyncIterator[bytes]:
     for one in lines:
         yield one.model_dump_json().encode() + b"\n"

@@ -23,7 +23,7 @@ async def running(client: Client) -> str:
 
 @pytest.mark.slow
 async def test_a_job_has_so_many_blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blobs, "MOST_FILES", 3)
+    monkeypatch.setattr(blobs, "MAX_FILES", 3)
 
     async with on_master(tmp_path) as client:
         job = await running(client)

@@ -1,6 +1,6 @@
 """The `rolecall` command, one file per command.
 
-`client` talks to the master, `output` to people, `exits` to scripts.
+`client` calls the master, `output` prints for people, and `exits` has the exit codes for scripts.
 """
 
 from rolecall.cli.app import main

@@ -1,4 +1,4 @@
-"""The master's HTTP interface as the commands use it. Every failure is a `CommandError` that says what to do."""
+"""A client of the master's HTTP API for the commands. Every failure is a `CommandError` that says what to do."""
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from rolecall.spec.node import NodeDocument
 
 _M = TypeVar("_M", bound=BaseModel)
 _SILENCE_S = 60.0
-"""A master that streams says something several times in this time, if only that there is nothing new."""
+"""The maximum silence of a stream. The master sends a comment several times in this time."""
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 
@@ -38,7 +38,7 @@ class _Description(BaseModel):
 
 
 class Client:
-    """One master. Use as a context manager; `raw` keeps the last answer's body for `--json`."""
+    """A client of one master, and a context manager. `raw` is the body of the last response, for `--json`."""
 
     def __init__(self, connection: Connection) -> None:
         self.url = connection.url
@@ -58,28 +58,27 @@ class Client:
         self._http.close()
 
     def submit(self, body: bytes) -> JobDocument:
-        """`POST /jobs` with the bytes that the user gave, so that the master judges them and not we."""
+        """Submit the job in the user's original bytes, so that the master validates them."""
         return self._call(JobDocument, "POST", "/jobs", content=body, headers={"Content-Type": "application/json"})
 
     def job(self, job: str) -> JobDocument:
-        """The job's document."""
         return self._call(JobDocument, "GET", f"/jobs/{_segment(job)}")
 
     def act(self, job: str, action: str) -> JobDocument:
-        """`cancel`, `pause`, `resume` or `retry` a job."""
+        """Request the action: `cancel`, `pause`, `resume` or `retry`."""
         return self._call(JobDocument, "POST", f"/jobs/{_segment(job)}/{action}")
 
     def delete(self, job: str, *, force: bool) -> None:
-        """Delete a job with everything it left; with `force`, cancel it first."""
+        """Delete a job with all its data; with `force`, cancel it first."""
         self._send("DELETE", f"/jobs/{_segment(job)}", params={"force": force})
 
     def prune(self, ended_before: datetime, state: str | None, *, dry_run: bool) -> PruneSummary:
-        """Delete the jobs that ended before a moment, or only list them."""
+        """Delete the jobs that ended before a given time, or only list them."""
         body = {"ended_before": ended_before.isoformat(), "state": state, "dry_run": dry_run}
         return self._call(PruneSummary, "POST", "/jobs/prune", json=body)
 
     def jobs(self, state: str | None, limit: int, owner: str | None = None) -> list[JobDocument]:
-        """The newest jobs first, from as many pages as it takes."""
+        """Up to `limit` jobs, newest first, from as many pages as necessary."""
         query: dict[str, Any] = ({"state": state} if state else {}) | ({"owner": owner} if owner else {})
         found, raw = list[JobDocument](), list[Any]()
         while True:
@@ -91,47 +90,38 @@ class Client:
                 return found
 
     def events(self, job: str, after: int = 0) -> list[Event]:
-        """What happened to the job since the event with the id `after`."""
+        """The events of the job with ids above `after`."""
         return self._list(Event, f"/jobs/{_segment(job)}/events", "events", params={"after": after})
 
     def nodes(self) -> list[NodeDocument]:
-        """Every node that the master knows."""
         return self._list(NodeDocument, "/nodes", "nodes")
 
     def version(self) -> str:
-        """The master's version."""
         return self._call(_Description, "GET", "/openapi.json").info.version
 
     def healthz(self) -> Health:
-        """Whether the master answers at all; needs no token."""
         return self._call(Health, "GET", "/healthz")
 
     def readyz(self) -> Readiness:
-        """Whether the master can work."""
         return self._call(Readiness, "GET", "/readyz")
 
     def findings(self) -> list[Finding]:
-        """What is weak in the master's settings."""
         return self._list(Finding, "/findings", "findings")
 
     def tokens(self) -> list[TokenDocument]:
-        """Every token, without its secret."""
         return self._list(TokenDocument, "/tokens", "tokens")
 
     def create_token(self, request: dict[str, Any]) -> TokenSecret:
-        """A new token with its secret."""
         return self._call(TokenSecret, "POST", "/tokens", json=request)
 
     def change_token(self, name: str, changes: dict[str, Any]) -> TokenDocument:
-        """Other scopes, limits or expiry."""
         return self._call(TokenDocument, "PATCH", f"/tokens/{_segment(name)}", json=changes)
 
     def rotate_token(self, name: str, overlap_s: float) -> TokenSecret:
-        """A new secret; the present one stays valid for `overlap_s` seconds."""
+        """Create a new secret. The current one stays valid for `overlap_s` seconds."""
         return self._call(TokenSecret, "POST", f"/tokens/{_segment(name)}/rotate", json={"overlap_s": overlap_s})
 
     def revoke_token(self, name: str) -> None:
-        """End all secrets of a token."""
         self._send("DELETE", f"/tokens/{_segment(name)}")
 
     def audit(self, limit: int, after: int | None) -> list[AuditEntry]:
@@ -140,27 +130,24 @@ class Client:
         return self._list(AuditEntry, "/audit", "entries", params=query)
 
     def workloads(self) -> list[WorkloadDocument]:
-        """Every installed workload."""
         return self._list(WorkloadDocument, "/workloads", "workloads")
 
     def workload(self, name: str) -> WorkloadDocument:
-        """One workload with the schema of its parameters."""
         return self._call(WorkloadDocument, "GET", f"/workloads/{_segment(name)}")
 
     def artifacts(self, job: str) -> list[Artifact]:
-        """The files that the job leaves behind."""
         return self._list(Artifact, f"/jobs/{_segment(job)}/artifacts", "artifacts")
 
     def log(self, job: str, query: dict[str, Any]) -> Iterator[bytes]:
-        """The job's log as it is, in pieces."""
+        """The chunks of the job's log."""
         with self._stream(f"/jobs/{_segment(job)}/logs", query, 30.0) as answer:
             yield from answer.iter_bytes()
 
     @contextmanager
     def log_events(self, job: str, query: dict[str, Any], last_id: str) -> Generator[Iterator[ServerSentEvent]]:
-        """The lines of the job's log as they come, from behind the event `last_id` on if there is one.
+        """The new lines of the job's log, after the event `last_id` if there is one.
 
-        The last event is named `end`; without it the stream broke off.
+        The last event is named `end`. Without it, the stream broke off.
         """
         path, query = f"/jobs/{_segment(job)}/logs", query | {"follow": "true"}
         headers = {"Last-Event-ID": last_id} if last_id else {}
@@ -168,13 +155,13 @@ class Client:
             yield EventSource(answer).iter_sse()
 
     def download(self, job: str, name: str, to: Path) -> None:
-        """Write an artifact to `to`, which appears only once it is whole."""
+        """Write an artifact to `to`, which appears only when it is complete."""
         partial = to.with_name(f".{to.name}.part")
         path = f"/jobs/{_segment(job)}/artifacts/{_segment(name)}"
         try:
             with self._stream(path, {}, 30.0) as answer, partial.open("wb") as file:
-                for piece in answer.iter_bytes():
-                    file.write(piece)
+                for chunk in answer.iter_bytes():
+                    file.write(chunk)
             partial.replace(to)
         except OSError as error:
             raise CommandError(Exit.USAGE, f"can't write {to}: {error.strerror}") from None
@@ -193,7 +180,7 @@ class Client:
 
     @contextmanager
     def _understood(self) -> Generator[None]:
-        """Unknown fields of a newer master are ignored. Missing fields are an error."""
+        """Turn missing or invalid fields into a `CommandError`. Unknown fields of a newer master are ignored."""
         try:
             yield
         except (ValidationError, LookupError, TypeError) as error:
@@ -277,7 +264,7 @@ def _explain(answer: httpx.Response) -> str:
 
 
 def _segment(name: str) -> str:
-    """A name as one segment of a path; an empty or dotted one is nothing's name and would be another path."""
+    """A name as one segment of a path. Empty and dotted names don't exist, and would result in another path."""
     if name in {"", ".", ".."}:
         raise CommandError(Exit.NOT_FOUND, f"there is nothing of the name {name!r}")
     return quote(name, safe="")

@@ -62,7 +62,10 @@ def stored() -> Connection | None:
 
 def find(url: str | None, token: str | None) -> Connection:
     """Complete the options with values from the environment and the stored cluster."""
-    token, trust = token or _token_from_file(), _trust()
+    token = token or _token_from_file()
+    # The TLS settings come from the same variables as those of a node.
+    ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
+    trust = Trust(ca=ca, name=name or None) if ca else None
     local = None if url and token else stored()
     address = (url or (local.url if local else f"{'https' if trust else 'http'}://{_DEFAULT}")).rstrip("/")
     if token:
@@ -78,12 +81,6 @@ def find(url: str | None, token: str | None) -> Connection:
         Exit.UNAUTHORIZED,
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",
     )
-
-
-def _trust() -> Trust | None:
-    """The TLS settings, from the same variables as those of a node."""
-    ca, name = os.environ.get("ROLECALL_TLS_CA"), os.environ.get("ROLECALL_TLS_NAME")
-    return Trust(ca=ca, name=name or None) if ca else None
 
 
 def _token_from_file() -> str | None:

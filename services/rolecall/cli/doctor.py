@@ -57,7 +57,8 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
         for finding in _examine(url, token, names or []):
             findings.append(finding)  # One at a time, so that findings before an error are kept.
     except CommandError as error:
-        findings.append(_error_finding(error))
+        check, remedy = _ERRORS.get(error.code, ("master", "check the master's log"))
+        findings.append(_finding(_HERE, check, Level.ERROR, _headline(error), remedy))
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
     if json:
@@ -98,7 +99,7 @@ def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFindi
 
 
 def _is_alive(client: Client) -> bool:
-    """Whether the master answers `/healthz`, so that neither the port nor the URL is wrong."""
+    """Return whether the master answers `/healthz`, so that port and URL are right."""
     try:
         client.healthz()
     except CommandError:
@@ -124,7 +125,7 @@ def _version(master_version: str) -> NodeFinding:
 
 
 def _disk(volume: Volume) -> NodeFinding:
-    """Whether the master's data folder has enough free space above its reserve."""
+    """The finding about the free space of the master's data folder above its reserve."""
     space = f"the data folder has {size(volume.free)} of {size(volume.total)} free, {size(volume.reserve)} are reserved"
     remedy = "delete old jobs (rolecall prune, ROLECALL_KEEP_DAYS), or give ROLECALL_DATA a larger volume"
     if volume.free < volume.reserve:
@@ -217,11 +218,6 @@ def _outcome(document: JobDocument) -> str:
     if document.state is JobState.CANCELLED:
         return f"another user cancelled the network test, job {document.id}"
     return f"the network test {document.state}: {(document.reason or '').partition(chr(10))[0]}"
-
-
-def _error_finding(error: CommandError) -> NodeFinding:
-    check, remedy = _ERRORS.get(error.code, ("master", "check the master's log"))
-    return _finding(_HERE, check, Level.ERROR, _headline(error), remedy)
 
 
 def _headline(error: CommandError) -> str:

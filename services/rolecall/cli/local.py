@@ -71,7 +71,9 @@ def local(  # noqa: PLR0917 - the command line is the signature
     keep_files_private()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    connection = Connection(f"http://{_HOST}:{_free_port(port)}", _validated(token) or _data_folder_token(data))
+    if token is not None and len(token) < 16:
+        raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
+    connection = Connection(f"http://{_HOST}:{_free_port(port)}", token or _data_folder_token(data))
     lock = _lock(data)
     programs = cluster(
         connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
@@ -209,12 +211,6 @@ def _is_free(port: int) -> bool:
 
 def _first_ephemeral_port() -> int:
     return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-
-
-def _validated(token: str | None) -> str | None:
-    if token is not None and len(token) < 16:
-        raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
-    return token
 
 
 def _lock(data: Path) -> BinaryIO:

@@ -4,7 +4,7 @@ from rich.markup import escape
 
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
-from rolecall.spec.finding import Finding, Level
+from rolecall.spec.finding import Level
 from rolecall.spec.node import NodeDocument
 
 
@@ -20,7 +20,10 @@ def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
     for node in found:
         for finding in node.findings:
             if finding.level is not Level.OK:
-                out.print(_finding_line(node.spec.name, finding))
+                style = "red" if finding.level is Level.ERROR else "yellow"
+                remedy = f"; {finding.remedy}" if finding.remedy else ""
+                text = escape(f"{finding.message}{remedy}")
+                out.print(f"[{style}]{finding.level}[/] {node.spec.name}: {text}")
 
 
 def _row(node: NodeDocument) -> tuple[str, ...]:
@@ -36,9 +39,3 @@ def _state(node: NodeDocument) -> str:
     if node.draining:
         return "[yellow]draining[/]"
     return "[green]alive[/]" if node.obstacle is None else "[red]unfit[/]"
-
-
-def _finding_line(name: str, finding: Finding) -> str:
-    style = "red" if finding.level is Level.ERROR else "yellow"
-    remedy = f"; {finding.remedy}" if finding.remedy else ""
-    return f"[{style}]{finding.level}[/] {name}: {escape(f'{finding.message}{remedy}')}"

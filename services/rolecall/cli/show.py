@@ -9,7 +9,6 @@ from rolecall.cli.follow import follow
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import age, number, out, print_json, print_table, progress, roles, state
 from rolecall.spec.job import JobDocument
-from rolecall.spec.report import Failure
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
@@ -56,11 +55,14 @@ def _print_attempts(job: JobDocument) -> None:
         cause = f": {escape(attempt.cause)}" if attempt.cause else ""
         out.print(f"\n[bold]attempt {attempt.number}[/] {attempt.state}{cause}")
         rows = [
-            (str(w.rank), f"{w.role}-{w.role_rank}", escape(w.node), str(w.pid or ""), w.state, _failure(w.failure))
+            (
+                str(w.rank),
+                f"{w.role}-{w.role_rank}",
+                escape(w.node),
+                str(w.pid or ""),
+                w.state,
+                escape(w.failure.message if w.failure else ""),
+            )
             for w in attempt.workers
         ]
         print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
-
-
-def _failure(failure: Failure | None) -> str:
-    return escape(failure.message) if failure else ""

@@ -45,7 +45,7 @@ class Limits:
     connections: int = 4096
     """In total. The sum for users, workers and anonymous clients is lower: the rest is for nodes and admins."""
     anonymous: GroupLimit = _ANONYMOUS
-    """When many nodes start behind one NAT, they present their tokens within milliseconds."""
+    """Sufficient for many nodes behind one NAT, which present their tokens within milliseconds."""
     users: GroupLimit = _USERS
     admins: GroupLimit = _ADMINS
     workers: GroupLimit = _WORKERS
@@ -65,7 +65,6 @@ class Limits:
     """Seconds within which a peer must receive part of a pending response."""
 
     def group(self, group: Group) -> GroupLimit:
-        """The limit of a group."""
         return getattr(self, group)
 
 
@@ -88,7 +87,7 @@ class LimitExceeded(NamedTuple):
 
     detail: str
     by_owner: bool
-    """Whether the owner exceeds its own limit, not its group the total."""
+    """True if the owner exceeds its own limit, False if its group exceeds the total."""
 
 
 @dataclass(slots=True)
@@ -103,11 +102,9 @@ class ConnectionTable:
 
     @property
     def total(self) -> int:
-        """The number of connections."""
         return len(self._owners)
 
     def size(self, group: Group) -> int:
-        """The number of connections of a group."""
         return self._sizes[group]
 
     def admit(self, connection: Connection, address: str) -> str | None:
@@ -148,7 +145,7 @@ class ConnectionTable:
         return self._owners.get(connection)
 
     def is_crowded(self, connection: Connection) -> bool:
-        """Whether the connection is anonymous, and anonymous connections have reached half of a limit."""
+        """Return whether the connection is anonymous, and anonymous connections have reached half of a limit."""
         owner = self._owners.get(connection)
         if owner is None or owner.group is not Group.ANONYMOUS:
             return False

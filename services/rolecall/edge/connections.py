@@ -40,9 +40,9 @@ def raise_open_file_limit(limits: Limits) -> None:
     """Raise this process's soft limit for open files to what its connections need, as far as the hard limit allows."""
     wanted = limits.connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def claim(scope: Scope, group: Group, name: str) -> LimitExceeded | None:
@@ -134,7 +134,7 @@ class _LimitedProtocol(H11Protocol):
 
     @property
     def _is_http_started(self) -> bool:
-        """Whether the connection is ready for HTTP; with TLS, that is after the handshake."""
+        """True if the connection is ready for HTTP; with TLS, after the handshake."""
         return cast(object, self.transport) is not None
 
     def _start_http(self, transport: asyncio.Transport) -> None:

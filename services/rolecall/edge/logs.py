@@ -6,7 +6,7 @@ import sys
 from typing import Literal
 
 from rolecall.spec.redaction import redact_text
-from rolecall.spec.visible import visible
+from rolecall.spec.visible import one_line, visible
 
 LogFormat = Literal["text", "json"]
 
@@ -28,11 +28,10 @@ class _TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """Escape control characters, and indent further lines so that none looks like a separate record."""
         record.message = visible(record.message).replace("\n", "\n    ")
-        fields = " ".join(f"{name}={_one_line(value)}" for name, value in _fields(record).items())
+        fields = " ".join(f"{name}={one_line(str(value))}" for name, value in _fields(record).items())
         return super().formatMessage(record) + (f" [{fields}]" if fields else "")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Redact the line and its traceback."""
         return visible(redact_text(super().format(record)))
 
 
@@ -40,7 +39,6 @@ class _JsonFormatter(logging.Formatter):
     """Formats a record as one line of JSON, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format and redact the record."""
         line: dict[str, object] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname,
@@ -53,16 +51,33 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def _one_line(value: object) -> str:
-    return visible(str(value)).replace("\n", "\\n")
-
-
 def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {name: record.__dict__[name] for name in _FIELDS if name in record.__dict__}
 
 
+class OncePerReason:
+    """Decides whether to log a repeated failure: once per reason, until it is over.
+
+    One instance can track several subjects, such as the steps of a loop. A loop that retries calls `is_new` after each
+    failure and `end` after each success.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def is_new(self, reason: str, subject: str = "") -> bool:
+        """Record the reason of the current failure; return whether the previous one was different or there was none."""
+        is_new = self._reasons.get(subject) != reason
+        self._reasons[subject] = reason
+        return is_new
+
+    def end(self, subject: str = "") -> bool:
+        """Record that there is no failure any more; return whether there was one."""
+        return self._reasons.pop(subject, None) is not None
+
+
 class _Stamp(logging.Filter):
-    """Adds fields to each record that has not its own."""
+    """Adds default fields to each record."""
 
     def __init__(self, fields: dict[str, object]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Keeps the tokens in memory and those in the database the same, also with several masters on one database."""
+"""Synchronization of the tokens in memory with the database, which several masters can share."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,18 +16,18 @@ from rolecall.master.store.records import SecretRecord, TokenRecord
 from rolecall.spec.access import AuditEntry
 
 SYNC_EVERY_S = 2.0
-"""After this time at the latest a master knows what another one has changed."""
+"""The maximum delay until a master learns of a change by another one."""
 _USE_GRAIN = timedelta(minutes=1)
 
 
 class AccessSync:
-    """Reads tokens; writes when they were used, to the minute, and the calls that were refused."""
+    """Reads tokens; writes their last use, to the minute, and refused calls."""
 
     def __init__(self, database: Database, access: Access, clock: Clock) -> None:
-        self.strangers = Refusals(clock)
+        self.unauthenticated = Refusals(clock)
         """Calls without a valid token."""
         self.refused = Refusals(clock)
-        """Calls with a valid token that got an error for an answer."""
+        """Calls with a valid token that were answered with an error."""
         self._database = database
         self._access = access
         self._stored: dict[str, datetime | None] = {}
@@ -35,7 +35,7 @@ class AccessSync:
         self._errors = ErrorLog()
 
     async def run(self) -> None:
-        """Again and again, until cancelled. While the database is away, the tokens known so far stay valid."""
+        """Synchronize until cancelled. While the database is unavailable, the known tokens stay valid."""
         while True:
             await asyncio.sleep(SYNC_EVERY_S)
             try:
@@ -46,22 +46,21 @@ class AccessSync:
                 self._errors.failed("reading tokens", error)
 
     async def refresh(self) -> None:
-        """Take over what the database has."""
-        # One at a time: what was read before a change must not be taken over after it.
+        # One at a time, so that an earlier read never replaces the result of a later one.
         async with self._reading:
             async with self._database.read() as connection:
-                found = await tokens.everything(connection)
+                found = await tokens.list_all(connection)
                 secrets = await tokens.secrets(connection)
             self._stored = {token.name: token.last_used_at for token in found}
             self._access.replace(known(found, secrets))
 
     async def write(self) -> None:
-        """Store what is new: nothing in most rounds, so that a call costs no write."""
+        """Store uses and refused calls. Most rounds have none, so that a call does not cost a write."""
         used = {name: at for name, at in self._access.used.items() if self._is_news(name, at)}
         if used:
             async with self._database.write() as connection:
                 await tokens.set_used(connection, used)
-        for refusals in (self.strangers, self.refused):
+        for refusals in (self.unauthenticated, self.refused):
             if entries := refusals.take():
                 await self._add(refusals, entries)
 
@@ -70,20 +69,20 @@ class AccessSync:
             async with self._database.write() as connection:
                 await audit.add(connection, entries)
         except DataError:
-            raise  # It would be refused again, and everything behind it would wait.
+            raise  # The database would refuse it again, and later entries would never be written.
         except Exception:
             refusals.restore(entries)
             raise
 
     def _is_news(self, name: str, at: datetime) -> bool:
         if name not in self._stored:
-            return False  # A built-in token has no row, nor has one that was revoked.
+            return False  # Built-in and revoked tokens have no row.
         stored = self._stored[name]
         return stored is None or at - stored >= _USE_GRAIN
 
 
 def known(found: Iterable[TokenRecord], secrets: Iterable[SecretRecord]) -> list[Known]:
-    """The secrets with their tokens' rights; each expires with its token, or before."""
+    """The secrets with their tokens' scopes and limits. Each expires with its token, or before."""
     by_name = {token.name: token for token in found}
     return [
         Known(

@@ -1,6 +1,6 @@
-"""The two kinds of blob stores: a folder, and whatever else fsspec has a library for. All of it blocks.
+"""The two kinds of blob stores: a folder, and every other store that fsspec supports. All functions block.
 
-Paths are `<job>/<attempt>/<name>`, names of job folders `<job>`.
+Paths are `<job>/<attempt>/<name>`.
 """
 
 import errno
@@ -19,45 +19,42 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # Non-blocking, because the open of a pipe would wait for its writer.
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _NO_FILE = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR}
-"""What the kernel says of a link, of a path through something that is no folder, of a socket, and of a folder."""
-_DEEPEST = 128
-"""No blob lies in more folders than that."""
+"""The errors for a link, a path through something other than a folder, a socket, and a folder."""
+_MAX_DEPTH = 128
+"""The maximum number of nested folders of a blob."""
 
 
 class BlobStore(Protocol):
-    """Files by their paths."""
+    """Files by their paths. What is missing raises `FileNotFoundError`, except in `delete` and `remove`."""
 
     def size(self, path: str) -> int:
-        """The file's size in bytes. Raises `FileNotFoundError` when there is no such file."""
+        """The file's size in bytes."""
         ...
 
     def open(self, path: str) -> IO[bytes]:
-        """The file, to be read. Raises `FileNotFoundError` when there is no such file."""
+        """The file, opened for reading."""
         ...
 
     def delete(self, path: str) -> None:
-        """Delete a file; nothing happens if it is gone already."""
-        ...
+        """Delete a file. In a folder, a link itself is deleted, not its target."""
 
     def find(self, job: str) -> list[str]:
-        """The paths of all files of a job."""
+        """The paths of all files of a job. In a folder, everything except folders counts as a file."""
         ...
 
     def remove(self, job: str) -> None:
-        """Delete all files of a job; nothing happens if there are none."""
-        ...
+        """Delete all files of a job."""
 
     def is_populated(self) -> bool:
-        """Whether there is anything at all."""
+        """Return whether the store contains anything."""
         ...
 
     def refresh(self) -> None:
-        """Forget what is remembered of earlier calls: others write and delete there, too."""
-        ...
+        """Discard cached listings, because other programs write and delete files as well."""
 
 
 def open_store(root: Path, url: str | None) -> BlobStore:
-    """The store below `url`, or in the folder `root` without one. Calls nobody."""
+    """The store at `url`, or without one in the folder `root`. Opens no connection."""
     if url is None:
         return FolderStore(root)
     kind = fsspec.get_filesystem_class(url.partition("://")[0])  # pyright: ignore[reportUnknownMemberType]
@@ -69,23 +66,20 @@ def open_store(root: Path, url: str | None) -> BlobStore:
 class FolderStore:
     """A folder of this machine.
 
-    A worker that writes to its job's folder may put a link or a pipe in the place of any file or folder, at any moment.
-    So each path is walked from the root one name at a time, no link is followed, and what is no regular file counts as
-    no file.
+    A worker that writes to its job's folder can replace any file or folder by a link or a pipe at any time. So each
+    path is opened from the root one name at a time, without following links. Only regular files count as files.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def size(self, path: str) -> int:
-        """See `BlobStore`."""
         with self._folder_of(path) as (folder, name):
             found = os.stat(name, dir_fd=folder, follow_symlinks=False)
         _check_regular(found, path)
         return found.st_size
 
     def open(self, path: str) -> IO[bytes]:
-        """See `BlobStore`."""
         with self._folder_of(path) as (folder, name):
             descriptor = os.open(name, _FILE, dir_fd=folder)
         try:
@@ -96,47 +90,43 @@ class FolderStore:
         return os.fdopen(descriptor, "rb")
 
     def delete(self, path: str) -> None:
-        """See `BlobStore`. Of a link, it deletes the link."""
         with suppress(FileNotFoundError), self._folder_of(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
     def find(self, job: str) -> list[str]:
-        """See `BlobStore`; with them, all else that is no folder."""
         found: list[str] = []
         folders = [job]
         while folders:
             path = folders.pop()
             with suppress(FileNotFoundError), self._folder(path) as folder:
                 inner, others = _names_in(folder)
-                folders += [f"{path}/{name}" for name in inner if path.count("/") < _DEEPEST]
+                folders += [f"{path}/{name}" for name in inner if path.count("/") < _MAX_DEPTH]
                 found += [f"{path}/{name}" for name in others]
         return sorted(found)
 
     def remove(self, job: str) -> None:
-        """See `BlobStore`."""
         with suppress(FileNotFoundError), self._folder_of(job) as (folder, name):
             shutil.rmtree(name, dir_fd=folder)
 
     def is_populated(self) -> bool:
-        """See `BlobStore`."""
         try:
             return any(self._root.iterdir())
         except FileNotFoundError:
             return False
 
     def refresh(self) -> None:
-        """See `BlobStore`. The kernel remembers nothing that is not so."""
+        """Do nothing: the kernel has no outdated listings."""
 
     @contextmanager
     def _folder_of(self, path: str) -> Generator[tuple[int, str]]:
-        """A descriptor of the folder that a file lies in, and the file's name there."""
+        """A descriptor of a file's folder, and the file's name in it."""
         whole = PurePosixPath(path)
         with self._folder(str(whole.parent)) as folder:
             yield folder, whole.name
 
     @contextmanager
     def _folder(self, path: str) -> Generator[int]:
-        """A descriptor of a folder. Within the block, what is no file or no folder is not found."""
+        """A descriptor of a folder. In the block, `_NO_FILE` errors become `FileNotFoundError`."""
         try:
             folder = os.open(self._root, _FOLDER)
             try:
@@ -154,42 +144,36 @@ class FolderStore:
 
 
 class FsspecStore:
-    """Whatever fsspec calls by its URL, like an object store."""
+    """A store that fsspec accesses by its URL, such as an object store."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def size(self, path: str) -> int:
-        """See `BlobStore`."""
         system, root = _resolve(self._url)
         return int(system.size(f"{root}/{path}"))
 
     def open(self, path: str) -> IO[bytes]:
-        """See `BlobStore`."""
         system, root = _resolve(self._url)
         return cast(IO[bytes], system.open(f"{root}/{path}", "rb"))
 
     def delete(self, path: str) -> None:
-        """See `BlobStore`."""
         system, root = _resolve(self._url)
         with suppress(FileNotFoundError):
             system.rm(f"{root}/{path}")
 
     def find(self, job: str) -> list[str]:
-        """See `BlobStore`."""
         self.refresh()
         system, root = _resolve(self._url)
         return [path.removeprefix(f"{root}/") for path in system.find(f"{root}/{job}")]
 
     def remove(self, job: str) -> None:
-        """See `BlobStore`."""
         self.refresh()
         system, root = _resolve(self._url)
         with suppress(FileNotFoundError):
             system.rm(f"{root}/{job}", recursive=True)
 
     def is_populated(self) -> bool:
-        """See `BlobStore`."""
         self.refresh()
         system, root = _resolve(self._url)
         try:
@@ -198,7 +182,6 @@ class FsspecStore:
             return False
 
     def refresh(self) -> None:
-        """See `BlobStore`. fsspec remembers listings."""
         _resolve(self._url)[0].invalidate_cache()
 
 
@@ -213,7 +196,7 @@ def _check_regular(found: os.stat_result, path: str) -> None:
 
 
 def _names_in(folder: int) -> tuple[list[str], list[str]]:
-    """The names of the folders in a folder, and those of all else."""
+    """The names of the folders in a folder, and the names of all other entries."""
     listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         with os.scandir(listed) as entries:

@@ -1,4 +1,4 @@
-"""The workloads there are, and whether a request is a legal job for one of them."""
+"""The installed workloads, and the validation of requests for jobs."""
 
 import importlib.util
 import json
@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint
-from itertools import islice
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -22,10 +21,10 @@ from rolecall.spec.role import Role
 from rolecall.spec.workload import Params, PerNodeParams, Workload
 from rolecall.workloads.catalogue import installed
 
-_MOST_EXPLAINED = 1000
-"""Problems of one document that are worth a look at each; pydantic makes all its errors or none."""
+_MAX_EXPLAINED = 1000
+"""The maximum number of errors that are explained. pydantic can't return only a part of its errors."""
 _log = logging.getLogger(__name__)
-_MOST_DATA_PROBLEMS = 20
+_MAX_DATA_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -35,25 +34,25 @@ class Catalogue:
     workloads: Mapping[str, Workload[Any]]
     broken: Mapping[str, str] = field(default_factory=dict[str, str])
     data: DataAccess = field(default_factory=read_access)
-    """Which data jobs may name, as the master's settings have it."""
+    """The data that jobs can read according to the master's settings."""
 
     def get(self, name: str) -> Workload[Any]:
-        """The workload of that name, or `NotFound` that lists those there are."""
+        """The workload with this name. Raises `NotFound` with the known ones."""
         if name in self.workloads:
             return self.workloads[name]
         found = unknown("workload", "workload", name, self.workloads)
         raise NotFound(f"{found['message']}{self._hint(name)} (legal: {found['legal']})")
 
     def expendable(self, name: str) -> frozenset[Role]:
-        """The roles whose loss does not end an attempt; none where the workload is no longer installed."""
+        """The roles whose loss does not end an attempt; none if the workload is no longer installed."""
         return self.workloads[name].expendable if name in self.workloads else frozenset()
 
     def is_per_node(self, name: str) -> bool:
-        """Whether the workload runs on every node; no, where it is no longer installed."""
+        """Return whether the workload runs on every node; False if it is no longer installed."""
         return name in self.workloads and self.workloads[name].per_node
 
     def check_request(self, request: JobRequest) -> dict[str, Any]:
-        """The fields of the job's spec, complete and checked; raises `InvalidJob` with all that is wrong."""
+        """The complete and validated fields of the job's spec. Raises `InvalidJob` with all problems."""
         workload = self.workloads.get(request.workload)
         if workload is None:
             finding = unknown("workload", "workload", request.workload, self.workloads)
@@ -73,7 +72,7 @@ class Catalogue:
 
 
 def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
-    """The installed workloads. A broken one is reported and left out; it does not stop the master."""
+    """The installed workloads. A broken one is logged and listed as broken; it does not stop the master."""
     workloads: dict[str, Workload[Any]] = {}
     broken: dict[str, str] = {}
     for point in installed().values() if points is None else points:
@@ -91,7 +90,7 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
 
 
 def check_roles(workload: Workload[Any], asked: Mapping[Role, int]) -> tuple[dict[Role, int], list[Problem]]:
-    """How many workers of each role, with the defaults filled in, and what is wrong with that."""
+    """The number of workers of each role, including the defaults, and the problems of the requested ones."""
     if workload.per_node:
         message = f"{workload.name} runs on each node once, in the node's own role"
         given = {role.value: number for role, number in asked.items()}
@@ -109,14 +108,14 @@ def check_roles(workload: Workload[Any], asked: Mapping[Role, int]) -> tuple[dic
 
 
 def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:
-    """The parameters as the workload's own type, or what is wrong with them; a number in quotes is no number."""
+    """The parameters as the workload's type, or their problems. A string is not accepted as a number."""
     if problems := check_extent(given):
         return None, problems
     try:
-        # As JSON, because there strict types take a list for a tuple and a text for an enumeration's value.
+        # As JSON, because only then strict types accept lists as tuples and strings as enumeration members.
         return workload.params.model_validate_json(json.dumps(given), strict=True), []
     except ValidationError as error:
-        if (count := error.error_count()) > _MOST_EXPLAINED:
+        if (count := error.error_count()) > _MAX_EXPLAINED:
             message = f"it has {count} problems, too many to list: it does not look like parameters of {workload.name}"
             return None, [problem("params", message, given, f"what GET /workloads/{workload.name} describes")]
         errors = [dict(one) for one in error.errors(include_url=False)]
@@ -125,24 +124,23 @@ def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Par
 
 @cache
 def schema_of(params: type[Params]) -> dict[str, Any]:
-    """The JSON schema of a workload's parameters."""
     return params.model_json_schema()
 
 
 def check_data(params: Params | None, access: DataAccess) -> list[Problem]:
-    """What is wrong with the paths and URLs in the parameters, as far as it can be told without the nodes' disks.
+    """The problems of paths and URLs in the parameters that are detectable without the nodes' disks.
 
-    The first few problems are enough: a list may have thousands of paths.
+    Returns only the first few, because a list can have thousands of paths.
     """
-    return list(islice(_data_problems(params, access), _MOST_DATA_PROBLEMS))
-
-
-def _data_problems(params: Params | None, access: DataAccess) -> Iterator[Problem]:
+    problems: list[Problem] = []
     for at, path in _data_paths(params, "params"):
         try:
             access.check_written(path)
         except InputError as error:
-            yield problem(at, str(error), path, access.legal)
+            problems.append(problem(at, str(error), path, access.legal))
+        if len(problems) == _MAX_DATA_PROBLEMS:
+            break
+    return problems
 
 
 def _data_paths(value: object, at: str) -> Iterator[tuple[str, DataPath]]:

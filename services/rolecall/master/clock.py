@@ -1,4 +1,4 @@
-"""Where the master's times come from: made once by the program, handed to its parts, and turned by hand in tests."""
+"""The clock of the master. The program creates it for all its parts; tests control it."""
 
 import time
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 
 
 def utc_now() -> datetime:
-    """The time of day."""
+    """The current time in UTC."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The time of day, for what is stored, and a monotonic time in seconds, for how long something takes.
+    """The time of day for stored values, and a monotonic time in seconds for durations.
 
-    Waiting itself is the event loop's, by its own clock.
+    Waiting uses the event loop's clock.
     """
 
     now: Callable[[], datetime] = utc_now

@@ -1,4 +1,4 @@
-"""What a node should be running: pure, from the gangs that have workers on it."""
+"""A node's desired workers, from the gangs that have workers on it. Pure."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,11 @@ def desired(
     blob_url: str | None,
     signing_key: str,
 ) -> Desired:
-    """The workers of `node` that have not ended, with all that they need.
+    """The workers of `node` that have not ended, with the data to launch them.
 
-    `params` has each job's. `addresses` has those of nodes whose gangs' plans don't tell them. Tokens and secrets
-    of attempts are derived from `signing_key`. The version is drawn from the content, so that it means the same after a
-    restart of the master.
+    `params` has the parameters of each job. `addresses` has the addresses of nodes that are missing in the gangs'
+    plans. Tokens and secrets of attempts are derived from `signing_key`. The version is a digest of the content, so
+    that it stays the same after a restart of the master.
     """
     workers = tuple(
         DesiredWorker(
@@ -41,7 +41,7 @@ def desired(
 
 
 def unaddressed(gangs: Iterable[Gang]) -> set[str]:
-    """The nodes where gangs meet whose plans don't tell the address: release 0.1.0 could store such plans."""
+    """The nodes of rank 0 whose addresses are missing in their gangs' plans, which release 0.1.0 could store."""
     firsts = {gang.attempt.plan.workers[0].node: gang.attempt.plan.addresses for gang in gangs}
     return {node for node, addresses in firsts.items() if node not in addresses}
 

@@ -1,15 +1,9 @@
-"""A job's document, put together from the records. Pure."""
+"""The document of a job, assembled from its records. Pure."""
 
 from collections.abc import Mapping, Sequence
 
 from rolecall.master.lifecycle import start_times
-from rolecall.master.store.records import (
-    DETAILED_ATTEMPTS,
-    TRACED_ATTEMPTS,
-    AttemptSummary,
-    JobRecord,
-    WorkerRecord,
-)
+from rolecall.master.store.records import DETAILED_ATTEMPTS, TRACED_ATTEMPTS, AttemptSummary, JobRecord, WorkerRecord
 from rolecall.spec.job import AttemptDocument, JobDocument, Progress, WorkerDocument
 from rolecall.spec.report import abridged
 
@@ -24,9 +18,9 @@ def job_document(
     progress: Progress | None,
     waiting_for: str | None,
 ) -> JobDocument:
-    """The job as users see it, with its own `attempts`; `progress` is newer than the stored one, if there is any.
+    """The job's document with its `attempts`. `progress` replaces the stored one unless it is None.
 
-    A job may have a thousand attempts: `workers` are those of the attempts that are `detailed`.
+    A job can have a thousand attempts, so `workers` has only those of the `detailed` attempts.
     """
     last = attempts[-1] if attempts else None
     times = {"start_s": start_times(last, workers.get((job.id, last.number), ())) if last else None}
@@ -42,12 +36,12 @@ def job_document(
 
 
 def detailed(job: JobRecord) -> list[tuple[str, int]]:
-    """The attempts `(job, number)` that are shown with their workers: the newest ones."""
+    """The newest attempts `(job, number)`, which are shown with their workers."""
     return [(job.id, number) for number in range(max(0, job.attempt - DETAILED_ATTEMPTS) + 1, job.attempt + 1)]
 
 
 def _attempt(attempt: AttemptSummary, workers: Sequence[WorkerRecord], age: int) -> AttemptDocument:
-    """One attempt, which is followed by `age` newer ones."""
+    """The document of an attempt that has `age` successors."""
     return AttemptDocument(
         number=attempt.number,
         state=attempt.state,

@@ -1,28 +1,28 @@
-"""How large and how deep a job's parameters may be, before the workload's own rules are asked. Pure.
+"""Limits on the size and depth of a job's parameters, checked before the workload's own rules. Pure.
 
-What passes can be stored, sent and shown by every part of Rolecall: it is JSON in the strict sense, and small enough
-that each of them is done with it at once.
+Parameters within the limits are strict JSON, and small enough that every part of Rolecall can store, send and show them
+without delay.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, cast
 
 from rolecall.master.field_errors import Problem, problem
 
-MOST_VALUES = 50_000
-"""Values in all, counted at every depth; 1 MiB of text has room for ten times as many."""
-MOST_DEPTH = 32
-MOST_KEY_CHARS = 1000
+MAX_VALUES = 50_000
+"""The maximum number of values at all depths; 1 MiB of text could contain ten times as many."""
+MAX_DEPTH = 32
+MAX_KEY_CHARS = 1000
 _INTEGERS = range(-(2**63), 2**64)
 _Path = tuple[Any, ...]
-"""The path to a value, as (the path to its owner, its name there): made for each value, so it has to be cheap."""
+"""The path to a value: (path to its container, key). It must be cheap, because each value has one."""
 
 
 def check_extent(params: Mapping[str, Any]) -> list[Problem]:
-    """The first problem with the extent of `params`; empty when there is none."""
-    first = next(_problems(params), None)
-    return [first] if first else []
+    """The first problem of `params` with these limits; empty if there is none."""
+    return list(islice(_problems(params), 1))
 
 
 def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
@@ -31,30 +31,25 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
     while waiting:
         path, depth, value = waiting.pop()
         count += len(value)
-        if count > MOST_VALUES:
-            yield problem("params", "it holds too many values", f"{count} or more", f"at most {MOST_VALUES}")
+        if count > MAX_VALUES:
+            yield problem("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES}")
             return
-        entries = _entries(value)
-        if entries and depth == MOST_DEPTH:
-            yield problem(_name(path), "it is nested too deeply", value, f"at most {MOST_DEPTH} levels")
+        items = cast(dict[Any, Any], value).items() if isinstance(value, dict) else enumerate(cast(list[Any], value))
+        entries = list[tuple[Any, Any]](items)
+        if entries and depth == MAX_DEPTH:
+            yield problem(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
         for key, entry in entries:
-            if isinstance(key, str) and (len(key) > MOST_KEY_CHARS or not _is_text(key)):
+            if isinstance(key, str) and (len(key) > MAX_KEY_CHARS or not _is_text(key)):
                 message = "the name of a field is too long, or has half of a surrogate pair"
-                yield problem(_name(path), message, key, f"Unicode text of at most {MOST_KEY_CHARS} characters")
+                yield problem(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS} characters")
             if why := _flaw(entry):
                 yield problem(_name((path, key)), why[0], entry, why[1])
             if isinstance(entry, dict | list):
                 waiting.append(((path, key), depth + 1, cast(Any, entry)))
 
 
-def _entries(value: Any) -> list[tuple[str | int, Any]]:
-    if isinstance(value, dict):
-        return list(cast(dict[str, Any], value).items())
-    return list(enumerate(cast(Iterable[Any], value)))
-
-
 def _flaw(value: Any) -> tuple[str, str] | None:
-    """What is wrong with a single value, and what is legal."""
+    """The problem of a single value, and the legal values."""
     if isinstance(value, str) and not _is_text(value):
         return "it has half of a surrogate pair, which is not a character", "Unicode text"
     if isinstance(value, float) and not math.isfinite(value):
@@ -65,7 +60,6 @@ def _flaw(value: Any) -> tuple[str, str] | None:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8."""
     try:
         return value.isascii() or bool(value.encode())
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in words: a list of fields, each with what was given and what is legal there. Pure."""
+"""The problems of a request: a list of fields, each with the given value and the legal values. Pure."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,20 +9,32 @@ from rolecall.spec.redaction import redact_text
 
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
-MOST_PROBLEMS = 20
-"""How many problems one answer lists."""
+MAX_PROBLEMS = 20
+"""The maximum number of problems in one response."""
 _READ_CHARS = 8192
-"""What is read of a text, before it is cut to what is shown; no URL that a parameter takes is longer."""
+"""The length to which a text is cut before redaction. No URL in a valid parameter is longer."""
 _GIVEN_CHARS = 200
 _FIELD_CHARS = 300
 _MESSAGE_CHARS = 2000
-# The search for near names takes time with the product of both.
+# The time of the search for similar names grows with the product of both.
 _NEAR_CHARS, _NEAR_NAMES = 80, 256
 _LISTED_NAMES = 256
+_KINDS = {"object": "an object", "array": "a list"}
+_BOUNDS = {
+    "minimum": "≥",
+    "exclusiveMinimum": ">",
+    "maximum": "≤",
+    "exclusiveMaximum": "<",
+    "minLength": "of length ≥",
+    "maxLength": "of length ≤",
+    "minItems": "of length ≥",
+    "maxItems": "of length ≤",
+    "pattern": "like",
+}
 
 
 def problem(field: str, message: str, given: Any, legal: str) -> Problem:
-    """One finding; texts are cut where they get long."""
+    """One problem; long texts are cut."""
     return {
         "field": _cut(field, _FIELD_CHARS),
         "message": _cut(message, _MESSAGE_CHARS),
@@ -32,25 +44,24 @@ def problem(field: str, message: str, given: Any, legal: str) -> Problem:
 
 
 def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
-    """A name that there is not, with the nearest one that there is."""
+    """The problem of an unknown name, with the most similar known one."""
     legal = sorted(map(str, names))
     near = get_close_matches(given, legal, n=1) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else []
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    said = _cut(given, _GIVEN_CHARS)
-    return problem(field, f"there is no {kind} '{said}'{hint}", given, _listed(legal))
+    return problem(field, f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{hint}", given, _listed(legal))
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
-    """Pydantic's `errors` about a value that `schema` (JSON schema) describes; `prefix` leads the fields' names.
+    """The problems for pydantic's `errors` about a value with the JSON schema `schema`; `prefix` precedes field names.
 
-    The first `MOST_PROBLEMS` are explained; a last entry counts the others.
+    Explains the first `MAX_PROBLEMS`; a last entry counts the others.
     """
-    return shortened([_explain_one(error, schema, prefix) for error in errors[:MOST_PROBLEMS]], len(errors))
+    return shortened([_explain_one(error, schema, prefix) for error in errors[:MAX_PROBLEMS]], len(errors))
 
 
 def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """The first `MOST_PROBLEMS` of `count` problems, and an entry that counts those that are not among them."""
-    listed = list(problems[:MOST_PROBLEMS])
+    """The first `MAX_PROBLEMS` of `count` problems, and an entry that counts the others."""
+    listed = list(problems[:MAX_PROBLEMS])
     if count > len(listed):
         more = f"{count - len(listed)} more problems are not listed; fix these first"
         listed.append({"field": "…", "message": more, "given": "", "legal": ""})
@@ -58,19 +69,19 @@ def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
 
 
 def shown(given: Any) -> str:
-    """What was given, as short JSON without the credentials of URLs. Of large values only the beginning is read."""
+    """The value as short JSON without credentials of URLs. Reads only the beginning of a large value."""
     text = ""
-    for piece in json.JSONEncoder(default=str).iterencode(given):
-        text += piece  # Of a string the whole, so that no URL is cut.
+    for chunk in json.JSONEncoder(default=str).iterencode(given):
+        text += chunk  # A string is one chunk, so no URL is cut.
         if len(text) > _GIVEN_CHARS:
             break
     return _cut(text, _GIVEN_CHARS)
 
 
-def _cut(text: str, most: int) -> str:
-    """The beginning of a text. Credentials are hidden first: of a URL that is cut they could not be told any more."""
+def _cut(text: str, max_chars: int) -> str:
+    """The beginning of a text. Redacts first, because credentials can't be recognized in a URL that is cut."""
     shown = redact_text(text[:_READ_CHARS])
-    return shown if len(shown) <= most else f"{shown[:most]}…"
+    return shown if len(shown) <= max_chars else f"{shown[:max_chars]}…"
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -94,7 +105,7 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
 
 
 def at(schema: Schema, path: Iterable[str | int]) -> Schema:
-    """The part of `schema` that describes the value at `path`; empty where it says nothing."""
+    """The part of `schema` that describes the value at `path`; empty if there is none."""
     here = _resolved(schema, schema)
     for part in path:
         here = _resolved(schema, _child(schema, here, part))
@@ -102,7 +113,7 @@ def at(schema: Schema, path: Iterable[str | int]) -> Schema:
 
 
 def legal(root: Schema, schema: Schema) -> str:
-    """What `schema` allows, in a few words; empty where it says nothing."""
+    """A short description of the values that `schema` allows; empty if it has no constraints."""
     schema = _resolved(root, schema)
     if "const" in schema:
         return shown(schema["const"])
@@ -112,7 +123,9 @@ def legal(root: Schema, schema: Schema) -> str:
         return " or ".join(legal(root, choice) for choice in schema["anyOf"])
     if "properties" in schema:
         return "an object with " + ", ".join(schema["properties"])
-    return " ".join([_kind(schema), *_bounds(schema)]).strip()
+    kind = str(schema.get("type", ""))
+    bounds = [f"{word} {schema[key]}" for key, word in _BOUNDS.items() if key in schema]
+    return " ".join([_KINDS.get(kind, kind), *bounds]).strip()
 
 
 def _child(root: Schema, schema: Schema, part: str | int) -> Schema:
@@ -130,24 +143,3 @@ def _resolved(root: Schema, schema: Schema) -> Schema:
     while "$ref" in schema:
         schema = cast(Schema, root["$defs"][schema["$ref"].rpartition("/")[2]])
     return schema
-
-
-def _kind(schema: Schema) -> str:
-    return {"object": "an object", "array": "a list", "null": "null"}.get(
-        str(schema.get("type")), str(schema.get("type", ""))
-    )
-
-
-def _bounds(schema: Schema) -> list[str]:
-    words = {
-        "minimum": "≥",
-        "exclusiveMinimum": ">",
-        "maximum": "≤",
-        "exclusiveMaximum": "<",
-        "minLength": "of length ≥",
-        "maxLength": "of length ≤",
-        "minItems": "of length ≥",
-        "maxItems": "of length ≤",
-        "pattern": "like",
-    }
-    return [f"{word} {schema[key]}" for key, word in words.items() if key in schema]

@@ -1,8 +1,8 @@
-"""Which of several masters leads: one, ever.
+"""Leader election: at most one of several masters leads.
 
-Two locks say who: one on the data folder and, with PostgreSQL, one that a session of the database holds. Locks alone
-don't suffice, because who holds one may be stopped, lose it, and go on. So every leader begins a *term*, and every
-transaction that writes looks first whether its term is still the current one (`store/terms.py`).
+A leader holds two locks: one on the data folder and, with PostgreSQL, one in a session of the database. Locks alone
+don't suffice, because a process that is stopped can lose a lock and continue later. So every leader begins a *term*,
+and every transaction that writes first checks that its term is still the current one (`store/terms.py`).
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import IO
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from rolecall.edge.logs import about
+from rolecall.edge.logs import OncePerReason, about
 from rolecall.master.clock import Clock
 from rolecall.master.storage_errors import ErrorLog, LeadershipLost, storage_error
 from rolecall.master.store import terms
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class Leadership:
-    """The right to be the one master of this data folder and this database."""
+    """The right to be the only master of this data folder and this database."""
 
     def __init__(self, settings: MasterSettings, clock: Clock) -> None:
         self._settings = settings
@@ -45,33 +45,32 @@ class Leadership:
         self._errors = ErrorLog()
 
     async def take(self, waits: Callable[[], object]) -> None:
-        """Return when no other master leads; `waits` is called as long as one does.
+        """Return when no other master leads; calls `waits` while one does.
 
-        Raises `SettingsError` if one still leads after `ROLECALL_NODE_TIMEOUT_S`, which is time enough for a
-        predecessor that is ending. With `ROLECALL_STANDBY` it waits for ever.
+        Raises `SettingsError` if one still leads after `ROLECALL_NODE_TIMEOUT_S`, which is enough time for a
+        predecessor that is exiting. With `ROLECALL_STANDBY`, waits indefinitely.
         """
-        begun, known = self._clock.monotonic(), ""
-        while (rival := await self._rival()) is not None:
+        begun, reasons = self._clock.monotonic(), OncePerReason()
+        while (other := await self._other_leader()) is not None:
             waits()
-            if rival and rival != known:
-                _log.warning("standing by: %s", rival, extra=about("standing_by"))
-            known = rival or known
-            patient = self._settings.standby or not rival
-            if not patient and self._clock.monotonic() - begun > self._settings.node_timeout_s:
-                raise SettingsError(f"{rival}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
+            if other and reasons.is_new(other):
+                _log.warning("standing by: %s", other, extra=about("standing_by"))
+            must_lead = other and not self._settings.standby
+            if must_lead and self._clock.monotonic() - begun > self._settings.node_timeout_s:
+                raise SettingsError(f"{other}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def begin(self, database: Database) -> int:
-        """Begin a term, and let `database` write in no other. Returns its number.
+        """Begin a term, and restrict the writes of `database` to it. Returns its number.
 
-        A predecessor that was stopped within a transaction keeps the term until the server ends that transaction.
+        A predecessor that was stopped in a transaction keeps its term until the server ends the transaction.
         """
         while True:
             try:
                 async with database.write() as connection:
                     term = await terms.begin(connection, self._me, self._clock.now())
             except SQLAlchemyError as error:
-                self._forgive("taking the lead", error)
+                self._log_storage_error("taking the lead", error)
                 await asyncio.sleep(LOOK_EVERY_S)
             else:
                 database.fence(term)
@@ -80,7 +79,7 @@ class Leadership:
                 return term
 
     async def watch(self, database: Database, term: int) -> None:
-        """Hold the lead until `LeadershipLost`. While the database is away nobody else can take it either."""
+        """Keep the lead until `LeadershipLost`. While the database is unavailable, no other master can take it."""
         while True:
             await asyncio.sleep(BEAT_S)
             try:
@@ -89,47 +88,46 @@ class Leadership:
                 async with database.read() as connection:
                     current = await terms.current(connection)
             except SQLAlchemyError as error:
-                self._forgive("holding the lead", error)
+                self._log_storage_error("holding the lead", error)
                 continue
             self._errors.recovered("holding the lead")
             if current != term:
                 raise LeadershipLost(f"another master leads in term {current}; this one led in term {term}")
 
     async def release(self) -> None:
-        """Let another master lead."""
         self._folder.release()
         if self._session is not None:
             await self._session.release()
 
-    async def _rival(self) -> str | None:
-        """Who keeps this master from the lead, in words; empty while the database does not say, None if nobody does."""
+    async def _other_leader(self) -> str | None:
+        """A description of the other leader; None if there is none, empty while the database doesn't answer."""
         if self._session is not None:
             try:
                 if not await self._session.take():
                     return f"another master leads on this database: {await self._session.holder()}"
             except SQLAlchemyError as error:
-                self._forgive("taking the lead", error)
+                self._log_storage_error("taking the lead", error)
                 return ""
         if not self._folder.take(self._me, self._clock.now()):
             return f"another master leads in ROLECALL_DATA={self._settings.data}: {self._folder.holder()}"
         return None
 
-    def _forgive(self, what: str, error: SQLAlchemyError) -> None:
-        """Log that the database is in trouble, once; raise what is no such trouble."""
+    def _log_storage_error(self, what: str, error: SQLAlchemyError) -> None:
+        """Log a storage error once; raise any other error."""
         if storage_error(error) is None:
             raise error
         self._errors.failed(what, error)
 
 
 class FolderLock:
-    """A lock on a file, which the kernel frees when this process ends; the file says who holds it."""
+    """A lock on a file that describes its holder. The kernel releases it when the process ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[str] | None = None
 
     def take(self, owner: str, now: datetime) -> bool:
-        """Whether the lock is ours now. Raises `SettingsError` where files can't be locked."""
+        """Try to take the lock; return whether it is held. Raises `SettingsError` if files can't be locked."""
         if self._file is not None:
             return True
         try:
@@ -152,11 +150,10 @@ class FolderLock:
         return True
 
     def holder(self) -> str:
-        """What the holder wrote about itself."""
+        """The holder's description of itself."""
         return self._path.read_text(errors="replace").strip() or "a master that has just started"
 
     def release(self) -> None:
-        """Free the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,7 +1,7 @@
-"""What follows from what was observed. Pure: a gang's records in, the next step out.
+"""The state machine of jobs. Pure: a gang's records in, the next step out.
 
-The reconciler asks again after each step that it took, until there is none. Nothing is remembered between two
-questions, so that a master that was killed in between asks the same and gets the same.
+The reconciler takes step after step until there is none. The functions keep no state between two steps, so that a
+master that is killed in between takes the same next step after its restart.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,14 +19,10 @@ from rolecall.spec.state import JobState, StopMode, WorkerState
 
 _ORDER = list(WorkerState)
 _FAILED = frozenset({WorkerState.FAILED, WorkerState.LOST})
-_BACKOFF_S, _MOST_BACKOFF_S = 0.2, 30.0
+_BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0
 _REASON_CHARS = 4000
 _HEADLINE_CHARS = 1000
-_AFTER = {
-    StopMode.CANCEL: JobState.CANCELLED,
-    StopMode.PAUSE: JobState.PAUSED,
-    StopMode.DEADLINE: JobState.FAILED,
-}
+_AFTER = {StopMode.CANCEL: JobState.CANCELLED, StopMode.PAUSE: JobState.PAUSED, StopMode.DEADLINE: JobState.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +32,15 @@ class Step:
     after: JobState
     reason: str | None = None
     stop: StopMode | None = None
-    """Of a step to `stopping`: how the gang is stopped."""
+    """For a step to `stopping`: how the gang is stopped."""
     attempt_state: JobState | None = None
-    """How the attempt ended, where that is not `after`."""
+    """The attempt's state if it differs from `after`."""
     costs_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Accusation:
-    """A checkpoint that workers could not read as it was written. It may be their nodes' fault."""
+    """A checkpoint that workers reported as damaged. The cause can be their nodes."""
 
     manifest: CheckpointManifest
     nodes: tuple[str, ...]
@@ -54,7 +50,7 @@ class Accusation:
 
 
 def observe(worker: WorkerRecord, report: WorkerReport) -> WorkerRecord:
-    """The record brought forward by a report. States only go forward; who has ended does not change any more."""
+    """The record updated by a report. States only advance; the record of an ended worker doesn't change."""
     if worker.state.ended:
         return worker
     state = max(worker.state, report.state, key=_ORDER.index)
@@ -70,18 +66,18 @@ def observe(worker: WorkerRecord, report: WorkerReport) -> WorkerRecord:
 
 
 def dropped(gang: Gang, expendable: Collection[Role]) -> list[WorkerRecord]:
-    """Expendable workers that failed: they count as lost, and the gang goes on without them."""
+    """The expendable workers that failed. They count as lost, and the gang continues without them."""
     return [w for w in gang.workers if w.state is WorkerState.FAILED and _is_spared(w, expendable)]
 
 
 def never_started(gang: Gang) -> list[WorkerRecord]:
-    """Workers of a gang that stops whose processes nobody has seen: no one needs to wait for them."""
+    """The workers of a stopping gang that never reported a process, so the gang doesn't wait for them."""
     stops = gang.job.state is JobState.STOPPING
     return [worker for worker in gang.workers if stops and worker.state is WorkerState.ASSIGNED]
 
 
 def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> Step | None:
-    """What is to be done about a placed job now; None when there is nothing but to wait."""
+    """The next step of a placed job, or None if there is nothing to do yet."""
     if gang.job.state is JobState.STOPPING:
         return _finish(gang, expendable) if all(worker.state.ended for worker in gang.workers) else None
     if _is_blamed(gang, expendable):
@@ -89,39 +85,35 @@ def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str
     if gang.job.state is JobState.PLACED and _has_joined(gang, expendable):
         return Step(JobState.RUNNING)
     if gang.job.state is JobState.RUNNING and _is_complete(gang, expendable):
-        ended = all(worker.state.ended for worker in gang.workers)
-        return (
-            Step(JobState.SUCCEEDED)
-            if ended
-            else Step(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
-        )
-    return _desertion(gang, expendable) or _interruption(gang, draining, now)
+        if all(worker.state.ended for worker in gang.workers):
+            return Step(JobState.SUCCEEDED)
+        return Step(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
+    return _interruption(gang, expendable, draining, now)
 
 
 def overdue_step(job: JobSummary, now: datetime) -> Step | None:
-    """The end of a job that waited in the queue past its deadline."""
+    """The step that ends a queued job whose deadline has passed; None before that."""
     return Step(JobState.FAILED, _overdue(job)) if is_overdue(job, now) else None
 
 
 def is_overdue(job: JobSummary, now: datetime) -> bool:
-    """Whether the job's deadline has passed."""
     return job.deadline_at is not None and now >= job.deadline_at
 
 
 def backoff_s(crashes: int) -> float:
-    """Seconds to wait after so many failed attempts in a row: doubling, with a bound."""
-    return delay_s(crashes, first=_BACKOFF_S, most=_MOST_BACKOFF_S)
+    """Seconds to wait after this number of consecutive failed attempts: exponential, with a maximum."""
+    return delay_s(crashes, first=_BACKOFF_S, most=_MAX_BACKOFF_S)
 
 
 def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
-    """The failure to blame, in words: who, what, and the end of the traceback."""
+    """A description of the root cause: the worker, the error, and the end of the traceback."""
     blamed = _blamed(gang, expendable)
     failure = first_cause([failure for _, failure in blamed])
     worker = next((worker for worker, other in blamed if other is failure), None)
     if worker is None or failure is None:
         return None
     headline = f"{worker.name} on {worker.node}: {failure.message}"[:_HEADLINE_CHARS]
-    # Of a long traceback the end tells most.
+    # The end of a long traceback is the most useful part.
     text = f"{headline}\n{failure.traceback[-(_REASON_CHARS - len(headline)) :]}".strip()
     # PostgreSQL's text has no NUL.
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -129,16 +121,16 @@ def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
 
 def accused(gang: Gang) -> Accusation | None:
     """The checkpoint that the attempt resumed from, if a worker reported it as damaged."""
-    told = [w for w in gang.workers if w.failure is not None and w.failure.condemns_checkpoint]
-    if gang.attempt.resume_from is None or not told:
+    accusers = [w for w in gang.workers if w.failure is not None and w.failure.condemns_checkpoint]
+    if gang.attempt.resume_from is None or not accusers:
         return None
-    return Accusation(gang.attempt.resume_from, tuple(sorted({worker.node for worker in told})))
+    return Accusation(gang.attempt.resume_from, tuple(sorted({worker.node for worker in accusers})))
 
 
 def start_times(attempt: AttemptSummary, workers: Iterable[WorkerRecord]) -> StartTimes | None:
-    """The attempt's way to the first optimizer step, in seconds; None while it is on its way.
+    """The seconds until the attempt's first optimizer step, in phases; None until then.
 
-    Machines' clocks may differ a little, so that no part is allowed to be negative.
+    No phase is negative, although the clocks of the machines can differ slightly.
     """
     workers = list(workers)
     spawned = [worker.spawned_at for worker in workers if worker.spawned_at]
@@ -152,7 +144,7 @@ def start_times(attempt: AttemptSummary, workers: Iterable[WorkerRecord]) -> Sta
 
 
 def cancel(job: JobSummary, by: str) -> Step:
-    """The step by which the token `by` cancels `job` from where it stands."""
+    """The step with which the token `by` cancels `job` in its current state."""
     _refuse_ended(job, "cancelled")
     if job.state.holds_slots:
         return Step(JobState.STOPPING, f"cancelled by {by}", stop=StopMode.CANCEL)
@@ -160,7 +152,7 @@ def cancel(job: JobSummary, by: str) -> Step:
 
 
 def pause(job: JobSummary, stop: StopMode | None, by: str) -> Step:
-    """The step by which the token `by` pauses `job`; `stop` is how its gang is being stopped already."""
+    """The step with which the token `by` pauses `job`, whose gang may already be stopping in the mode `stop`."""
     _refuse_ended(job, "paused")
     if job.state is JobState.STOPPING and stop not in {StopMode.PAUSE, StopMode.DRAIN}:
         raise IllegalTransition(f"job {job.id} is being stopped ({stop}) and can't be paused; look again in a moment")
@@ -186,14 +178,12 @@ def _refuse_ended(job: JobSummary, verb: str) -> None:
         raise IllegalTransition(f"job {job.id} has already ended ({job.state}); it can't be {verb}")
 
 
-def _desertion(gang: Gang, expendable: Collection[Role]) -> Step | None:
-    """The end of a gang that a worker left unasked, e.g. because its node's operator would not wait for the drain."""
+def _interruption(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> Step | None:
     left = [w for w in gang.workers if w.state is WorkerState.STOPPED and w.role not in expendable]
-    why = f"{left[0].name} on {left[0].node} was stopped before its gang" if left else None
-    return Step(JobState.STOPPING, why, stop=StopMode.ABORT) if left else None
-
-
-def _interruption(gang: Gang, draining: Collection[str], now: datetime) -> Step | None:
+    if left:
+        # A worker stopped without a request, for example because an operator didn't wait for a drain.
+        reason = f"{left[0].name} on {left[0].node} was stopped before its gang"
+        return Step(JobState.STOPPING, reason, stop=StopMode.ABORT)
     if is_overdue(gang.job, now):
         return Step(JobState.STOPPING, _overdue(gang.job), stop=StopMode.DEADLINE)
     if any(not worker.state.ended and worker.node in draining for worker in gang.workers):
@@ -224,23 +214,23 @@ def _try_again(gang: Gang, expendable: Collection[Role]) -> Step:
 
 def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:
     failed = [w for w in gang.workers if w.state in _FAILED and not _is_spared(w, expendable)]
-    unsaid = "the worker failed without reporting a reason"
-    return [(w, w.failure or Failure(message=unsaid, at=gang.attempt.started_at)) for w in failed]
+    unknown = "the worker failed without reporting a reason"
+    return [(w, w.failure or Failure(message=unknown, at=gang.attempt.started_at)) for w in failed]
 
 
 def _is_spared(worker: WorkerRecord, expendable: Collection[Role]) -> bool:
-    """Whether the gang can do without the worker. Before it has joined it can't: all wait for all to meet."""
+    """Return whether the gang can continue without the worker. Before the rendezvous it needs all workers."""
     return worker.role in expendable and worker.joined_at is not None
 
 
 def _is_blamed(gang: Gang, expendable: Collection[Role]) -> bool:
-    """Whether a failure ends the attempt. Who merely misses rank 0 after its success does not."""
+    """Return whether a failure ends the attempt. A worker that only lost its peers after rank 0's success does not."""
     done = _is_complete(gang, expendable)
     return any(not (done and failure.consequence) for _, failure in _blamed(gang, expendable))
 
 
 def _is_complete(gang: Gang, expendable: Collection[Role]) -> bool:
-    """Whether the gang's work is done: rank 0 lives longest, so that its success is the gang's."""
+    """Return whether the gang is done. Rank 0 ends last, so its success is the gang's."""
     essential = [worker for worker in gang.workers if worker.role not in expendable]
     done = WorkerState.SUCCEEDED
     return gang.workers[0].state is done or (bool(essential) and all(worker.state is done for worker in essential))

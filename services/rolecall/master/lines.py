@@ -1,11 +1,11 @@
-"""From a log's bytes to lines that people can follow. Pure."""
+"""The splitting of a log's bytes into lines. Pure."""
 
 import re
 from typing import NamedTuple
 
-from rolecall.master.segments import Piece
+from rolecall.master.segments import Chunk
 
-LONGEST = 1 << 16
+MAX_LINE_BYTES = 1 << 16
 """A longer line is shown in parts."""
 _ENDS = re.compile(rb"\r\n|\n|\r")
 
@@ -15,13 +15,13 @@ class Line(NamedTuple):
 
     text: str
     end: int
-    """Offset behind it in the log."""
+    """The offset of its end in the log."""
 
 
 class Lines:
-    """Splits one log, fed piece by piece, from the offset `start` on.
+    """Splits one log, chunk by chunk, starting at the offset `start`.
 
-    A carriage return ends a line as well: progress bars write nothing else.
+    A carriage return ends a line as well, because progress bars write no line feeds.
     """
 
     def __init__(self, start: int = 0) -> None:
@@ -35,44 +35,44 @@ class Lines:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the last line has no end yet."""
+        """True if the last line has no end yet."""
         return bool(self._rest)
 
-    def feed(self, piece: Piece) -> list[Line]:
-        """The lines that end in `piece`, and before them a note if a part of the log before it was cut."""
+    def feed(self, chunk: Chunk) -> list[Line]:
+        """The lines that end in `chunk`, preceded by a note if the log has a gap before it."""
         found: list[Line] = []
-        if piece.start > self.next:
-            found = [*self.flush(), Line(cut_note(piece.start - self.next), piece.start)]
-            self._start = piece.start
-        data = self._rest + piece.data
-        # Whether a carriage return at the very end ends the line alone is known with the next byte.
+        if chunk.start > self.next:
+            found = [*self.flush(), Line(cut_note(chunk.start - self.next), chunk.start)]
+            self._start = chunk.start
+        data = self._rest + chunk.data
+        # A carriage return at the end may be followed by a line feed, which ends the same line.
         whole = len(data) - data.endswith(b"\r")
         begin = 0
         for end in _ENDS.finditer(data, 0, whole):
             found += self._parts(data[begin : end.start()], self._start + begin, end.end() - end.start())
             begin = end.end()
-        while len(data) - begin > LONGEST:
-            found.append(Line(_text(data[begin : begin + LONGEST]), self._start + begin + LONGEST))
-            begin += LONGEST
+        while len(data) - begin > MAX_LINE_BYTES:
+            found.append(Line(_text(data[begin : begin + MAX_LINE_BYTES]), self._start + begin + MAX_LINE_BYTES))
+            begin += MAX_LINE_BYTES
         self._rest, self._start = data[begin:], self._start + begin
         return found
 
     def flush(self) -> list[Line]:
-        """What has been fed of a line without an end."""
+        """The beginning of a line without an end."""
         if not self._rest:
             return []
         rest, self._rest, self._start = self._rest, b"", self.next
         return [Line(_text(rest.removesuffix(b"\r")), self._start)]
 
     def _parts(self, line: bytes, start: int, end_size: int) -> list[Line]:
-        cuts = range(0, max(1, len(line)), LONGEST)
-        ends = [start + min(cut + LONGEST, len(line)) for cut in cuts]
+        cuts = range(0, max(1, len(line)), MAX_LINE_BYTES)
+        ends = [start + min(cut + MAX_LINE_BYTES, len(line)) for cut in cuts]
         ends[-1] += end_size
-        return [Line(_text(line[cut : cut + LONGEST]), end) for cut, end in zip(cuts, ends, strict=True)]
+        return [Line(_text(line[cut : cut + MAX_LINE_BYTES]), end) for cut, end in zip(cuts, ends, strict=True)]
 
 
 def cut_note(size: int) -> str:
-    """What stands in a log in place of `size` bytes."""
+    """The note that replaces `size` bytes of a log."""
     return f"[{size} bytes of this log were cut here: ROLECALL_LOG_BYTES bounds how much is kept]"
 
 

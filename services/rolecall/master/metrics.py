@@ -1,4 +1,4 @@
-"""What Prometheus sees of the master. Names carry their units and start with `rolecall_`."""
+"""The master's metrics for Prometheus. Names contain their units and start with `rolecall_`."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ from rolecall.spec.state import JobState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """All that the metrics tell, at one moment."""
+    """The values of all metrics at one point in time."""
 
     counts: dict[JobState, int]
     oldest_queued_at: datetime | None
@@ -31,35 +31,37 @@ class Snapshot:
     nodes: list[NodeState]
     taken: Sequence[WorkerPlan]
     idle_s: dict[str, float]
-    """Of each loop: seconds since its last pass that went well."""
+    """Seconds since the last successful pass of each loop."""
     now: datetime
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges, as prometheus_client's collectors give them."""
+        """The gauges, as a collector of prometheus_client."""
         yield from _queue(self)
         yield from _nodes(self)
         yield from _running(self)
-        yield from _loops(self)
+        about = "Seconds since the last successful pass of the master's loop."
+        idle = (([loop], idle_s) for loop, idle_s in self.idle_s.items())
+        yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
 
 
 async def exposition(master: Master) -> bytes:
     """The text of `GET /metrics`."""
     registry = CollectorRegistry()
-    registry.register(await _look(master))
-    # In a thread: what a large cluster has free takes a while to compute.
-    return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.registry))
+    registry.register(await _observe(master))
+    # In a thread, because computing the free slots of a large cluster takes long.
+    return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.metrics_registry))
 
 
-async def _look(master: Master) -> Snapshot:
-    """From memory, but for the counts and the progress of jobs that this master has not heard of yet."""
+async def _observe(master: Master) -> Snapshot:
+    """The current values. Only counts, and progress that is not in memory yet, come from the database."""
     view = master.view
     await view.refresh()
     running = [gang.job for gang in view.gangs.values()]
-    heard = {job.id: told for job in running if (told := master.progress.of_job(job.id, job.attempt))}
+    in_memory = {job.id: newest for job in running if (newest := master.progress.of_job(job.id, job.attempt))}
     async with master.database.read() as connection:
         counts = await jobs.count_by_state(connection)
-        stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in heard])
-    progress = stored | heard
+        stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in in_memory])
+    progress = stored | in_memory
     return Snapshot(
         counts=counts,
         oldest_queued_at=min((job.queued_at for job in view.queue.values()), default=None),
@@ -109,12 +111,6 @@ def _running(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     yield _gauge("rolecall_job_step", "The newest optimizer step.", labels, ((w, p.step) for w, _, p in named))
     yield _gauge("rolecall_job_loss", "The newest training loss.", labels, losses)
     yield _gauge("rolecall_job_samples_per_second", "Samples trained per second.", labels, speeds)
-
-
-def _loops(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    about = "Seconds since the last successful pass of the master's loop."
-    idle = (([loop], idle_s) for loop, idle_s in snapshot.idle_s.items())
-    yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
 
 
 def _gauge(name: str, about: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:

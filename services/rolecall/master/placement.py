@@ -1,16 +1,16 @@
-"""Where a gang goes: pure arithmetic over what nodes offer and what is taken.
+"""Placement of gangs on nodes. Pure.
 
-A machine has two ledgers, each as large as its CPU slots: one for roles that compute, one for roles that serve; a node
-whose cores are its own has two for itself. A GPU is given out once per machine, whichever container asks. All of it is
-one small flow network, `role -> node -> ledger or GPU`, so that a gang is found whenever one exists (augmenting paths;
-Ford and Fulkerson 1956), and whole or not at all.
+A machine has two ledgers, each as large as its CPU slots: one for roles that compute, one for roles that serve. A node
+with exclusive cores has two of its own. A GPU has one user per machine, regardless of the container. Together they form
+a small flow network, `role -> node -> ledger or GPU`. Augmenting paths (Ford and Fulkerson 1956) find seats for the
+whole gang if they exist.
 
-A node whose address is a loopback address shares a gang only with nodes of its own network namespace: no other could
+A node with a loopback address shares a gang only with nodes in its own network namespace, because no other node can
 reach its workers.
 
-Equal shapes have equal outcomes: a `Cluster` computes what depends on the nodes alone once per shape, a `Seating` what
-depends on the taken places too. A thousand waiting jobs of five shapes cost five searches, and none while nothing
-changes.
+Equal shapes have equal outcomes. A `Cluster` computes once per shape what depends only on the nodes, and a `Seating`
+what depends on the occupied seats as well. A thousand waiting jobs of five shapes need five searches, and none while
+nothing changes.
 """
 
 from collections import Counter, defaultdict
@@ -24,36 +24,36 @@ from rolecall.spec.role import RANK_ORDER, Role
 
 Counts = Mapping[Role, int]
 Shape = frozenset[tuple[Role, int]]
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why a gang has no place now."""
+    """The reason why a gang can't be placed now."""
 
     reason: str
     feasible: bool
-    """Whether the cluster could hold it if nothing else ran."""
+    """True if the gang would fit if nothing else ran."""
     gist: str = ""
-    """The reason without what changes from moment to moment, where it has such parts."""
+    """The reason without figures that change all the time, if it has any."""
 
     @property
     def lasting(self) -> str:
-        """The reason as it is stored: it changes only when the job waits for something else."""
+        """The reason to store, which changes only if the job waits for something else."""
         return self.gist or self.reason
 
 
 class Pool(NamedTuple):
-    """What nodes of one machine share: one of its ledgers, or one GPU."""
+    """A resource that the nodes of one machine share: one of its ledgers, or one GPU."""
 
     owner: str
-    """The machine, or the node whose cores are its own."""
+    """The machine, or a node with exclusive cores."""
     kind: str
     """`compute`, `serve` or a GPU's UUID."""
 
 
 class Seat(NamedTuple):
-    """One worker's place: a node, and the pool that it draws on."""
+    """The seat of one worker: a node, and the pool that it uses."""
 
     node: str
     pool: Pool
@@ -68,15 +68,14 @@ Outcome = GangPlan | Waiting
 
 
 class Cluster:
-    """Nodes as placement sees them, at one moment. What it computes it keeps."""
+    """The nodes at one point in time. Caches what it computes."""
 
     def __init__(self, nodes: Iterable[NodeState], avoid: Collection[str] = ()) -> None:
         self.nodes = tuple(nodes)
-        self.living = [node for node in self.nodes if node.alive]
-        self.offers = [spec for spec in _offers(self.nodes) if spec.name not in avoid]
-        self.circles = _circles(self.offers)
+        self.live_nodes = [node for node in self.nodes if node.alive]
+        self.offers = [node.spec for node in self.live_nodes if node.obstacle is None and node.spec.name not in avoid]
+        self.reachable_groups = _reachable_groups(self.offers)
         self.addresses = {node.spec.name: node.spec.address for node in self.nodes}
-        self._known = [node.spec for node in self.living]
         self._totals: dict[Role, int] = {}
         self._rooms: dict[Role, int] = {}
         self._feasible: dict[Shape, bool] = {}
@@ -84,40 +83,40 @@ class Cluster:
         self._without: dict[frozenset[str], Cluster] = {}
 
     def without(self, avoid: frozenset[str]) -> "Cluster":
-        """The same nodes, of which those of `avoid` offer nothing: what runs there takes its share all the same."""
+        """The same cluster without offers of the nodes in `avoid`, whose workers still use their machines."""
         if avoid not in self._without:
             self._without[avoid] = Cluster(self.nodes, avoid)
         return self._without[avoid]
 
     def seating(self, taken: Sequence[WorkerPlan]) -> "Seating":
-        """What is free beside `taken`; the last one is kept."""
+        """The seating with `taken` occupied. Caches the last one."""
         taken = tuple(taken)
         if self._seating is None or self._seating[0] != taken:
             self._seating = taken, Seating(self, taken)
         return self._seating[1]
 
     def total(self, role: Role) -> int:
-        """How many workers of `role` the living nodes could take, also those that take none at the moment."""
+        """The capacity of all live nodes for `role`, including nodes that accept no workers now."""
         if role not in self._totals:
-            self._totals[role] = _room(role, self._known, ())
+            self._totals[role] = Flow([node.spec for node in self.live_nodes], ()).room(role)
         return self._totals[role]
 
     def is_feasible(self, roles: Counts) -> bool:
-        """Whether the gang would fit if nothing else ran."""
+        """Return whether the gang would fit if nothing else ran."""
         shape = shape_of(roles)
         if shape not in self._feasible:
             fits = all(count <= self._room_alone(role) for role, count in shape)
-            self._feasible[shape] = fits and any(not Flow(circle, ()).fill(roles) for circle in self.circles)
+            self._feasible[shape] = fits and any(not Flow(group, ()).fill(roles) for group in self.reachable_groups)
         return self._feasible[shape]
 
     def _room_alone(self, role: Role) -> int:
         if role not in self._rooms:
-            self._rooms[role] = _room(role, self.offers, ())
+            self._rooms[role] = Flow(self.offers, ()).room(role)
         return self._rooms[role]
 
 
 class Seating:
-    """A cluster with some of its places taken. What it computes it keeps."""
+    """A cluster with occupied seats. Caches what it computes."""
 
     def __init__(self, cluster: Cluster, taken: Sequence[WorkerPlan]) -> None:
         self._cluster = cluster
@@ -128,9 +127,9 @@ class Seating:
         self._elsewhere: dict[frozenset[str], Seating] = {}
 
     def place(self, roles: Counts, avoid: Collection[str] = ()) -> Outcome:
-        """A place for every worker of a gang with these role counts, or the reason why there is none.
+        """The plan of a gang with these role counts, or the reason why it can't be placed.
 
-        It is on none of the nodes of `avoid` if there is such a place.
+        The plan avoids the nodes in `avoid` if possible.
         """
         if avoid and isinstance(elsewhere := self._without(frozenset(avoid)).place(roles), GangPlan):
             return elsewhere
@@ -140,9 +139,9 @@ class Seating:
         return self._outcomes[shape]
 
     def room(self, role: Role) -> int:
-        """How many more workers of `role` alone fit."""
+        """The number of additional workers that fit, if all have this role."""
         if role not in self._rooms:
-            self._rooms[role] = _room(role, self._cluster.offers, self._occupied)
+            self._rooms[role] = Flow(self._cluster.offers, self._occupied).room(role)
         return self._rooms[role]
 
     def _without(self, avoid: frozenset[str]) -> "Seating":
@@ -151,9 +150,9 @@ class Seating:
         return self._elsewhere[avoid]
 
     def _search(self, roles: Counts) -> Outcome:
-        # A role for which there is no room alone needs no search.
+        # If the workers of one role alone don't fit, a search is unnecessary.
         if all(count <= self.room(role) for role, count in shape_of(roles)):
-            for reachable in self._cluster.circles:
+            for reachable in self._cluster.reachable_groups:
                 free = Flow(reachable, self._occupied)
                 if not free.fill(roles):
                     return _plan(roles, reachable, free)
@@ -166,51 +165,37 @@ class Seating:
         reasons = [_shortage(role, count, self.room(role), cluster.total(role)) for role, count in short.items()]
         gist = "; ".join(f"waiting for {_slots(role, count)}" for role, count in short.items())
         if not reasons:
-            apart = not Flow(cluster.offers, self._occupied if feasible else ()).fill(roles)
+            separated = not Flow(cluster.offers, self._occupied if feasible else ()).fill(roles)
             gist = f"waiting for {_listed_counts(wanted)} slots"
             reasons = [
                 _unreachable(roles, cluster.offers)
-                if apart
+                if separated
                 else _shared_shortage(wanted, cluster.offers, self._occupied, feasible)
             ]
-        return Waiting("; ".join([*reasons, *_obstacles(roles, cluster.living)]), feasible, gist)
+        return Waiting("; ".join([*reasons, *_obstacles(roles, cluster.live_nodes)]), feasible, gist)
 
 
 def shape_of(roles: Counts) -> Shape:
-    """What alone decides, beside nodes and taken places, where a gang goes."""
+    """The property of a gang that determines its placement, given the nodes and the occupied seats."""
     return frozenset((role, count) for role, count in roles.items() if count)
 
 
-def place(roles: Counts, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> Outcome:
-    """A place for every worker of a gang with these role counts, or the reason why there is none."""
-    return Cluster(nodes).seating(taken).place(roles)
-
-
-def capacity(role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = ()) -> int:
-    """How many more workers of `role` the nodes can take beside those of `taken`."""
-    return Cluster(nodes).seating(taken).room(role)
-
-
 def _occupied(nodes: Iterable[NodeState], taken: Iterable[WorkerPlan]) -> list[Seat]:
-    """The seats of `taken`, also on nodes that offer no more: what they share with others of their machine is gone."""
+    """The seats of `taken`, including those on nodes without offers, because machines share pools."""
     specs = {node.spec.name: node.spec for node in nodes}
     known = [(specs[worker.node], worker.gpu) for worker in taken if worker.node in specs]
     return [Seat(spec.name, _gpu(spec, gpu) if gpu else _ledger(spec)) for spec, gpu in known]
 
 
-def _offers(nodes: Iterable[NodeState]) -> list[NodeSpec]:
-    return [node.spec for node in nodes if node.alive and node.obstacle is None]
-
-
-def _circles(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
-    """The sets of nodes whose workers can all reach each other."""
+def _reachable_groups(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
+    """The groups of nodes whose workers can all reach each other."""
     namespaces = sorted({spec.loopback_of for spec in offers if spec.loopback_of is not None})
-    abroad = [spec for spec in offers if spec.loopback_of is None]
-    return [abroad, *([spec for spec in offers if spec.loopback_of == one] for one in namespaces)]
+    routable = [spec for spec in offers if spec.loopback_of is None]
+    return [routable, *([spec for spec in offers if spec.loopback_of == one] for one in namespaces)]
 
 
 class Flow:
-    """A growing assignment of workers to seats, within what the nodes offer."""
+    """An assignment of workers to seats, within the nodes' offers."""
 
     def __init__(self, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> None:
         self._specs = {spec.name: spec for spec in sorted(offers, key=lambda spec: spec.name)}
@@ -223,7 +208,7 @@ class Flow:
             self._pool_left[seat.pool] -= 1
 
     def fill(self, roles: Counts) -> Counter[Role]:
-        """Seat as many as fit; return how many of each role do not."""
+        """Seat as many workers as fit. Returns the number of the others for each role."""
         short: Counter[Role] = Counter()
         for role in RANK_ORDER:
             for _ in range(roles.get(role, 0)):
@@ -232,22 +217,22 @@ class Flow:
         return short
 
     def room(self, role: Role) -> int:
-        """How many more of `role` alone fit. To count them it may have to seat them."""
+        """The number of additional workers that fit, if all have this role. Can seat them to count them."""
         seats: Counter[frozenset[Pool]] = Counter()
         for node in self._open_nodes(role):
             seats[frozenset(self._pools[node])] += self._seats_left[node]
-        if sum(map(len, seats)) > len(frozenset[Pool]().union(*seats)):  # Some nodes share a part of their pools.
+        if sum(map(len, seats)) > len(frozenset[Pool]().union(*seats)):  # Some nodes share only a part of their pools.
             return seats.total() - self.fill({role: seats.total()})[role]
         free = {pools: sum(max(0, self._pool_left[pool]) for pool in pools) for pools in seats}
         return sum(min(count, free[pools]) for pools, count in seats.items())
 
     def _seat(self, role: Role, seen: set[Pool]) -> bool:
-        """Seat one more worker of `role`, moving others of the gang out of its way if need be."""
+        """Seat one more worker of `role`, and move other workers of the gang if necessary."""
         choices = [Seat(node, pool) for node in self._open_nodes(role) for pool in self._pools[node]]
         if not choices:
             return False
         best = min(choices, key=self._load)
-        if self._pool_left[best.pool] > 0 and best.pool not in seen:  # Nearly always; then there is nothing to sort.
+        if self._pool_left[best.pool] > 0 and best.pool not in seen:  # The usual case, which needs no sorting.
             self._occupy(best, 1)
             return True
         for seat in sorted(choices, key=self._load):
@@ -271,7 +256,7 @@ class Flow:
         return [name for name, spec in self._specs.items() if spec.role is role and self._seats_left[name] > 0]
 
     def _load(self, seat: Seat) -> tuple[bool, int, int, Seat]:
-        """Free pools first, then the emptiest: gangs spread, and equal clusters give equal plans."""
+        """The sort key of seats: free pools first, then the emptiest node, so that gangs spread."""
         left = self._pool_left[seat.pool]
         room = sum(max(0, self._pool_left[pool]) for pool in self._pools[seat.node])
         return left <= 0, -room, -self._seats_left[seat.node], seat
@@ -308,18 +293,13 @@ def _pool_sizes(offers: Sequence[NodeSpec]) -> defaultdict[Pool, int]:
 
 def _plan(roles: Counts, offers: Sequence[NodeSpec], flow: Flow) -> GangPlan:
     specs = {spec.name: spec for spec in offers}
-    # Sorted, so that neighbouring ranks share a node: they talk most.
+    # Sorted, so that neighboring ranks, which communicate most, share a node.
     seats = {role: [s for s in sorted(flow.seated.elements()) if specs[s.node].role is role] for role in RANK_ORDER}
     places = [(role, number, seats[role][number]) for role in RANK_ORDER for number in range(roles.get(role, 0))]
     return GangPlan(
         workers=tuple(
             WorkerPlan(
-                rank=rank,
-                role=role,
-                role_rank=number,
-                node=seat.node,
-                threads=_threads(specs[seat.node]),
-                gpu=seat.gpu,
+                rank=rank, role=role, role_rank=number, node=seat.node, threads=_threads(specs[seat.node]), gpu=seat.gpu
             )
             for rank, (role, number, seat) in enumerate(places)
         )
@@ -330,34 +310,30 @@ def _threads(spec: NodeSpec) -> int:
     return max(1, spec.machine.cores // spec.machine.cpu_slots) if spec.role.computes else 1
 
 
-def _obstacles(roles: Counts, living: Sequence[NodeState]) -> list[str]:
-    """Why nodes that are there take none, those with the same reason together."""
+def _obstacles(roles: Counts, live_nodes: Sequence[NodeState]) -> list[str]:
+    """The reasons why live nodes accept no workers, with the nodes of each reason."""
     names: defaultdict[str, list[str]] = defaultdict(list)
-    for node in sorted(living, key=lambda node: node.spec.name):
+    for node in sorted(live_nodes, key=lambda node: node.spec.name):
         if node.obstacle is not None and roles.get(node.spec.role, 0):
             names[node.obstacle].append(node.spec.name)
     return [f"{_listed(some)} take{'s' * (len(some) == 1)} none: {why}" for why, some in names.items()]
 
 
 def _unreachable(roles: Counts, offers: Sequence[NodeSpec]) -> str:
-    """There is room, but not among nodes that reach each other."""
+    """The reason if there are enough slots, but not on nodes that can reach each other."""
     listed = _listed_counts({role: roles[role] for role in RANK_ORDER if roles.get(role, 0)})
-    lonely = sorted(spec.name for spec in offers if spec.loopback_of is not None and roles.get(spec.role, 0))
+    names = sorted(spec.name for spec in offers if spec.loopback_of is not None and roles.get(spec.role, 0))
     return (
-        f"waiting for {listed} slots that reach each other: {_listed(lonely)} can only be reached on "
-        f"{'its' if len(lonely) == 1 else 'their'} own machine; set MASTER_ADDR there to an address of the master that "
+        f"waiting for {listed} slots that reach each other: {_listed(names)} can only be reached on "
+        f"{'its' if len(names) == 1 else 'their'} own machine; set MASTER_ADDR there to an address of the master that "
         "other machines reach"
     )
 
 
 def _listed(names: Sequence[str]) -> str:
-    if len(names) > _MOST_NAMES:
-        return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} others"
+    if len(names) > _MAX_NAMES:
+        return f"{', '.join(names[:_MAX_NAMES])} and {len(names) - _MAX_NAMES} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _room(role: Role, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> int:
-    return Flow(offers, occupied).room(role)
 
 
 def _shortage(role: Role, wanted: int, free: int, total: int) -> str:
@@ -368,7 +344,7 @@ def _shortage(role: Role, wanted: int, free: int, total: int) -> str:
 
 
 def _shared_shortage(wanted: Counts, offers: Sequence[NodeSpec], occupied: Sequence[Seat], feasible: bool) -> str:
-    """Each role alone would fit, but they share machines."""
+    """The reason if each role alone would fit, but the roles share machines."""
     listed = _listed_counts(wanted)
     busy = () if not feasible else occupied
     fit = sum(wanted.values()) - Flow(offers, busy).fill(wanted).total()

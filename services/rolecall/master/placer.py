@@ -1,8 +1,8 @@
-"""The loop that gives queued jobs their places.
+"""The loop that places queued jobs.
 
-It computes in a thread of its own on what the view held at one moment, so that a wide search holds up no request. Then
-it commits job by job, guarded by the job's state and by the nodes' incarnations: a plan that is stale by then fails
-and is made anew. Nothing else gives places away, so that between the look and the commit places can only become free.
+It computes plans in its own thread from a snapshot of the view, so that a long search doesn't block requests. Then it
+commits each job, guarded by the job's state and the nodes' incarnations. A plan that is stale by then fails and is
+computed again. No other code occupies seats, so between the snapshot and the commit seats can only become free.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
 from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.master.presence import Presence
-from rolecall.master.scheduler import Allowance, QueuedJob, schedule
+from rolecall.master.scheduler import QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, jobs, nodes
@@ -31,68 +31,58 @@ from rolecall.master.view import View
 from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
-from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.plan import GangPlan
 
 _log = logging.getLogger(__name__)
 
 Offer = tuple[NodeRecord, bool, str | None]
-"""A node, whether it is alive, and why it takes no worker."""
+"""A node, its liveness, and the reason why it accepts no workers."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What decides a placement: while it stays the same, so do the outcomes."""
+class _Inputs:
+    """The inputs of a placement. While they stay the same, so do the outcomes."""
 
     version: int
     offers: tuple[Offer, ...]
     limits: Mapping[str, Limits]
-    """Of each owner."""
+    """The limits of each owner."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Placer:
-    """Places what fits, and knows why the others wait."""
+    """Places jobs, and knows the reasons why others wait."""
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        database: Database,
-        access: Access,
-        catalogue: Catalogue,
-        presence: Presence,
-        view: View,
-        waking: Waking,
-        placement_seconds: Histogram,
-        backfill_window: timedelta,
-    ) -> None:
-        self.pulse = Pulse(clock.monotonic)
-        self._clock = clock
-        self._database = database
-        self._access = access
-        self._catalogue = catalogue
-        self._presence = presence
-        self._view = view
-        self._waking = waking
-        self._placement_seconds = placement_seconds
-        self._backfill_window = backfill_window
+    clock: Clock
+    database: Database
+    access: Access
+    catalogue: Catalogue
+    presence: Presence
+    view: View
+    waking: Waking
+    placement_seconds: Histogram
+    backfill_window: timedelta
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.clock.monotonic)
         self._errors = ErrorLog()
         self._woken = Signal()
         self._waiting: Mapping[tuple[str, int], Waiting] = {}
         self._cluster: tuple[tuple[Offer, ...], Cluster] | None = None
-        self._settled: _Look | None = None
+        self._settled: _Inputs | None = None
         self._again_at: datetime | None = None
 
     def wake(self) -> None:
-        """Ask for a look: a job was queued, a node came, a place may be free, a token's limits changed."""
+        """Request a pass, because jobs, nodes, seats or limits of tokens have changed."""
         self._woken.notify()
 
     def waiting_for(self, job: JobSummary) -> str | None:
-        """What a queued job waits for, with the figures of this moment; else what is stored."""
+        """The reason why a queued job waits, with current figures if available, otherwise as stored."""
         known = self._waiting.get((job.id, job.attempt)) if job.waiting_for else None
         return known.reason if known else job.waiting_for
 
     async def run(self) -> None:
-        """Look after look, until cancelled. What fails is logged once, and tried again at the next tick."""
+        """Run passes until cancelled. A failure is logged once, and retried at the next tick."""
         with ThreadPoolExecutor(1, "placement") as pool:
             while True:
                 ticket = self._woken.ticket()
@@ -101,124 +91,115 @@ class Placer:
                     pause_s = await self.place(pool)
                     self._errors.recovered("placing")
                     self.pulse.succeeded()
-                except Exception as error:  # noqa: BLE001 - a loop's tick: one bad look must not end all of them
+                except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
                     self._errors.failed("placing", error)
                     self.pulse.failed(error)
                 await wait(ticket, pause_s)
 
     async def place(self, pool: ThreadPoolExecutor | None = None) -> float:
-        """One look, computed in a thread of `pool`. Returns after how many seconds the next one is due."""
-        await self._view.refresh()
-        now = self._clock.now()
-        look = _Look(self._view.version, self._offers(), self._access.limits)
-        if look == self._settled and (self._again_at is None or now < self._again_at):
+        """Run one pass, which computes in a thread of `pool`. Returns the seconds until the next one."""
+        await self.view.refresh()
+        now = self.clock.now()
+        inputs = _Inputs(self.view.version, self._offers(), self.access.limits)
+        if inputs == self._settled and (self._again_at is None or now < self._again_at):
             return self._due_s(now)
         self._settled = None
-        ready = [job for job in self._view.queue.values() if job.not_before is None or job.not_before <= now]
+        ready = [job for job in self.view.queue.values() if job.not_before is None or job.not_before <= now]
         if not ready:
-            self._waiting, self._settled, self._again_at = {}, look, self._next_change(now, {})
+            self._waiting, self._settled, self._again_at = {}, inputs, self._next_change(now, {})
             return self._due_s(now)
-        cluster = self._cluster_of(look.offers)
-        allowed = self._view.allowances(look.limits)
-        asked = (ready, dict(self._view.chosen), cluster, self._view.taken(), allowed, self._view.visited(), now)
-        outcomes = await asyncio.get_running_loop().run_in_executor(pool, self._schedule, *asked)
+        cluster = self._cluster_of(inputs.offers)
+        allowed, chosen = self.view.allowances(inputs.limits), dict(self.view.chosen)
+        taken, per_node_jobs = self.view.taken(), self.view.per_node_jobs()
+
+        def compute() -> dict[str, Outcome]:
+            queue = [_queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)) for job in ready]
+            return schedule(queue, cluster, taken, now, self.backfill_window, allowed, per_node_jobs)
+
+        outcomes = await asyncio.get_running_loop().run_in_executor(pool, compute)
         self._again_at = self._next_change(now, outcomes)
         if not await self._settle(ready, outcomes):
-            self._settled = look
+            self._settled = inputs
         return self._due_s(now)
 
     def _offers(self) -> tuple[Offer, ...]:
-        states = self._presence.states(self._view.nodes.values())
+        states = self.presence.states(self.view.nodes.values())
         return tuple(
-            (node, state.alive, state.obstacle) for node, state in zip(self._view.nodes.values(), states, strict=True)
+            (node, state.alive, state.obstacle) for node, state in zip(self.view.nodes.values(), states, strict=True)
         )
 
     def _cluster_of(self, offers: tuple[Offer, ...]) -> Cluster:
-        """The nodes to place on; the same as last time while nothing about them has changed."""
+        """The nodes as a `Cluster`, which is reused while their offers don't change."""
         if self._cluster is None or self._cluster[0] != offers:
-            self._cluster = offers, Cluster(self._presence.states(self._view.nodes.values()))
+            self._cluster = offers, Cluster(self.presence.states(self.view.nodes.values()))
         return self._cluster[1]
 
-    def _schedule(  # noqa: PLR0917 - all that a placement depends on
-        self,
-        ready: list[JobSummary],
-        chosen: Mapping[str, tuple[str, ...]],
-        cluster: Cluster,
-        taken: tuple[WorkerPlan, ...],
-        allowed: Mapping[str, Allowance],
-        visited: Mapping[str, str],
-        now: datetime,
-    ) -> dict[str, Outcome]:
-        """In the placement's own thread."""
-        queue = [_queued(job, chosen, per_node=self._catalogue.is_per_node(job.workload)) for job in ready]
-        return schedule(queue, cluster, taken, now, self._backfill_window, allowed, visited)
-
     async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> bool:
-        """Commit what was decided; return whether there was any plan, after which it has to be decided anew."""
+        """Commit the outcomes. Returns whether there were plans, because then another pass is necessary."""
         plans = [(job, plan) for job in ready if isinstance(plan := outcomes[job.id], GangPlan)]
         waits = [(job, why) for job in ready if isinstance(why := outcomes[job.id], Waiting)]
         for job, plan in plans:
             await self._errors.attempt(f"placing {job.id}", self._begin(job, plan), job.id)
         self._waiting = {(job.id, job.attempt): why for job, why in waits}
-        await self._tell(waits)
+        await self._store_reasons(waits)
         return bool(plans)
 
-    async def _tell(self, waits: Iterable[tuple[JobSummary, Waiting]]) -> None:
-        """Store why jobs wait, where that is another reason than before."""
+    async def _store_reasons(self, waits: Iterable[tuple[JobSummary, Waiting]]) -> None:
+        """Store the reasons why jobs wait, if they have changed."""
         news = [(job, why.lasting) for job, why in waits if why.lasting != job.waiting_for]
         if not news:
             return
-        async with self._database.write() as connection:
+        async with self.database.write() as connection:
             await jobs.set_waiting(connection, news)
-        self._view.waits([(job, replace(job, waiting_for=reason)) for job, reason in news])
-        self._waking.followers(*(job.id for job, _ in news))
+        self.view.waits([(job, replace(job, waiting_for=reason)) for job, reason in news])
+        self.waking.followers(*(job.id for job, _ in news))
 
     async def _begin(self, job: JobSummary, plan: GangPlan) -> bool:
-        now = self._clock.now()
+        now = self.clock.now()
         try:
-            async with self._database.write() as connection:
+            async with self.database.write() as connection:
                 record = await jobs.find(connection, job.id)
                 if record is None:
                     raise Conflict("it is deleted")
                 if record.unreadable is not None:
-                    self._view.set_aside(job.id, record.unreadable)
+                    self.view.set_aside(job.id, record.unreadable)
                     raise Conflict(f"{record.unreadable}; the job is set aside")
                 await self._check_incarnations(connection, plan)
                 avoided = not set(record.avoid or ()).isdisjoint(worker.node for worker in plan.workers)
                 resume_from = await checkpoints.newest(connection, job.id, undoubted=avoided)
                 await attempts.begin(connection, job, plan, resume_from, now)
         except BaseException as error:
-            # What is stored is not what was looked at; a commit that failed may have come through all the same.
-            self._view.note(jobs=[job.id], nodes={worker.node for worker in plan.workers})
+            # The database differs from the snapshot, or a commit that seemed to fail has succeeded.
+            self.view.note(jobs=[job.id], nodes={worker.node for worker in plan.workers})
             if isinstance(error, Conflict):
-                self._waking.loops()
+                self.waking.loops()
             raise
-        self._waking.gang(job.id, {worker.node for worker in plan.workers})
-        self._placement_seconds.observe((now - job.queued_at).total_seconds())
+        self.waking.gang(job.id, {worker.node for worker in plan.workers})
+        self.placement_seconds.observe((now - job.queued_at).total_seconds())
         fields = about("job_placed", job=job.id, attempt=job.attempt + 1)
         _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size, extra=fields)
         return True
 
     async def _check_incarnations(self, connection: AsyncConnection, plan: GangPlan) -> None:
-        """Raise `Conflict` when a node of the plan was lost, restarted or began to drain since the look."""
+        """Raise `Conflict` if a node of the plan was lost, restarted or started to drain since the snapshot."""
         names = {worker.node for worker in plan.workers}
         stored = await nodes.incarnations(connection, names)
         for name in sorted(names):
-            seen, now = self._view.nodes.get(name), stored.get(name)
+            seen, now = self.view.nodes.get(name), stored.get(name)
             if seen is None or now is None or now.started != seen.started or now.draining:
                 raise Conflict(f"node {name} left, restarted or began to drain while its workers were planned")
-            if not self._presence.is_alive(name):
+            if not self.presence.is_alive(name):
                 raise Conflict(f"node {name} was lost while its workers were planned")
 
     def _next_change(self, now: datetime, outcomes: Mapping[str, Outcome]) -> datetime | None:
-        """When time alone changes the outcomes: a back-off is over, or a job that could fit has waited for the window.
+        """The next time at which only time changes outcomes: the end of a back-off, or of a job's backfill window.
 
-        The window of a job that could never fit, or is held back, changes nothing for the others.
+        The window of a job that can never fit, or is held back, has no effect on other jobs.
         """
-        queue = self._view.queue
+        queue = self.view.queue
         fitting = [job for job, outcome in outcomes.items() if isinstance(outcome, Waiting) and outcome.feasible]
         moments = [job.not_before for job in queue.values() if job.not_before]
-        moments += [queue[job].queued_at + self._backfill_window for job in fitting if job in queue]
+        moments += [queue[job].queued_at + self.backfill_window for job in fitting if job in queue]
         return min((moment for moment in moments if moment > now), default=None)
 
     def _due_s(self, now: datetime) -> float:

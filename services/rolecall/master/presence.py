@@ -1,8 +1,7 @@
-"""Which nodes are alive: when each sent its last heartbeat, and what it found when it examined itself.
+"""The liveness of nodes: their last heartbeats, and the results of their self-checks.
 
-A node has a name, which it keeps, and an incarnation (`NodeSpec.started`), which changes when it restarts. All of this
-is in memory on purpose: a restarted master has heard nobody, and must give every node its time before it calls one
-lost.
+A node has a permanent name, and an incarnation (`NodeSpec.started`) that changes when it restarts. All of this is
+deliberately in memory only: a restarted master has no heartbeats yet, and gives every node the full timeout.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,24 +10,24 @@ from rolecall.master.store.records import NodeRecord
 from rolecall.spec.finding import Finding
 from rolecall.spec.node import NodeState
 
-# Passes come twice a second; what takes this much longer was no pass, but a master that did not run.
-_LONGEST_PASS_S = 3.0
+# Passes run twice a second. A much longer interval means that the master itself did not run.
+_MAX_PASS_S = 3.0
 _BETWEEN_CALLS_S = 1.0
-"""Within this time a living node calls again whose call was answered."""
+"""The time within which a live node calls again after an answer."""
 _CALLS_AGAIN_S = 3.0
-"""Within this time living nodes call a master that has just started: they try every 2 s at most.
+"""The time within which live nodes call a master that has just started. They retry every 2 s at most.
 
-Less than a node waits for its own name: one whose machine lost its power enters before it gives up.
+It is shorter than the time for which a node waits for its name, so that a node whose machine lost power can register.
 """
 
 
 class Presence:
-    """The last heartbeat of every node, on the monotonic clock `now`, and its findings about itself."""
+    """The last heartbeat of every node, on the monotonic clock `now`, and its findings."""
 
     def __init__(self, timeout_s: float, now: Callable[[], float]) -> None:
         self.timeout_s = timeout_s
         self.closing = False
-        """Whether the master is about to end: then no node is offered for new work."""
+        """True while the master exits, so that no node is used for new work."""
         self._now = now
         self._begun = self._last_pass = now()
         self._heartbeats: dict[str, float] = {}
@@ -38,16 +37,16 @@ class Presence:
         self._replaced: set[str] = set()
 
     def record_pass(self) -> None:
-        """Called at every pass of the reconciler: a master that was stopped itself could not hear anybody meanwhile."""
+        """Record a pass of the reconciler. After a long gap the master itself was stopped, so all timeouts restart."""
         now = self._now()
-        if now - self._last_pass > max(self.timeout_s, _LONGEST_PASS_S):
+        if now - self._last_pass > max(self.timeout_s, _MAX_PASS_S):
             self._begun = now
             self._heartbeats = dict.fromkeys(self._heartbeats, now)
         self._last_pass = now
         self._expected_until = {one: until for one, until in self._expected_until.items() if until > now}
 
     def register(self, node: str, incarnation: str) -> None:
-        """The node is alive, but nothing is placed on it before its findings are recorded."""
+        """Record that the node is alive. Nothing is placed on it before its findings are recorded."""
         self.record_heartbeat(node, incarnation)
         self._findings.pop(node, None)
 
@@ -57,56 +56,54 @@ class Presence:
         self._incarnations[node] = incarnation
 
     def record_findings(self, node: str, findings: tuple[Finding, ...]) -> bool:
-        """What the node found when it examined itself; return whether that is news to a placement."""
+        """Record the results of a self-check. Returns whether they can change a placement."""
         before = self._findings.get(node)
         self._findings[node] = findings
         return before is None or _levels(before) != _levels(findings)
 
     def forget(self, node: str) -> None:
-        """The node left."""
         self._heartbeats.pop(node, None)
         self._incarnations.pop(node, None)
         self._findings.pop(node, None)
 
     def expect_call(self, incarnation: str, wait_s: float = 0.0) -> None:
-        """A call of this incarnation is answered in `wait_s`: until it calls again it counts as running."""
+        """Record that a call of this incarnation is answered in `wait_s`. It counts as running until its next call."""
         self._expected_until[incarnation] = self._now() + wait_s + _BETWEEN_CALLS_S
 
     def is_expected(self, incarnation: str) -> bool:
-        """Whether this incarnation runs for certain."""
+        """Return whether this incarnation is certainly running."""
         return self._expected_until.get(incarnation, 0.0) > self._now()
 
     def is_current(self, node: str, incarnation: str) -> bool:
-        """Whether this incarnation bore the name at the node's last heartbeat."""
+        """Return whether the node's last heartbeat came from this incarnation."""
         return self._incarnations.get(node) == incarnation
 
     def mark_replaced(self, incarnation: str) -> None:
-        """Another incarnation has taken this one's name: it can't have it back, or the two would take turns."""
+        """Record that another incarnation has this one's name. It never gets it back, or the two would alternate."""
         self._replaced.add(incarnation)
 
     def is_replaced(self, incarnation: str) -> bool:
-        """Whether this incarnation has lost its name."""
         return incarnation in self._replaced
 
     def silence_s(self, node: str) -> float:
-        """Seconds since the node's last heartbeat, or since the master began to listen."""
+        """Seconds since the node's last heartbeat, or since the master started."""
         return self._now() - self._heartbeats.get(node, self._begun)
 
     def is_lost(self, node: str) -> bool:
-        """Whether the node was silent for too long."""
+        """Return whether the node has been silent for longer than the timeout."""
         return self.silence_s(node) > self.timeout_s
 
     def may_be_alive(self, node: str) -> bool:
-        """Whether the name may be a living node's: of one that never called, this is so only for a moment."""
-        heard = node in self._heartbeats
-        return self.silence_s(node) <= (self.timeout_s if heard else min(_CALLS_AGAIN_S, self.timeout_s))
+        """Return whether a live node may have this name. Without a heartbeat, this is so only for a short time."""
+        timeout_s = self.timeout_s if node in self._heartbeats else min(_CALLS_AGAIN_S, self.timeout_s)
+        return self.silence_s(node) <= timeout_s
 
     def is_alive(self, node: str) -> bool:
-        """Whether the node is not lost and has recorded its findings since this master began."""
+        """Return whether the node is not lost and has reported findings to this master."""
         return node in self._findings and not self.is_lost(node)
 
     def states(self, nodes: Iterable[NodeRecord]) -> list[NodeState]:
-        """The nodes as placement and users see them; see `is_alive`."""
+        """The states of nodes for placement and users (see `is_alive`)."""
         return [
             NodeState(
                 spec=node.spec,

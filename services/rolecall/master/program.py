@@ -1,6 +1,6 @@
-"""The control program: its parts, put together once for each term of leadership, and the loops that run them.
+"""The control program: its parts, assembled for each term of leadership, and its loops.
 
-`Program` lives as long as the process, `Master` as long as it leads.
+`Program` exists as long as the process, `Master` as long as it leads.
 """
 
 import asyncio
@@ -17,7 +17,6 @@ from rolecall.master.access_sync import AccessSync
 from rolecall.master.answers import Answers
 from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.checks import Checks
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
@@ -25,9 +24,10 @@ from rolecall.master.placer import Placer
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
+from rolecall.master.request_checks import RequestChecks
 from rolecall.master.retention import Policy
 from rolecall.master.signals import Signal, Signals
-from rolecall.master.space import Quota, Reserve
+from rolecall.master.space import JobQuota, Reserve
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import signing
 from rolecall.master.store.database import Database, sqlite_url
@@ -42,44 +42,43 @@ _WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 100
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """What the HTTP routes and the loops share while this process leads."""
+    """The parts that the HTTP routes and the loops share while this process leads."""
 
     clock: Clock
     settings: MasterSettings
     catalogue: Catalogue
-    checks: Checks
+    request_checks: RequestChecks
     database: Database
     access: Access
     sync: AccessSync
     """Keeps `access` up to date."""
     signing_key: str
-    """From which the tokens of attempts are derived."""
+    """The key from which the tokens of attempts are derived."""
     presence: Presence
     streams: Streams
     blobs: Blobs
     progress: ProgressBook
     reserve: Reserve
-    quota: Quota
+    job_quota: JobQuota
     view: View
     reconciler: Reconciler
     placer: Placer
     cleaner: Cleaner
     verifier: Verifier
     answers: Answers
-    """What each node was answered last, and the signal that it may be different."""
+    """The last answer to each node, and the signal that it may have changed."""
     news: Signals
-    """A signal for each job: there may be more for those who follow it."""
+    """A signal for each job that its followers can read more."""
     waking: Waking
-    """To be called after each commit, by whoever changed something."""
+    """Called after each commit by the code that changed something."""
     garbage: Signal
-    """Notified when there may be something to delete or to verify."""
-    registry: CollectorRegistry
+    """The signal that there may be something to delete or to verify."""
+    metrics_registry: CollectorRegistry
     term: int
-    """The number of its term of leadership."""
 
     @property
     def loops(self) -> dict[str, Reconciler | Placer | Cleaner | Verifier | AccessSync]:
-        """Everything that runs as long as it leads, by name."""
+        """The loops that run while it leads, by name."""
         return {
             "reconciler": self.reconciler,
             "placer": self.placer,
@@ -89,30 +88,30 @@ class Master:
         }
 
     def release(self) -> None:
-        """Answer all calls that are held back, now and from now on: the master is about to end."""
+        """Answer all delayed calls immediately, now and in the future, because the master exits."""
         self.answers.close()
         self.news.close()
 
 
 @dataclass(slots=True, eq=False)
 class Program:
-    """The state of the process: the master while it leads, and why it has to end."""
+    """The state of the process: the master while it leads, and the reason for its end."""
 
     settings: MasterSettings
     catalogue: Catalogue
     clock: Clock = field(default_factory=Clock)
     master: Master | None = None
-    """None while another one leads."""
+    """None while another master leads."""
     fault: BaseException | None = None
-    """Why the program ends by itself."""
+    """The reason why the program ends without a signal."""
     stop: Callable[[], None] = lambda: None
-    """Called when it has to."""
+    """Called when the program has to end."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set as soon as it is known whether this master leads."""
+    """Set when it is known whether this master leads."""
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Serve as soon as it is known whether this master leads; one that has to wait serves `/healthz` alone."""
+        """Start, and wait until it is known whether this master leads. A standby serves only `/healthz`."""
         self.settings.data.mkdir(parents=True, exist_ok=True)
         term = asyncio.create_task(self._lead(), name="leadership")
         term.add_done_callback(self._end)
@@ -124,7 +123,7 @@ class Program:
             await asyncio.wait({term})
 
     async def _lead(self) -> None:
-        """Wait until no other master leads, then be the master until another one is."""
+        """Wait until no other master leads, then lead until another one takes over."""
         leadership = Leadership(self.settings, self.clock)
         try:
             await leadership.take(waits=self.settled.set)
@@ -145,7 +144,7 @@ class Program:
             await leadership.release()
 
     def _end(self, term: asyncio.Task[None]) -> None:
-        """The term is over: because the program ends, or else that is why it has to end."""
+        """End the program when the term is over, unless the program's end is the reason."""
         if not term.cancelled():
             self.fault = term.exception()
             self.stop()
@@ -153,12 +152,11 @@ class Program:
 
 
 def program_of(app: Any) -> Program:
-    """The program that an ASGI application serves."""
     return app.state.program
 
 
 def master_of(app: Any) -> Master:
-    """Its master. Raises `LeadershipLost` while it doesn't lead."""
+    """The master of an ASGI application. Raises `LeadershipLost` while it doesn't lead."""
     master = program_of(app).master
     if master is None:
         raise LeadershipLost("this master does not lead (any more)")
@@ -166,7 +164,7 @@ def master_of(app: Any) -> Master:
 
 
 async def _await_fault(loops: Collection[asyncio.Task[None]]) -> NoReturn:
-    """Wait for the first of the loops that ends, none of which ever should, and raise what ended it."""
+    """Wait for the first loop to end, which none should, and raise its error."""
     ended, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_COMPLETED)
     for loop in ended:
         if not loop.cancelled() and (error := loop.exception()) is not None:
@@ -179,8 +177,9 @@ async def _await_fault(loops: Collection[asyncio.Task[None]]) -> NoReturn:
 async def open_master(
     settings: MasterSettings, catalogue: Catalogue, leadership: Leadership, clock: Clock
 ) -> AsyncGenerator[Master]:
-    """A master on its migrated database, in a new term of its own; closes what it opened at the end."""
-    database = Database(_database_url(settings))
+    """A master with a migrated database, in a new term. Closes its resources at the end."""
+    url = settings.database_url
+    database = Database(url.get_secret_value() if url else sqlite_url(settings.data / "rolecall.db"))
     blobs = Blobs(settings.data / "blobs", settings.blob_url, settings.blob_timeout_s, clock.monotonic)
     try:
         await database.migrate()
@@ -207,7 +206,10 @@ def _assemble(
     answers, news = Answers(clock.monotonic), Signals()
     access = _access(settings, clock)
     registry = CollectorRegistry()
-    _hung_calls(registry).set_function(lambda: blobs.hung)
+    hung = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
+    Gauge("rolecall_blob_store_hung_calls", hung, registry=registry).set_function(lambda: blobs.hung)
+    waited = "Seconds from a job's entering the queue to the plan for its gang."
+    placement_seconds = Histogram("rolecall_placement_seconds", waited, registry=registry, buckets=_WAIT_BUCKETS_S)
     presence = Presence(settings.node_timeout_s, clock.monotonic)
     streams = Streams(settings.data / "streams", settings.log_bytes, clock.monotonic)
     progress = ProgressBook(streams)
@@ -232,24 +234,19 @@ def _assemble(
         presence=presence,
         view=view,
         waking=waking,
-        placement_seconds=_placement_seconds(registry),
+        placement_seconds=placement_seconds,
         backfill_window=timedelta(seconds=settings.backfill_window_s),
     )
     waking.connect(reconciler.wake, placer.wake)
     cleaner = Cleaner(
-        database=database,
-        blobs=blobs,
-        streams=streams,
-        policy=Policy.of(settings),
-        garbage=garbage,
-        clock=clock,
+        database=database, blobs=blobs, streams=streams, policy=Policy.of(settings), garbage=garbage, clock=clock
     )
     verifier = Verifier(database=database, blobs=blobs, garbage=garbage, settled=waking.jobs, clock=clock)
     return Master(
         clock=clock,
         settings=settings,
         catalogue=catalogue,
-        checks=Checks(catalogue),
+        request_checks=RequestChecks(catalogue),
         database=database,
         access=access,
         sync=AccessSync(database, access, clock),
@@ -259,7 +256,7 @@ def _assemble(
         blobs=blobs,
         progress=progress,
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
-        quota=Quota(settings.max_job_bytes),
+        job_quota=JobQuota(settings.max_job_bytes),
         view=view,
         reconciler=reconciler,
         placer=placer,
@@ -269,7 +266,7 @@ def _assemble(
         news=news,
         waking=waking,
         garbage=garbage,
-        registry=registry,
+        metrics_registry=registry,
         term=term,
     )
 
@@ -280,19 +277,3 @@ def _access(settings: MasterSettings, clock: Clock) -> Access:
         built_in(admin.get_secret_value(), node.get_secret_value(), metrics.get_secret_value() if metrics else None),
         clock.now,
     )
-
-
-def _hung_calls(registry: CollectorRegistry) -> Gauge:
-    about = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
-    return Gauge("rolecall_blob_store_hung_calls", about, registry=registry)
-
-
-def _placement_seconds(registry: CollectorRegistry) -> Histogram:
-    about = "Seconds from a job's entering the queue to the plan for its gang."
-    return Histogram("rolecall_placement_seconds", about, registry=registry, buckets=_WAIT_BUCKETS_S)
-
-
-def _database_url(settings: MasterSettings) -> str:
-    if settings.database_url is not None:
-        return settings.database_url.get_secret_value()
-    return sqlite_url(settings.data / "rolecall.db")

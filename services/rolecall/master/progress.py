@@ -1,4 +1,4 @@
-"""From the lines of progress streams to a job's progress, result, events and step series."""
+"""The reading of progress streams: a job's progress, result, events and step series."""
 
 import asyncio
 import logging
@@ -21,13 +21,13 @@ from rolecall.spec.report import ProgressLine
 _STORED = frozenset({"first_step", "event", "result"})
 _STEPS = frozenset({"first_step", "step"})
 _METRICS = 1000
-"""How many metrics a job's progress holds, whatever their names: each line may have others."""
+"""The maximum number of metrics in a job's progress, because each line can have others."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """A job's newest progress and whose word it is."""
+    """A job's newest progress and its source."""
 
     attempt: int
     rank: int
@@ -37,8 +37,8 @@ class Latest:
 class ProgressBook:
     """The newest progress of every running job.
 
-    Steps come too often to store each: they are kept here, and `flush` stores what is new. The streams themselves are
-    the memory: a restarted master reads them again from the start, and what is stored by then does not change.
+    Steps are too frequent to store each one: they are kept in memory, and `flush` stores the newest. A restarted master
+    reads the streams again from the start, which does not change what is stored.
     """
 
     def __init__(self, streams: Streams) -> None:
@@ -48,13 +48,13 @@ class ProgressBook:
         self._unstored: set[str] = set()
 
     async def ingest(self, database: Database, key: StreamKey) -> None:
-        """Take in the lines of a stream of a job's current attempt that have not been read yet.
+        """Read the new lines of a stream of a job's current attempt.
 
-        The database is asked only for lines that it has to keep. Reading lines twice changes nothing.
+        Only lines to be stored need the database. Reading lines twice changes nothing.
         """
         start = self._parsed.get(key, 0)
-        while piece := await asyncio.to_thread(self._streams.read, key, start):
-            lines = list(parse(key, piece, start))
+        while chunk := await asyncio.to_thread(self._streams.read, key, start):
+            lines = list(parse(key, chunk, start))
             if kept := [(offset, line) for offset, line in lines if line.kind in _STORED]:
                 async with database.write() as connection:
                     for offset, line in kept:
@@ -62,20 +62,17 @@ class ProgressBook:
             for _, line in lines:
                 if line.kind in _STEPS:
                     self._step(key, line)
-            start += len(piece)
-            self._settle(key, start)
-
-    def _settle(self, key: StreamKey, offset: int) -> None:
-        """Never read again what lies before `offset`: it is committed."""
-        self._parsed[key] = max(offset, self._parsed.get(key, 0))
+            start += len(chunk)
+            # The lines before this offset are committed and need not be read again.
+            self._parsed[key] = max(start, self._parsed.get(key, 0))
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
-        """The newest progress, if this master has read any of that attempt."""
+        """The newest progress of the attempt, or None if this master has read none."""
         latest = self._latest.get(job)
         return latest.progress if latest and latest.attempt == attempt else None
 
     async def flush(self, database: Database) -> None:
-        """Store what is new. What a failed commit leaves out is still new."""
+        """Store new progress. After a failed commit, it is still new."""
         news = {job: self._latest[job] for job in self._unstored}
         if not news:
             return
@@ -85,7 +82,7 @@ class ProgressBook:
         self._unstored -= {job for job, latest in news.items() if self._latest.get(job) is latest}
 
     def forget(self, job: str) -> None:
-        """Drop what is kept in memory of a job whose attempt ended."""
+        """Remove the progress of a job whose attempt has ended from memory."""
         self._latest.pop(job, None)
         self._unstored.discard(job)
         self._parsed = {key: offset for key, offset in self._parsed.items() if key.job != job}
@@ -100,16 +97,16 @@ class ProgressBook:
 
 
 async def _store_if_possible(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
-    """Skip a line that the database refuses for what it says: it would refuse it again and again.
+    """Store a line, or skip it if the database rejects its content, which a retry would not change.
 
-    A node sends on only what was taken, and tells of a worker's end behind that.
+    Otherwise the stream would never advance, and the node would not report the worker's end.
     """
     try:
         async with connection.begin_nested():
             await _store(connection, key, offset, line)
     except (StatementError, OverflowError) as error:
         if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError):
-            raise  # the database is in trouble, and not the line
+            raise  # the database fails, not the line
         _log.warning("a progress line can't be stored and is skipped: %s", error, extra=_about_skipped_line(key))
 
 
@@ -123,12 +120,12 @@ async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line:
         case "result":
             await jobs.set_result(connection, key.job, key.attempt, result(line))
         case "step" | "forked" | "rendezvous" | "joined":
-            pass  # The book has the first, the node's report the others.
+            pass  # `_latest` has the steps, and the node's report the others.
 
 
-def parse(key: StreamKey, piece: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
-    """The lines of `piece` with their offsets in the stream; what is no progress line is reported and skipped."""
-    for raw in piece.splitlines(keepends=True):
+def parse(key: StreamKey, chunk: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
+    """The lines of `chunk` with their offsets in the stream. Invalid lines are logged and skipped."""
+    for raw in chunk.splitlines(keepends=True):
         try:
             yield start, ProgressLine.model_validate_json(raw)
         except ValidationError as error:
@@ -141,36 +138,36 @@ def _about_skipped_line(key: StreamKey) -> dict[str, object]:
 
 
 def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
-    """Whether a line tells more than what is known: a later step, or the same from a rank that goes first."""
+    """Return whether a line is newer: a later step, or the same step of a lower rank."""
     step = before.progress.step if line.step is None else line.step
     return key.attempt == before.attempt and (step, -key.rank) >= (before.progress.step, -before.rank)
 
 
 def advance(progress: Progress, line: ProgressLine) -> Progress:
-    """The progress after a step's line; what the line does not tell stays."""
-    told = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
+    """The progress after a line. Values that the line doesn't have stay unchanged."""
+    reported = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
     loss = line.metrics.get("loss", progress.loss)
     others = {name: value for name, value in line.metrics.items() if name != "loss" and math.isfinite(value)}
     metrics = dict(list((progress.metrics | others).items())[:_METRICS])
     news = {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": metrics}
-    return progress.model_copy(update=told | news)
+    return progress.model_copy(update=reported | news)
 
 
 def finite(metrics: dict[str, float]) -> dict[str, Any]:
-    """`metrics` with None for what JSON has no number for."""
+    """`metrics` with None for values that are not finite, which JSON can't represent."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def result(line: ProgressLine) -> dict[str, Any]:
-    """A job's result from the line that says it; `findings` only where something was examined."""
+    """A job's result from a `result` line; has `findings` only if the line has any."""
     findings = [finding.model_dump(mode="json") for finding in line.findings]
     return finite(line.metrics) | ({"findings": findings} if findings else {})
 
 
-def series(key: StreamKey, lines: Iterable[bytes], most: int) -> list[dict[str, Any]]:
-    """The steps of one worker's progress stream, thinned evenly to at most about `most` points; the last one stays.
+def series(key: StreamKey, lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
+    """The steps of one worker's progress stream, thinned evenly to about `max_points`; the last one stays.
 
-    Holds a few times `most` lines in memory, however many there are.
+    Holds a few times `max_points` lines in memory, however many there are.
     """
     kept, last, stride = list[ProgressLine](), None, 1
     steps = (line for raw in lines for _, line in parse(key, raw, 0) if line.kind in _STEPS and line.metrics)
@@ -178,15 +175,13 @@ def series(key: StreamKey, lines: Iterable[bytes], most: int) -> list[dict[str, 
         last = line
         if place % stride == 0:
             kept.append(line)
-        if len(kept) >= 4 * most:
+        if len(kept) >= 4 * max_points:
             kept, stride = kept[::2], 2 * stride
     if last is not None and kept[-1] is not last:
         kept.append(last)
-    thin = max(1, math.ceil(len(kept) / most))
-    return [_point(line) for line in kept[(len(kept) - 1) % thin :: thin]]
-
-
-def _point(line: ProgressLine) -> dict[str, Any]:
-    return {"at": line.at, "step": line.step, "epoch": line.epoch, "samples_per_s": line.samples_per_s} | finite(
-        line.metrics
-    )
+    thin = max(1, math.ceil(len(kept) / max_points))
+    return [
+        {"at": line.at, "step": line.step, "epoch": line.epoch, "samples_per_s": line.samples_per_s}
+        | finite(line.metrics)
+        for line in kept[(len(kept) - 1) % thin :: thin]
+    ]

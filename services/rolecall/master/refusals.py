@@ -1,23 +1,23 @@
-"""Refused calls on their way to the audit log, bounded: a flood of them becomes few entries with large counts. Pure."""
+"""Refused calls for the audit log. A flood of them becomes a few entries with large counts. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from rolecall.master.clock import Clock
 from rolecall.spec.access import AuditEntry
 
 WINDOW_S = 60.0
-MOST_PER_WINDOW = 30
+MAX_PER_WINDOW = 30
 """Entries per window: 30 a minute are 43,200 a day, a few megabytes."""
-_MOST_KINDS = 30
-"""Of one token, before its calls are told apart by their targets no more."""
-_MOST_WAITING = 1000
+_MAX_KINDS = 30
+"""The number of kinds of one token beyond which targets are no longer distinguished."""
+_MAX_WAITING = 1000
 _OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What makes two refused calls the same."""
+    """The kind of a refused call; calls of the same kind share an entry."""
 
     token: str | None
     address: str
@@ -27,7 +27,7 @@ class Refusal:
 
 
 class Refusals:
-    """Counts refused calls by kind until `take` hands them over, at most `MOST_PER_WINDOW` entries per window."""
+    """Counts refused calls by kind. `take` returns at most `MAX_PER_WINDOW` entries per window."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -36,7 +36,7 @@ class Refusals:
         self._taken = 0
 
     def note(self, refusal: Refusal) -> None:
-        """Count a call. Beyond a number of kinds, further ones of the same token share entries."""
+        """Count a call. Beyond a number of kinds, calls of the same token share entries."""
         self._add(self._bounded(refusal), self._clock.now(), 1)
 
     def restore(self, entries: list[AuditEntry]) -> None:
@@ -47,11 +47,11 @@ class Refusals:
     def _bounded(self, refusal: Refusal) -> Refusal:
         if refusal in self._waiting:
             return refusal
-        full = sum(one.token == refusal.token for one in self._waiting) >= _MOST_KINDS
+        full = sum(one.token == refusal.token for one in self._waiting) >= _MAX_KINDS
         if full and refusal.token is not None:
             refusal = replace(refusal, target=_OTHERS)
-        if (full and refusal.token is None) or len(self._waiting) >= _MOST_WAITING:
-            # Strangers come from any number of addresses.
+        if (full and refusal.token is None) or len(self._waiting) >= _MAX_WAITING:
+            # Unauthenticated clients can have any number of addresses.
             refusal = Refusal(None, _OTHERS, _OTHERS, _OTHERS, refusal.outcome)
         return refusal
 
@@ -60,25 +60,12 @@ class Refusals:
         self._waiting[refusal] = (first, before + count)
 
     def take(self) -> list[AuditEntry]:
-        """The entries to write now; the others wait, and are counted on, until the next window."""
+        """The entries to write now. The others are counted further until the next window."""
         now = self._clock.monotonic()
         if now - self._window_began >= WINDOW_S:
             self._window_began, self._taken = now, 0
-        chosen = list(self._waiting.items())[: MOST_PER_WINDOW - self._taken]
+        chosen = list(self._waiting.items())[: MAX_PER_WINDOW - self._taken]
         self._taken += len(chosen)
         for refusal, _ in chosen:
             del self._waiting[refusal]
-        return [_entry(refusal, at, count) for refusal, (at, count) in chosen]
-
-
-def _entry(refusal: Refusal, at: datetime, count: int) -> AuditEntry:
-    return AuditEntry(
-        id=0,
-        at=at,
-        token=refusal.token,
-        address=refusal.address,
-        action=refusal.action,
-        target=refusal.target,
-        outcome=refusal.outcome,
-        count=count,
-    )
+        return [AuditEntry(id=0, at=at, count=count, **asdict(refusal)) for refusal, (at, count) in chosen]

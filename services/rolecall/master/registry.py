@@ -1,4 +1,4 @@
-"""The decisions about nodes: which node owns a name, which parts of a heartbeat are new, which workers it should run.
+"""The decisions about nodes: the owner of a name, the changes in a heartbeat, the desired workers.
 
 Each change follows one order: commit, then memory (`presence`, `answers`), then waking the affected jobs and nodes.
 """
@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 async def register(master: Master, spec: NodeSpec) -> None:
-    """Let a node join. If it has restarted, the workers of its earlier incarnation are lost.
+    """Register a node. If it has restarted, the workers of its previous incarnation are lost.
 
-    Raises `Conflict` if another living node bears the name.
+    Raises `Conflict` if another live node has the name.
     """
     now = master.clock.now()
-    bereaved: set[str] = set()
+    affected_jobs: set[str] = set()
     async with master.database.write() as connection:
         before = await nodes.incarnation(connection, spec.name)
         if before is not None and before.started != spec.started:
@@ -45,43 +45,41 @@ async def register(master: Master, spec: NodeSpec) -> None:
             if known is not None:
                 _refuse_rival(known, spec, master.presence)
             master.presence.mark_replaced(before.started)
-            bereaved = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
+            affected_jobs = await lose_workers(connection, spec.name, f"node {spec.name} restarted", now)
         await nodes.put(connection, spec, now)
     master.presence.register(spec.name, spec.started)
     master.presence.expect_call(spec.started)
     master.waking.nodes(spec.name)
-    master.waking.jobs(*bereaved)
+    master.waking.jobs(*affected_jobs)
 
 
 async def leave(master: Master, name: str) -> None:
-    """Take a node out of the cluster; the workers that it still runs are lost."""
+    """Remove a node from the cluster. Workers that it still runs are lost."""
     async with master.database.write() as connection:
-        bereaved = await lose_workers(connection, name, f"node {name} left the cluster", master.clock.now())
+        affected_jobs = await lose_workers(connection, name, f"node {name} left the cluster", master.clock.now())
         await nodes.remove(connection, name)
     master.presence.forget(name)
     master.waking.nodes(name)
-    master.waking.jobs(*bereaved)
+    master.waking.jobs(*affected_jobs)
 
 
 async def cluster_info(master: Master, name: str) -> ClusterInfo:
-    """What the node `name` compares itself with."""
+    """The cluster's properties for the self-check of the node `name`."""
     await master.view.refresh()
     known = master.view.nodes
     if name not in known:
         raise NotFound(f"node {name} has not registered; register it again")
-    own = _place(known[name].spec)
-    strangers = sum(master.presence.is_alive(node.name) and _place(node.spec) != own for node in known.values())
-    return ClusterInfo(
-        time_s=master.clock.now().timestamp(), version=__version__, boot_id=_boot_id(), strangers=strangers
-    )
+    own = _network(known[name].spec)
+    others = sum(master.presence.is_alive(node.name) and _network(node.spec) != own for node in known.values())
+    return ClusterInfo(time_s=master.clock.now().timestamp(), version=__version__, boot_id=_boot_id(), strangers=others)
 
 
 async def receive(master: Master, name: str, beat: Heartbeat) -> None:
-    """Store what is new in a heartbeat, and wake who is to look at it."""
+    """Store the changes in a heartbeat, and wake the affected parts."""
     for entry in beat.unread:
-        _tell_once(name, entry)
+        _log_once(name, entry)
     if master.presence.is_current(name, beat.started):
-        # Before the database is asked: while that one is away, the node is alive nevertheless.
+        # Before the database is used: the node is alive even while the database is unavailable.
         master.presence.record_heartbeat(name, beat.started)
         if master.answers.is_recorded(name, beat):
             _note(master, name, beat)
@@ -89,7 +87,7 @@ async def receive(master: Master, name: str, beat: Heartbeat) -> None:
     ticket = master.answers.ticket(name)
     async with master.database.read() as connection:
         node = await _current(connection, name, beat.started)
-        fresh = await _news(connection, node, name, beat)
+        fresh = await _has_news(connection, node, name, beat)
     master.presence.record_heartbeat(name, beat.started)
     _note(master, name, beat)
     if fresh:
@@ -99,7 +97,7 @@ async def receive(master: Master, name: str, beat: Heartbeat) -> None:
 
 
 async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
-    """What the node should run: at once if that is not what it has `seen`, else as soon as it changes."""
+    """The node's desired workers: immediately if they differ from the version that it has, otherwise after a change."""
     loop = asyncio.get_running_loop()
     until = loop.time() + min(beat.wait_s, longest_wait_s(master))
     while True:
@@ -109,14 +107,14 @@ async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
         if answer.version == beat.seen and remaining_s > 0 and not master.answers.closed:
             master.presence.expect_call(beat.started, remaining_s)
             await wait(ticket, remaining_s)
-            if not master.answers.closed:  # Else all calls are released at once, and nothing has changed.
+            if not master.answers.closed:  # Otherwise the call was released without a change.
                 continue
         master.presence.expect_call(beat.started)
         return answer
 
 
 def longest_wait_s(master: Master) -> float:
-    """A node whose heartbeat is held back is silent: never so long that it could be called lost."""
+    """The maximum delay of an answer. The node is silent meanwhile, so this is much shorter than its timeout."""
     return min(master.settings.heartbeat_s, master.settings.node_timeout_s / 3)
 
 
@@ -126,26 +124,26 @@ def _note(master: Master, name: str, beat: Heartbeat) -> None:
 
 
 @lru_cache(maxsize=1024)
-def _tell_once(name: str, entry: str) -> None:
+def _log_once(name: str, entry: str) -> None:
     message = "a part of node %s's heartbeat is ignored, because this release can't read it: %s"
     _log.warning(message, name, entry, extra=about("heartbeat_part_ignored", node=name))
 
 
-async def _news(connection: AsyncConnection, node: nodes.Incarnation, name: str, beat: Heartbeat) -> bool:
+async def _has_news(connection: AsyncConnection, node: nodes.Incarnation, name: str, beat: Heartbeat) -> bool:
     if node.draining != beat.draining:
         return True
     if not beat.workers:
         return False
     known = {(w.job, w.attempt, w.rank): w for w in await workers.on_node(connection, name)}
-    told = [(known.get(_key(report)), report) for report in beat.workers]
-    if any(worker is not None and lifecycle.observe(worker, report) != worker for worker, report in told):
+    reported = [(known.get(_key(report)), report) for report in beat.workers]
+    if any(worker is not None and lifecycle.observe(worker, report) != worker for worker, report in reported):
         return True
     ports = {(one.job, one.attempt) for one in beat.workers if one.rendezvous_port is not None and one.rank == 0}
     return bool(ports and await attempts.lack_port(connection, ports))
 
 
 async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incarnation) -> None:
-    """Store what the heartbeat says of the node and its workers, and wake those whom it concerns."""
+    """Store the heartbeat's state of the node and its workers, and wake the affected jobs and nodes."""
     for report in beat.workers:
         if report.state.ended and report.log_bytes is not None:
             master.streams.expect(StreamKey(report.job, report.attempt, report.rank, "log"), report.log_bytes)
@@ -153,11 +151,13 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
         await _current(connection, name, beat.started)
         await nodes.set_draining(connection, name, beat.draining)
         changes = await _store_reports(connection, name, beat.workers)
-        met = await attempts.gangs(connection, [await jobs.summary(connection, job) for job in sorted(changes.met)])
+        located = await attempts.gangs(
+            connection, [await jobs.summary(connection, job) for job in sorted(changes.located)]
+        )
     if before.draining != beat.draining:
         master.waking.nodes(name)
     master.waking.jobs(*changes.jobs)
-    for gang in met.found:
+    for gang in located.found:
         master.waking.gang(gang.job.id, gang.nodes)
     if changes.ended:
         master.answers.notify(name)
@@ -166,10 +166,10 @@ async def _store(master: Master, name: str, beat: Heartbeat, before: nodes.Incar
 @dataclass(slots=True)
 class _Changes:
     jobs: set[str] = field(default_factory=set[str])
-    met: set[str] = field(default_factory=set[str])
-    """Those whose gangs know now where they meet."""
+    located: set[str] = field(default_factory=set[str])
+    """Jobs whose rendezvous port has become known."""
     ended: bool = False
-    """Whether a worker of the node has ended."""
+    """True if a worker of the node has ended."""
 
 
 async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[WorkerReport, ...]) -> _Changes:
@@ -178,13 +178,13 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
     for report in reports:
         worker = known.get(_key(report))
         if worker is None:
-            continue  # It ended, or its attempt is over: the node learns that from the answer.
+            continue  # It has ended, or its attempt has. The answer tells the node.
         if (
             report.rendezvous_port is not None
             and report.rank == 0
             and await attempts.set_port(connection, report.job, report.attempt, report.rendezvous_port)
         ):
-            changes.met.add(report.job)
+            changes.located.add(report.job)
         after = lifecycle.observe(worker, report)
         if after != worker:
             await workers.store(connection, worker, after)
@@ -204,13 +204,15 @@ async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event
 async def _desired(master: Master, name: str, started: str) -> Desired:
     async with master.database.read() as connection:
         await _current(connection, name, started)
-        mine = sorted({worker.job for worker in await workers.on_node(connection, name)})
+        job_ids = sorted({worker.job for worker in await workers.on_node(connection, name)})
         found = (
-            (await attempts.gangs(connection, (await jobs.live(connection, mine)).live.values())).found if mine else []
+            (await attempts.gangs(connection, (await jobs.live(connection, job_ids)).live.values())).found
+            if job_ids
+            else []
         )
-        params = await jobs.parameters(connection, mine) if found else {}
+        params = await jobs.parameters(connection, job_ids) if found else {}
         unknown = unaddressed(found)
-        others = (await nodes.look(connection, unknown)).known if unknown else {}
+        others = (await nodes.load(connection, unknown)).known if unknown else {}
     addresses = {node.name: node.spec.address for node in others.values()}
     blob_url, signing_key = master.settings.blob_url, master.signing_key
     return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key)
@@ -233,9 +235,9 @@ async def _current(connection: AsyncConnection, name: str, started: str) -> node
 
 
 def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None:
-    """Of two living nodes of one name, the one that came first stays; a restarted one takes its own place again."""
+    """Raise `Conflict` if the name belongs to another live node. A restarted node gets its own name again."""
     old, new = known.spec, spec
-    restarted = (_place(old), old.address) == (_place(new), new.address)
+    restarted = (_network(old), old.address) == (_network(new), new.address)
     is_alive = presence.is_expected(old.started) if restarted else presence.may_be_alive(known.name)
     if is_alive or presence.is_replaced(new.started):
         raise Conflict(
@@ -244,8 +246,8 @@ def _refuse_rival(known: NodeRecord, spec: NodeSpec, presence: Presence) -> None
         )
 
 
-def _place(spec: NodeSpec) -> tuple[str, str]:
-    """The network namespace of a machine: within it all share the loopback addresses."""
+def _network(spec: NodeSpec) -> tuple[str, str]:
+    """The machine and network namespace of a node. Nodes that have both in common share the loopback address."""
     return spec.machine.boot_id, spec.network_namespace
 
 

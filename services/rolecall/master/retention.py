@@ -1,4 +1,4 @@
-"""What is kept and for how long. Pure: records and the time in, what may go out."""
+"""Decisions about what to delete. Pure: records and the time in, what to delete out."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,24 +9,23 @@ from rolecall.settings import MasterSettings
 from rolecall.spec.plan import CheckpointManifest
 
 KEEP_KEYS = timedelta(days=1)
-"""How long a repeated `Idempotency-Key` finds its job."""
+"""The time for which a repeated `Idempotency-Key` finds its job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the operator wants kept; None is for ever."""
+    """The operator's retention settings. None means indefinitely."""
 
     jobs: timedelta | None
     checkpoints: int
-    """How many of the newest of a job stay."""
+    """The number of newest checkpoints that a job keeps."""
     finished_checkpoints: timedelta | None
-    """How long the checkpoints of a job that succeeded stay."""
+    """The time for which the checkpoints of a succeeded job are kept."""
     audit: timedelta | None
-    """How long an entry of the audit log stays."""
+    """The time for which entries of the audit log are kept."""
 
     @classmethod
     def of(cls, settings: MasterSettings) -> "Policy":
-        """The policy of the environment."""
         return cls(
             jobs=_days(settings.keep_days),
             checkpoints=settings.keep_checkpoints,
@@ -38,10 +37,10 @@ class Policy:
 def superfluous(
     records: Iterable[CheckpointRecord], keep: int, in_use: CheckpointManifest | None = None
 ) -> list[CheckpointManifest]:
-    """Of a job's checkpoints, newest first, those that need not stay.
+    """The checkpoints to delete, of a job's checkpoints, newest first.
 
-    The newest `keep` stay, and of those that the workload marks to be kept the newest. One that may be damaged stays
-    until it is verified, beside these; so does the one that the running attempt resumed from.
+    Kept are the newest `keep`, the newest one that the workload marks as kept, those that wait for verification, and
+    the one from which the running attempt resumed.
     """
     trusted = [record.manifest for record in records if record.verify_at is None]
     marked = next((manifest for manifest in trusted if manifest.keep), None)
@@ -49,12 +48,10 @@ def superfluous(
 
 
 def blobs_of(manifests: Iterable[CheckpointManifest]) -> set[str]:
-    """The blobs that checkpoints consist of."""
     return {part.blob for manifest in manifests for part in manifest.parts}
 
 
 def deletion_reason(manifests: Sequence[CheckpointManifest], why: str) -> str:
-    """The event that tells of deleted checkpoints."""
     steps = [str(manifest.step) for manifest in manifests]
     named = (
         f"the checkpoint at step {steps[0]} is" if len(steps) == 1 else f"the checkpoints at steps {listed(steps)} are"
@@ -63,7 +60,7 @@ def deletion_reason(manifests: Sequence[CheckpointManifest], why: str) -> str:
 
 
 def listed(names: Collection[str]) -> str:
-    """Up to ten names, and how many more there are."""
+    """Up to ten names, and the number of the others."""
     shown = list(names)[:10]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")

@@ -1,40 +1,40 @@
-"""The queue: who goes next, and who has to step back for whom. Pure."""
+"""The scheduling of the queue: order, backfill, limits of owners, and per-node jobs. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from rolecall.master.per_node import spread
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
-from rolecall.spec.role import Role
+from rolecall.spec.role import RANK_ORDER, Role
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """What the queue knows of a job."""
+    """The properties of a queued job that scheduling needs."""
 
     id: str
     roles: Mapping[Role, int]
     priority: int
     created_at: datetime
     queued_at: datetime
-    """When it last entered the queue."""
+    """The time at which it last entered the queue."""
     per_node: bool = False
-    """Whether it runs on each node, or on each of `only`, and takes no slot."""
+    """True if it runs on each node, or on each of `only`, without slots."""
     only: tuple[str, ...] = ()
     owner: str = ""
     avoid: tuple[str, ...] = ()
-    """Nodes that it goes to only if it fits nowhere else."""
+    """Nodes to use only if it fits nowhere else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How many workers the jobs of one owner may run at once, and how many run."""
+    """The limit for the workers of one owner's jobs, and the number that run."""
 
-    most: int
+    limit: int
     used: int
 
 
@@ -45,30 +45,30 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     now: datetime,
     backfill_window: timedelta,
     allowances: Mapping[str, Allowance] = MappingProxyType({}),
-    visited: Mapping[str, str] = MappingProxyType({}),
+    per_node_jobs: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Outcome]:
-    """A plan or a reason to wait for every queued job, in the queue's order.
+    """A plan, or a reason to wait, for every queued job in the queue's order.
 
-    A caller that asks again about the same nodes passes them as the same `Cluster`, which keeps what it has computed.
+    For the same nodes, pass the same `Cluster`, which caches what it has computed.
 
-    Jobs that fit go ahead of one that does not. Once a job that the cluster could hold has waited longer than
-    `backfill_window`, those behind it leave alone the slots of its roles, and those drawn from the same machines: so
-    none starves. A job that could never fit holds nobody back.
-    `allowances` has the owners whose slots are limited; a job that waits for its owner's other jobs holds nobody back.
-    `visited` has the nodes on which a job that runs on every node has a worker, and that job. Such jobs take no slot,
-    so they neither hold back the others nor wait for them, but a node runs only one of them at a time.
+    Jobs that fit run before one that does not (backfill). When a job that would fit into the empty cluster has waited
+    longer than `backfill_window`, later jobs don't get slots of its roles, or slots of the same machines, so that it
+    doesn't starve. A job that can never fit blocks no other job.
+    `allowances` has the owners whose slots are limited. A job that waits for its owner's other jobs blocks none.
+    `per_node_jobs` maps each node with a worker of a per-node job to that job. Per-node jobs take no slots, so they
+    neither block other jobs nor wait for them, but a node runs only one of them at a time.
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
-    taken, seating, allowed, visited = list(taken), cluster.seating(taken), dict(allowances), dict(visited)
-    held: dict[Role, Waiting] = {}  # for whom, and why that one waits
+    taken, seating, allowed, per_node_jobs = list(taken), cluster.seating(taken), dict(allowances), dict(per_node_jobs)
+    held: dict[Role, Waiting] = {}  # the roles that an earlier job reserves, and the reason for others
     outcomes: dict[str, Outcome] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
         outcome = outcomes[job.id] = (
-            _visiting(job, cluster, allowed, visited)
+            _place_per_node(job, cluster, allowed, per_node_jobs)
             if job.per_node
-            else _senseless(job)
+            else _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
-            or _held_back(job, held)
+            or next((held[role] for role in sorted(_roles(job)) if role in held), None)
             or _placed(job, cluster, seating)
         )
         if isinstance(outcome, GangPlan):
@@ -78,68 +78,84 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             if (own := allowed.get(job.owner)) is not None:
                 allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
         elif outcome.feasible and now - job.queued_at > backfill_window:
-            whom = f"held back for job {job.id}, which goes first and is "
-            why = Waiting(whom + outcome.reason, feasible=False, gist=whom + outcome.lasting)
-            held = dict.fromkeys(contended(_asked(job), cluster.nodes), why) | held
+            prefix = f"held back for job {job.id}, which goes first and is "
+            why = Waiting(prefix + outcome.reason, feasible=False, gist=prefix + outcome.lasting)
+            held = dict.fromkeys(contended(_roles(job), cluster.nodes), why) | held
     return outcomes
 
 
 def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
-    """`roles`, and those whose workers draw on the same ledgers of the same machines."""
+    """`roles`, and the roles whose workers use the same ledgers of the same machines."""
     wanted = set(roles)
     ledgers = {(node.spec.machine.boot_id, node.spec.role.computes) for node in nodes if node.spec.role in wanted}
     rivals = {n.spec.role for n in nodes if (n.spec.machine.boot_id, n.spec.role.computes) in ledgers}
     return wanted | rivals
 
 
-def _addressed(plan: GangPlan, cluster: Cluster) -> GangPlan:
-    """The plan with where its nodes are reached."""
+def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
+    """The plan with the addresses of its nodes."""
     members = {worker.node for worker in plan.workers}
     return plan.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
 
 
 def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
     outcome = seating.place(job.roles, job.avoid)
-    return outcome if isinstance(outcome, Waiting) else _addressed(outcome, cluster)
+    return outcome if isinstance(outcome, Waiting) else _with_addresses(outcome, cluster)
 
 
-def _visiting(job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], visited: dict[str, str]) -> Outcome:
-    """The outcome for a job that runs on every node. Adds its nodes to `visited`, which later jobs can't use."""
-    plan = spread(cluster.nodes, job.only)
+def one_worker_per_node(nodes: Sequence[NodeState], only: Collection[str] = ()) -> GangPlan | Waiting:
+    """The plan of a per-node job on all nodes that are alive and not draining, or on `only`; or a reason to wait."""
+    available = {node.spec.name: node.spec for node in nodes if node.alive and not node.draining}
+    missing = sorted(set(only) - set(available))
+    if missing:
+        return Waiting(f"waiting for nodes that are lost, draining or not registered: {', '.join(missing)}", False)
+    chosen = [spec for name, spec in available.items() if not only or name in only]
+    if not chosen:
+        return Waiting("waiting for nodes: none is alive; start one", feasible=False)
+    counts: Counter[str] = Counter()
+    workers: list[WorkerPlan] = []
+    for rank, spec in enumerate(sorted(chosen, key=lambda spec: (RANK_ORDER.index(spec.role), spec.name))):
+        number = counts[spec.role]
+        workers.append(WorkerPlan(rank=rank, role=spec.role, role_rank=number, node=spec.name, threads=1))
+        counts[spec.role] += 1
+    return GangPlan(workers=tuple(workers))
+
+
+def _place_per_node(
+    job: QueuedJob, cluster: Cluster, allowed: Mapping[str, Allowance], per_node_jobs: dict[str, str]
+) -> Outcome:
+    """The outcome for a job that runs on every node. Adds its nodes to `per_node_jobs`, which later jobs can't use."""
+    plan = one_worker_per_node(cluster.nodes, job.only)
     if isinstance(plan, Waiting):
         return plan
     if waiting := _over_limit(job, plan.world_size, allowed):
         return waiting
     wanted = sorted({worker.node for worker in plan.workers})
-    others = {node: visited[node] for node in wanted if node in visited}
-    visited |= {node: job.id for node in wanted if node not in visited}
+    others = {node: per_node_jobs[node] for node in wanted if node in per_node_jobs}
+    per_node_jobs |= {node: job.id for node in wanted if node not in per_node_jobs}
     if not others:
-        return _addressed(plan, cluster)
+        return _with_addresses(plan, cluster)
     node, other = next(iter(others.items()))
     why = "waiting for another job that runs on every node: a node runs one such job at a time"
     return Waiting(f"{why}, and job {other} goes first on node {node}", feasible=False, gist=why)
 
 
-def _senseless(job: QueuedJob) -> Waiting | None:
-    """One without workers would have an empty gang: it ran on every node once, and its workload is no longer there."""
-    if _asked(job):
+def _without_workers(job: QueuedJob) -> Waiting | None:
+    """The reason for a job without roles. It was a per-node job, but its workload is no longer installed."""
+    if _roles(job):
         return None
     return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
 
 
-def _over_limit(job: QueuedJob, asked: int, allowances: Mapping[str, Allowance]) -> Waiting | None:
+def _over_limit(job: QueuedJob, needed: int, allowances: Mapping[str, Allowance]) -> Waiting | None:
     own = allowances.get(job.owner)
-    if own is None or own.used + asked <= own.most:
+    if own is None or own.used + needed <= own.limit:
         return None
     why = "waiting for other jobs of its owner: token"
-    uses = f"{why} {job.owner} uses {own.used} of its {own.most} slots, and this job needs {asked}"
-    has = f"{why} {job.owner} has {own.most} slots, and this job needs {asked}"
+    uses = f"{why} {job.owner} uses {own.used} of its {own.limit} slots, and this job needs {needed}"
+    has = f"{why} {job.owner} has {own.limit} slots, and this job needs {needed}"
     return Waiting(uses, feasible=False, gist=has)
 
 
-def _held_back(job: QueuedJob, held: Mapping[Role, Waiting]) -> Waiting | None:
-    return next((held[role] for role in sorted(_asked(job)) if role in held), None)
-
-
-def _asked(job: QueuedJob) -> set[Role]:
+def _roles(job: QueuedJob) -> set[Role]:
     return {role for role, count in job.roles.items() if count}

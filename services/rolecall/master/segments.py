@@ -1,7 +1,7 @@
-"""A log in bounded space: its first and its last bytes are kept, what lies between is cut.
+"""A log of limited size: its first and last bytes are kept, and the middle is deleted.
 
-A log is a folder of segments, files that are named after the offset of their first byte. A new segment begins when the
-last one is full. Then the oldest segments behind the head go, until the tail is small enough.
+A log is a folder of segments: files named after the offset of their first byte. When the last segment is full, a new
+one begins, and the oldest segments after the head are deleted until the tail is small enough.
 """
 
 import fnmatch
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _FIRST = "log.txt"
 _SHARE = 8
-"""A segment holds this part of what is kept: the tail is exact to within one segment."""
+"""The kept size has this number of segments. The size of the tail is exact to within one segment."""
 
 
 class Segment(NamedTuple):
@@ -25,19 +25,17 @@ class Segment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset behind its last byte."""
         return self.start + self.size
 
 
-class Piece(NamedTuple):
-    """Bytes of a log. They start later than asked for where a part of the log was cut."""
+class Chunk(NamedTuple):
+    """Bytes of a log. They start later than requested if the log has a gap."""
 
     start: int
     data: bytes
 
     @property
     def end(self) -> int:
-        """Offset behind its last byte."""
         return self.start + len(self.data)
 
 
@@ -47,21 +45,22 @@ def segments(folder: Path) -> list[Segment]:
     with suppress(FileNotFoundError):
         for name in fnmatch.filter(os.listdir(folder), "log*.txt"):
             path = folder / name
-            with suppress(FileNotFoundError):  # It may be cut at this moment.
-                found.append(Segment(_start(path), path.stat().st_size, path))
+            start = 0 if name == _FIRST else int(name.removeprefix("log.").removesuffix(".txt"))
+            with suppress(FileNotFoundError):  # It can be deleted at any time.
+                found.append(Segment(start, path.stat().st_size, path))
     return sorted(found)
 
 
 def size(folder: Path) -> int:
-    """The length of the log in bytes, cut parts included."""
+    """The length of the log in bytes, including gaps."""
     found = segments(folder)
     return found[-1].end if found else 0
 
 
 def append(folder: Path, offset: int, data: bytes, keep_bytes: int, *, cut: bool = False) -> int:
-    """Append what the log lacks of the bytes that start at `offset`; return the log's length in bytes.
+    """Append the new part of the bytes that start at `offset`. Returns the log's length in bytes.
 
-    Bytes behind a gap are not written, unless `cut` says that nobody has the missing ones any more.
+    Bytes after a gap are not written, unless `cut` says that the missing ones no longer exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = segments(folder)
@@ -79,19 +78,19 @@ def append(folder: Path, offset: int, data: bytes, keep_bytes: int, *, cut: bool
     return start + len(fresh)
 
 
-def read(folder: Path, start: int, most: int) -> Piece:
-    """Up to `most` bytes of the log from `start` on, or from where it goes on behind a cut; empty at its end."""
+def read(folder: Path, start: int, max_bytes: int) -> Chunk:
+    """Up to `max_bytes` bytes of the log from `start`, or from the end of a gap; empty at the end of the log."""
     for segment in segments(folder):
         if segment.end > start:
             begin = max(start, segment.start)
             with suppress(FileNotFoundError), segment.path.open("rb") as file:
                 file.seek(begin - segment.start)
-                return Piece(begin, file.read(most))
-    return Piece(start, b"")
+                return Chunk(begin, file.read(max_bytes))
+    return Chunk(start, b"")
 
 
 def _drop_middle(found: list[Segment], keep_bytes: int) -> None:
-    """Delete the oldest segments behind the head until the tail has no more than its half; another one follows it."""
+    """Delete the oldest segments after the head until the tail has at most its half. A new segment follows."""
     half = keep_bytes // 2
     tail = [segment for segment in found if segment.start >= half]
     excess = sum(segment.size for segment in tail) - half
@@ -100,7 +99,3 @@ def _drop_middle(found: list[Segment], keep_bytes: int) -> None:
             return
         segment.path.unlink(missing_ok=True)
         excess -= segment.size
-
-
-def _start(path: Path) -> int:
-    return 0 if path.name == _FIRST else int(path.name.removeprefix("log.").removesuffix(".txt"))

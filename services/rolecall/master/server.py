@@ -1,4 +1,4 @@
-"""The control program as a process: one HTTP server until a signal ends it."""
+"""The process of the control program: one HTTP server that runs until a signal."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ from rolecall import __version__
 from rolecall.edge import listener
 from rolecall.edge.connection_table import Limits
 from rolecall.edge.connections import limited_protocol, raise_open_file_limit
-from rolecall.edge.logs import about, log_to_stderr
+from rolecall.edge.logs import OncePerReason, about, log_to_stderr
 from rolecall.edge.tls import Certificate
 from rolecall.master.api import (
     attempts,
@@ -62,30 +62,30 @@ _POLICY = {
     "frame-ancestors": "'none'",
 }
 HEADERS = [
-    ("Content-Security-Policy", "; ".join(f"{what} {whence}" for what, whence in _POLICY.items())),
+    ("Content-Security-Policy", "; ".join(f"{directive} {sources}" for directive, sources in _POLICY.items())),
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
 ]
-"""On every answer: pages load what this server serves and nothing else, and nobody frames them."""
+"""The headers of every response. Pages load nothing from other hosts, and can't be framed."""
 _ABOUT = "Runs PyTorch training jobs whose processes play different roles. Submit one with `POST /jobs`."
-_LONGEST_PAUSE_S = 5.0
+_MAX_PAUSE_S = 5.0
 _SWITCH_S = 0.0005
-"""How long the event loop waits for a thread that computes. A call crosses threads often, and Python's 5 ms add up."""
+"""The maximum wait of the event loop for a computing thread. Calls switch threads often, and Python's 5 ms add up."""
 _PROBE = 1 << 16
-"""About what the database's first transaction needs."""
+"""The approximate size of the database's first transaction."""
 _log = logging.getLogger(__name__)
 
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The interface as OpenAPI describes it, with the problem documents that every route may answer with."""
+        """The OpenAPI document, with the schema of the problem documents of every route."""
         document = super().openapi()
         document["components"]["schemas"]["Problem"] = SCHEMA
         return document
 
 
 def create_app(program: Program) -> FastAPI:
-    """The program as an ASGI application: routes in, errors out, the loops beside them."""
+    """The program as an ASGI application."""
     app = _Application(
         title="Rolecall",
         version=__version__,
@@ -104,7 +104,7 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(JobsAreJson)
     app.add_middleware(FollowerLimit)
     app.add_middleware(audit.Audited)
-    # The last is the first: nobody reads or parses what comes without a token.
+    # The last one runs first, so that a request without a token is neither read nor parsed.
     app.add_middleware(Gate)
     app.add_middleware(StandbyGate)
     app.add_middleware(ExitGate)
@@ -113,10 +113,10 @@ def create_app(program: Program) -> FastAPI:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but the calls that are held back are released before it waits for them."""
+    """uvicorn's server, but delayed calls are released before it waits for them."""
 
     def __init__(self, program: Program, certificate: Certificate | None = None) -> None:
-        # At debug, since nodes call every second; a call that is not answered soon after the release is cut off.
+        # A call that is not answered soon after the release is canceled.
         config = uvicorn.Config(
             create_app(program),
             http=limited_protocol(LIMITS, certificate.context if certificate else None),
@@ -135,11 +135,10 @@ class Server(uvicorn.Server):
         self._leaving: asyncio.Task[None] | None = None
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Leave the signals to `run`, which ends with a clean exit code."""
+        """Leave signals to `run`, which returns an exit code."""
         return nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then tell where."""
         await super().startup(sockets)
         for one in sockets or ():
             host, port = one.getsockname()[:2]
@@ -147,13 +146,12 @@ class Server(uvicorn.Server):
             _log.info("master listening on %s", address, extra=about("master_listening"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Release who waits, then close."""
         if (master := self.program.master) is not None:
             master.release()
         await super().shutdown(sockets)
 
     def handle_exit_signal(self) -> None:
-        """Exit: at the first signal after the draining nodes, at the second immediately."""
+        """Exit: after the first signal when nodes have drained, after the second immediately."""
         master = self.program.master
         if self._leaving is not None or not self.started or master is None:
             self._stop()
@@ -171,9 +169,9 @@ class Server(uvicorn.Server):
 
 
 def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code, 75 when another master has taken over.
+    """Serve until SIGTERM or SIGINT. Returns the exit code, 75 if another master has taken over.
 
-    Raises `SettingsError` when the port is taken, the data folder is of no use, or another master leads.
+    Raises `SettingsError` if the port is in use, the data folder is unusable, or another master leads.
     """
     log_to_stderr(settings.log_level, settings.log_format)
     raise_open_file_limit(LIMITS)
@@ -195,7 +193,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
 
 
 def read_certificate(settings: MasterSettings) -> Certificate | None:
-    """What the master shows to its clients; None for plain HTTP. Raises `SettingsError` for files of no use."""
+    """The master's certificate, or None for plain HTTP. Raises `SettingsError` for unusable files."""
     if settings.tls_cert is None and settings.tls_key is None:
         return None
     if settings.tls_cert is None or settings.tls_key is None:
@@ -204,7 +202,7 @@ def read_certificate(settings: MasterSettings) -> Certificate | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one. Raises `SettingsError` if the address is unavailable."""
+    """A listening socket; port 0 selects a free port. Raises `SettingsError` if the address is unavailable."""
     try:
         return listener.listen(host, port)
     except OSError as error:
@@ -213,7 +211,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def check_folder(data: Path) -> None:
-    """Raise `SettingsError` unless a file can be written to the data folder, which is made if need be."""
+    """Create the data folder if necessary. Raises `SettingsError` unless files can be written to it."""
     try:
         data.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=data, prefix=".probe-") as probe:
@@ -226,7 +224,7 @@ def check_folder(data: Path) -> None:
 
 
 def check_standby(settings: MasterSettings) -> None:
-    """Raise `SettingsError` for a standby that could never take over; warn of one that would lack checkpoints."""
+    """Raise `SettingsError` for a standby that can't take over; warn about one without shared checkpoints."""
     if not settings.standby:
         return
     if settings.database_url is None or is_sqlite(settings.database_url.get_secret_value()):
@@ -242,31 +240,22 @@ def check_standby(settings: MasterSettings) -> None:
 
 
 async def await_database(url: str) -> None:
-    """Return when the database answers; until then try again, with a line in the log for each new reason."""
-    database, delays, said = _open(url), delays_s(first=0.2, most=_LONGEST_PAUSE_S, jitter=0), ""
-    while trouble := await _trouble(database):
-        if trouble != said:
-            message = "the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again"
-            _log.warning(message, trouble, extra=about("database_unavailable"))
-        said = trouble
-        await asyncio.sleep(next(delays))
-    await database.close()
-
-
-def _open(url: str) -> Database:
+    """Return when the database answers; until then retry, and log each new reason once."""
     try:
-        return Database(url)
-    except (ArgumentError, ValueError):  # A password with a special character leaves no number for the port.
+        database = Database(url)
+    except (ArgumentError, ValueError):  # For example, special characters in a password make the port invalid.
         raise SettingsError("ROLECALL_DATABASE_URL is not a URL like postgresql://user:password@host/name") from None
-
-
-async def _trouble(database: Database) -> str:
-    """Why the database doesn't answer; empty when it does."""
-    try:
-        await database.ping()
-    except OperationalError as error:
-        return " ".join(str(error.orig).split())
-    return ""
+    reasons = OncePerReason()
+    for delay in delays_s(first=0.2, most=_MAX_PAUSE_S, jitter=0):
+        try:
+            await database.ping()
+            break
+        except OperationalError as error:
+            if reasons.is_new(reason := " ".join(str(error.orig).split())):
+                message = "the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again"
+                _log.warning(message, reason, extra=about("database_unavailable"))
+        await asyncio.sleep(delay)
+    await database.close()
 
 
 async def _serve(
@@ -274,7 +263,7 @@ async def _serve(
 ) -> None:
     program = Program(settings, catalogue or load())
     server = Server(program, certificate)
-    # What is there by now stays. A full collection that walks through it takes 0.1 s, in which nobody is answered.
+    # The existing objects stay. A full collection that includes them takes 0.1 s and delays every response.
     gc.collect()
     gc.freeze()
     loop = asyncio.get_running_loop()

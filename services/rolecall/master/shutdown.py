@@ -1,7 +1,7 @@
-"""The master's way out: it goes on serving while nodes that were told to end with it drain.
+"""The exit of the master: it continues to serve while nodes that exit at the same time drain.
 
-Their workers' last checkpoints need a master that records them. One that ends alone does not wait: jobs go on without
-it, and it finds them when it comes back.
+Their workers' last checkpoints need a master that records them. A master that exits alone does not wait: jobs continue
+without it.
 """
 
 import asyncio
@@ -13,34 +13,34 @@ from rolecall.master.store import jobs, nodes, workers
 from rolecall.spec.state import JobState
 
 NOTICE_S = 2.0
-"""Within this time a node that was told to end together with the master says so."""
+"""The time within which a node that exits at the same time reports it."""
 _LOOK_EVERY_S = 0.1
 _log = logging.getLogger(__name__)
 
 
 async def drain_before_exit(master: Master, grace_s: float) -> None:
-    """Place nothing new, and return when no worker needs this master any more, or after `grace_s` seconds."""
+    """Place no more jobs, and return when no worker needs this master, or after `grace_s` seconds."""
     master.presence.closing = True
     loop = asyncio.get_running_loop()
     begun = loop.time()
-    said = False
+    logged = False
     while (waited_s := loop.time() - begun) < grace_s + NOTICE_S:
-        busy, leaving = await _look(master)
+        busy, leaving = await _observe(master)
         if not busy or not (leaving or waited_s < NOTICE_S):
             return
-        if leaving and not said:
+        if leaving and not logged:
             message = "shutting down: waiting for the workers of %s to stop"
             _log.info(message, ", ".join(busy), extra=about("shutdown_waiting"))
-            said = True
+            logged = True
         await asyncio.sleep(_LOOK_EVERY_S)
     message = "exiting after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping"
     _log.warning(message, grace_s, extra=about("shutdown_timed_out"))
 
 
-async def _look(master: Master) -> tuple[list[str], bool]:
-    """The living nodes that have workers, and whether some of these workers are stopping."""
+async def _observe(master: Master) -> tuple[list[str], bool]:
+    """The live nodes that have workers, and whether workers are stopping."""
     async with master.database.read() as connection:
-        living = [node for node in await nodes.everything(connection) if master.presence.is_alive(node.name)]
-        busy = [node for node in living if await workers.on_node(connection, node.name)]
+        live_nodes = [node for node in await nodes.list_all(connection) if master.presence.is_alive(node.name)]
+        busy = [node for node in live_nodes if await workers.on_node(connection, node.name)]
         stopping = await jobs.in_states(connection, [JobState.STOPPING])
     return [node.name for node in busy], bool(stopping) or any(node.draining for node in busy)

@@ -1,6 +1,6 @@
-"""Waking those who wait: broadcasts that no one can miss.
+"""Broadcasts that wake waiting tasks.
 
-Take a ticket, look, then wait on the ticket: what happens in between is not missed.
+Take a ticket, read the state, then wait for the ticket: no change in between is missed.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 
 class Signal:
-    """Something changed, of one kind."""
+    """A signal that something has changed."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -19,24 +19,24 @@ class Signal:
         return self._event
 
     def notify(self) -> None:
-        """Wake all who wait."""
+        """Wake all waiting tasks."""
         self._event.set()
         self._event = asyncio.Event()
 
 
 class Signals:
-    """A signal for each key, e.g. for each job. A key that nobody has a ticket for costs nothing."""
+    """A signal for each key, for example each job. A key without tickets uses no memory."""
 
     def __init__(self) -> None:
         self._events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         self.closed = False
 
     def __len__(self) -> int:
-        """The number of keys that somebody has a ticket for."""
+        """The number of keys with tickets."""
         return len(self._events)
 
     def ticket(self, key: str) -> asyncio.Event:
-        """An event that the next `notify` of `key` sets. Whoever waits holds it: it is gone with the last of them."""
+        """An event that the next `notify` of `key` sets. It exists as long as a waiting task refers to it."""
         event = self._events.get(key)
         if event is None:
             event = self._events[key] = asyncio.Event()
@@ -45,13 +45,13 @@ class Signals:
         return event
 
     def notify(self, *keys: str) -> None:
-        """Wake all who have a ticket for one of `keys`, and nobody else."""
+        """Wake the tasks with a ticket for one of `keys`."""
         for key in keys:
             if (event := self._events.pop(key, None)) is not None:
                 event.set()
 
     def close(self) -> None:
-        """Wake all who wait, now and from now on: the program ends."""
+        """Wake all waiting tasks, now and in the future, because the program ends."""
         self.closed = True
         self.notify(*self._events)
 

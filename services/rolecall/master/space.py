@@ -1,4 +1,4 @@
-"""Space: what is kept free on the master's volume, and how much of the blob store a job may take."""
+"""Limits on storage: the reserve of free space on the master's volume, and each job's part of the blob store."""
 
 import asyncio
 import os
@@ -11,20 +11,20 @@ from pathlib import Path
 from rolecall.spec.api import Volume
 from rolecall.spec.errors import QuotaExceeded, RolecallError
 
-_SHARE, _MOST_RESERVE = 0.05, 2 << 30
+_SHARE, _MAX_RESERVE = 0.05, 2 << 30
 _FLOOR = 1 / 4
 _KNOWN_S = 1.0
-"""How long a look at the volume is good for."""
+"""The time for which the free space of the volume is cached."""
 
 
 class NoRoom(RolecallError):
-    """The master's volume has no more than its reserve left; the same request succeeds when there is space."""
+    """The master's volume has no space above its reserve. The same request succeeds when it has."""
 
 
 class Reserve:
-    """Keeps some of a volume free, so that the database and the workers' reports always have room.
+    """Keeps a part of a volume free, so that the database and the workers' reports always have space.
 
-    The volume is asked once a second at most, in a thread; in between, what was let in since counts.
+    The free space is read at most once a second, in a thread. In between, admitted bytes are counted.
     """
 
     def __init__(self, folder: Path, reserve: int | None, now: Callable[[], float]) -> None:
@@ -33,21 +33,21 @@ class Reserve:
         self._now = now
         self._asking = asyncio.Lock()
         self._known: tuple[float, Volume] | None = None
-        self._let_in = 0
+        self._admitted = 0
 
-    async def look(self) -> Volume:
-        """The volume as it was within the last second."""
+    async def volume(self) -> Volume:
+        """The state of the volume, at most a second old."""
         async with self._asking:
             if self._known is None or self._now() - self._known[0] > _KNOWN_S:
-                counted = self._let_in
+                counted = self._admitted
                 self._known = self._now(), await asyncio.to_thread(self._ask)
-                self._let_in -= counted
+                self._admitted -= counted
             return self._known[1]
 
     async def check(self, wanted: int = 0, *, share: float = 1.0) -> None:
-        """Raise `NoRoom` if `wanted` more bytes would leave less than this share of the reserve."""
-        volume = await self.look()
-        free = max(0, volume.free - self._let_in)
+        """Raise `NoRoom` if `wanted` more bytes would leave less than `share` of the reserve."""
+        volume = await self.volume()
+        free = max(0, volume.free - self._admitted)
         if free - wanted < share * volume.reserve:
             raise NoRoom(
                 f"the master's volume (ROLECALL_DATA) has {free} bytes free, and {volume.reserve} are reserved "
@@ -55,36 +55,36 @@ class Reserve:
                 "volume, then try again"
             )
 
-    async def let_in(self, size: int, *, share: float = 1.0) -> None:
-        """Count `size` bytes that are about to be written. Raises `NoRoom` as `check` does."""
+    async def admit(self, size: int, *, share: float = 1.0) -> None:
+        """Count `size` bytes that will be written now. Raises `NoRoom` like `check`."""
         await self.check(size, share=share)
-        self._let_in += size
+        self._admitted += size
 
     def _ask(self) -> Volume:
         found = os.statvfs(self._folder)
         total = found.f_blocks * found.f_frsize
-        reserve = min(int(_SHARE * total), _MOST_RESERVE) if self._reserve is None else self._reserve
+        reserve = min(int(_SHARE * total), _MAX_RESERVE) if self._reserve is None else self._reserve
         return Volume(free=found.f_bavail * found.f_frsize, total=total, reserve=reserve)
 
 
-class Quota:
-    """How many bytes each job may have in the blob store; `None` is no limit."""
+class JobQuota:
+    """The limit on the bytes of each job in the blob store; `None` for no limit."""
 
-    def __init__(self, most: int | None) -> None:
-        self.most = most
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
         self._arriving: Counter[str] = Counter()
 
     def check(self, job: str, size: int) -> None:
-        """Raise `QuotaExceeded` if `size` bytes, and what arrives right now, are more than the job may have."""
-        if self.most is not None and size + self._arriving[job] > self.most:
+        """Raise `QuotaExceeded` if `size` bytes and the current uploads exceed the limit."""
+        if self.limit is not None and size + self._arriving[job] > self.limit:
             raise QuotaExceeded(
                 f"job {job} would have {size + self._arriving[job]} bytes of checkpoints and artifacts; the limit is "
-                f"{self.most} (ROLECALL_MAX_JOB_BYTES). Write smaller or fewer checkpoints, or ask for a higher limit"
+                f"{self.limit} (ROLECALL_MAX_JOB_BYTES). Write smaller or fewer checkpoints, or ask for a higher limit"
             )
 
     @contextmanager
     def arriving(self, job: str) -> Generator[Callable[[int], None]]:
-        """Counts an upload while it arrives; call what is yielded with the size of each piece."""
+        """Count an upload while it arrives. Call the yielded function with the size of each chunk."""
         counted = 0
 
         def count(size: int) -> None:
@@ -101,7 +101,7 @@ class Quota:
 
 
 def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -> int:
-    """Bytes of the regular files below a folder for which `counts`. What is deleted meanwhile counts nothing."""
+    """The total size of the regular files below a folder for which `counts` is true."""
     used = 0
     for where, _, names in os.walk(folder):
         for path in filter(counts, (Path(where, name) for name in names)):
@@ -111,32 +111,32 @@ def bytes_below(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -
     return used
 
 
-async def within_reserve(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The pieces, as long as the volume has room for them."""
-    async for piece in pieces:
-        await reserve.let_in(len(piece))
-        yield piece
+async def within_reserve(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
+    """The chunks, as long as the volume has space above its reserve."""
+    async for chunk in chunks:
+        await reserve.admit(len(chunk))
+        yield chunk
 
 
-async def above_floor(pieces: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
-    """The pieces of what may use the reserve, but for a quarter of it, which is the database's alone."""
-    async for piece in pieces:
-        await reserve.let_in(len(piece), share=_FLOOR)
-        yield piece
+async def above_floor(chunks: AsyncIterator[bytes], reserve: Reserve) -> AsyncIterator[bytes]:
+    """The chunks of data that can use the reserve, except for the quarter that only the database uses."""
+    async for chunk in chunks:
+        await reserve.admit(len(chunk), share=_FLOOR)
+        yield chunk
 
 
 async def within_quota(
-    pieces: AsyncIterator[bytes], quota: Quota, job: str, stored: Callable[[], Awaitable[int]]
+    chunks: AsyncIterator[bytes], quota: JobQuota, job: str, stored: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
-    """The pieces, as long as the job may have them beside what is `stored`, which is counted again at the end."""
-    if quota.most is None:
-        async for piece in pieces:
-            yield piece
+    """The chunks, as long as they and the `stored` bytes fit the job's limit. `stored` is called again at the end."""
+    if quota.limit is None:
+        async for chunk in chunks:
+            yield chunk
         return
     before = await stored()
     with quota.arriving(job) as count:
-        async for piece in pieces:
-            count(len(piece))
+        async for chunk in chunks:
+            count(len(chunk))
             quota.check(job, before)
-            yield piece
+            yield chunk
         quota.check(job, await stored())

@@ -1,4 +1,4 @@
-"""The threads on which the blob store is called. A store that hangs takes these, and nothing else waits for them."""
+"""The threads that call the blob store. A store that hangs blocks only these threads."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ class _Call:
     def run(self) -> None:
         try:
             result = self.function()
-        except BaseException as error:  # noqa: BLE001 - whatever a store's library raises is the caller's to know
+        except BaseException as error:  # noqa: BLE001 - the caller gets every error of the store's library
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
@@ -54,13 +54,13 @@ class StoreThreads:
 
     @property
     def hung(self) -> int:
-        """How many threads are in a call that exceeds the time limit."""
+        """The number of threads in a call that exceeds the time limit."""
         late = self._now() - self._timeout_s
         with self._lock:
             return sum(call.begun <= late for call in self._running)
 
     async def run(self, function: Callable[[], _T]) -> _T:
-        """The result of `function`. Raises what `wait` raises."""
+        """The result of `function`. Raises the errors of `wait`."""
         return await self.wait(self.submit(function))
 
     def submit(self, function: Callable[[], _T]) -> Future[_T]:
@@ -91,11 +91,11 @@ class StoreThreads:
             raise StoreUnavailable(f"{self._store} fails: {type(error).__name__}: {error}; try again") from error
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Call `function` on a thread; nobody waits for it, nor learns how it ended."""
+        """Call `function` on a thread, and ignore its result."""
         self._put(_Call(function))
 
     def close(self) -> None:
-        """End the threads that are idle, and the others after their calls."""
+        """End idle threads now, and the others after their calls."""
         with self._lock:
             threads, self._threads = self._threads, 0
         for _ in range(threads):
@@ -112,20 +112,20 @@ class StoreThreads:
     def _work(self) -> None:
         while (call := self._queue.get()) is not None:
             if not call.future.set_running_or_notify_cancel():
-                continue  # nobody waits for it any more
+                continue  # its caller no longer waits
             call.begun = self._now()
             with self._lock:
                 self._running.add(call)
             call.run()
             with self._lock:
                 self._running.remove(call)
-            del call  # and with it the result, which may be large, or a file
+            del call  # its result can be large, or a file
 
 
 class StoreFile(Generic[_T]):
-    """What `opening` returns, used on the store's threads by one call at a time, and closed behind the last of them.
+    """The result of `opening`, used on the store's threads by one call at a time, and closed after the last call.
 
-    So a file is closed even if nobody waits any more for the call that opens or uses it.
+    So a file is closed even if the caller no longer waits for the call that opens or uses it.
     """
 
     def __init__(self, threads: StoreThreads, opening: Callable[[], _T]) -> None:
@@ -134,7 +134,7 @@ class StoreFile(Generic[_T]):
         self._last: Future[Any] = self._opening
 
     async def opened(self) -> _T:
-        """Wait until it is open. Raises what `StoreThreads.wait` raises."""
+        """Wait until it is open. Raises the errors of `StoreThreads.wait`."""
         return await self._threads.wait(self._opening)
 
     async def run(self, function: Callable[[_T], _R]) -> _R:
@@ -144,5 +144,5 @@ class StoreFile(Generic[_T]):
         return await self._threads.wait(calling)
 
     def close(self, closing: Callable[[_T], Any]) -> None:
-        """Call `closing` behind the last call, on a thread, if it was ever opened."""
+        """Call `closing` on a thread after the last call, if it was opened."""
         self._last.add_done_callback(lambda _: self._threads.later(lambda: closing(self._opening.result())))

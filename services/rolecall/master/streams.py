@@ -1,4 +1,4 @@
-"""Logs and progress on the master's volume: what workers write, a piece at a time, each piece at its offset."""
+"""Logs and progress of workers on the master's volume. They arrive in chunks, each at its offset."""
 
 import asyncio
 import shutil
@@ -10,16 +10,16 @@ from typing import Literal
 from weakref import WeakValueDictionary
 
 from rolecall.master import segments
-from rolecall.master.segments import Piece
+from rolecall.master.segments import Chunk
 from rolecall.master.space import bytes_below
 from rolecall.spec.errors import NotFound
 
 Kind = Literal["log", "progress"]
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _REST_S = 60.0
-"""How long the rest of the log of a worker that has ended is waited for."""
+"""The time to wait for the rest of the log of an ended worker."""
 _REMEMBERED = 1000
-"""How many removed jobs are remembered: as many as calls may still be on their way for."""
+"""The number of removed jobs that are remembered, because calls for them can still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class StreamKey:
 
 
 class Streams:
-    """The files below `root`. A piece that is there already changes nothing; one behind a gap is not written.
+    """The files below `root`. A chunk that is stored already changes nothing; one after a gap is not written.
 
-    Of each log `log_bytes` are kept, see `segments`.
+    Each log keeps `log_bytes` (see `segments`).
     """
 
     def __init__(self, root: Path, log_bytes: int, now: Callable[[], float]) -> None:
@@ -46,38 +46,37 @@ class Streams:
         self._expected: dict[StreamKey, tuple[int, float]] = {}
         self._removed: dict[str, None] = {}
 
-    async def append(self, key: StreamKey, offset: int, pieces: AsyncIterator[bytes], *, cut: bool = False) -> int:
-        """Append what is missing of the bytes that start at `offset`; return the stream's size.
+    async def append(self, key: StreamKey, offset: int, chunks: AsyncIterator[bytes], *, cut: bool = False) -> int:
+        """Append the new part of the bytes that start at `offset`. Returns the stream's size.
 
-        `cut` says that what lies before `offset` is lost, so that the log may have a gap there.
+        `cut` says that the bytes before `offset` are lost, so the log can have a gap there.
         """
         async with self._locks.setdefault(key, asyncio.Lock()):
             size = None
-            async for piece in pieces:
+            async for chunk in chunks:
                 if key.job in self._removed:
                     raise NotFound(f"job {key.job} is deleted")
-                size = await asyncio.to_thread(self._append, key, offset, piece, cut)
-                offset += len(piece)
+                size = await asyncio.to_thread(self._append, key, offset, chunk, cut)
+                offset += len(chunk)
             return await asyncio.to_thread(self.size, key) if size is None else size
 
     async def remove_job(self, job: str) -> None:
-        """Delete all streams of a job; a piece that is on its way is refused from now on."""
+        """Delete all streams of a job, and reject later chunks."""
         self._removed[job] = None
         while len(self._removed) > _REMEMBERED:
             self._removed.pop(next(iter(self._removed)))
         for key, lock in list(self._locks.items()):
             if key.job == job:
                 async with lock:
-                    pass  # Whoever is in the middle of a piece finishes it.
+                    pass  # Wait for a chunk that is being written.
         with suppress(FileNotFoundError):
             await asyncio.to_thread(shutil.rmtree, self._root / job)
 
     def used(self, job: str) -> int:
-        """Bytes of all streams of a job."""
         return bytes_below(self._root / job)
 
     def size(self, key: StreamKey) -> int:
-        """The stream's size in bytes, cut parts included; 0 before its first piece. Asks the disk."""
+        """The stream's size in bytes, including gaps; 0 before its first chunk. Blocks."""
         if key.kind == "log":
             return segments.size(self._folder(key))
         try:
@@ -86,47 +85,47 @@ class Streams:
             return 0
 
     def expect(self, key: StreamKey, size: int) -> None:
-        """Note that a stream is complete when it has `size` bytes: its worker has ended."""
+        """Record the final size of a stream whose worker has ended."""
         now = self._now()
         self._expected = {one: (size, until) for one, (size, until) in self._expected.items() if until > now}
         self._expected[key] = (size, now + _REST_S)
 
     async def is_complete(self, key: StreamKey) -> bool:
-        """Whether no more is expected of a stream, or no longer."""
+        """Return whether a stream has its final size, or the wait for it is over."""
         size, until = self._expected.get(key, (0, 0.0))
         return self._now() > until or await asyncio.to_thread(self.size, key) >= size
 
     def read(self, key: StreamKey, start: int = 0) -> bytes:
-        """The lines of a progress stream from byte `start` on that are complete, at most about a MiB."""
+        """The complete lines of a progress stream from byte `start`, about a MiB at most."""
         path = self._progress(key)
         if not path.exists():
             return b""
         with path.open("rb") as file:
             file.seek(start)
-            piece = file.read(_PIECE)
-        # No line of progress is that long: what fills a piece without an end is skipped as one that can't be read.
-        return piece if b"\n" not in piece and len(piece) == _PIECE else piece[: piece.rfind(b"\n") + 1]
+            chunk = file.read(_CHUNK_BYTES)
+        # No progress line is that long. A chunk without a line feed is an invalid line, which the reader skips.
+        return chunk if b"\n" not in chunk and len(chunk) == _CHUNK_BYTES else chunk[: chunk.rfind(b"\n") + 1]
 
     def lines(self, key: StreamKey) -> Iterator[bytes]:
-        """All lines of a progress stream, also a last one without an end, without reading it all into memory."""
+        """All lines of a progress stream, including a last one without an end. Reads one at a time."""
         path = self._progress(key)
         if path.exists():
             with path.open("rb") as file:
                 yield from (line.rstrip(b"\n") for line in file)
 
-    def read_log(self, key: StreamKey, start: int, most: int) -> Piece:
-        """Up to `most` bytes of a log from `start` on, or from where it goes on behind a cut; empty at its end."""
-        return segments.read(self._folder(key), start, most)
+    def read_log(self, key: StreamKey, start: int, max_bytes: int) -> Chunk:
+        """Up to `max_bytes` bytes of a log from `start`, or from the end of a gap; empty at the end of the log."""
+        return segments.read(self._folder(key), start, max_bytes)
 
-    def _append(self, key: StreamKey, offset: int, piece: bytes, cut: bool) -> int:
+    def _append(self, key: StreamKey, offset: int, chunk: bytes, cut: bool) -> int:
         if key.kind == "log":
-            return segments.append(self._folder(key), offset, piece, self._log_bytes, cut=cut)
+            return segments.append(self._folder(key), offset, chunk, self._log_bytes, cut=cut)
         path = self._progress(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             have = file.tell()
             if offset <= have:
-                file.write(piece[have - offset :])
+                file.write(chunk[have - offset :])
             return file.tell()
 
     def _folder(self, key: StreamKey) -> Path:

@@ -1,7 +1,7 @@
-"""The transactions that move a job together with its attempt and its workers.
+"""The transactions that change a job together with its attempt and its workers.
 
-`lifecycle` decides, the reconciler and the routes commit. Each move is guarded by the state it leaves: `StaleAttempt`
-says that another one came first.
+`lifecycle` decides, the reconciler and the routes commit. Each transition is guarded by the previous state: it raises
+`StaleAttempt` if another one was committed first.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from rolecall.spec.report import Failure
 from rolecall.spec.state import JobState, WorkerState
 
 VERIFY_S = 60.0
-"""How long a job waits at most for the master to verify a checkpoint that a worker reported as damaged."""
+"""The maximum time for which a job waits until the master has verified a checkpoint that a worker reported."""
 
 
 async def apply_step(connection: AsyncConnection, job: JobSummary, step: Step, now: datetime) -> set[str]:
-    """Commit a step from whatever state the job is in, such as one that a user asked for.
+    """Commit a step from any state of the job, such as a user's request.
 
     Returns the nodes whose desired workers it may change.
     """
@@ -30,16 +30,17 @@ async def apply_step(connection: AsyncConnection, job: JobSummary, step: Step, n
         return set()
     gang = await attempts.gang(connection, job)
     if job.state is JobState.STOPPING:
-        await _redirect_stop(connection, gang, step)
+        await jobs.set_reason(connection, gang.job, step.reason)
+        await attempts.follow(connection, gang, JobState.STOPPING, stop=step.stop, cause=step.reason)
     else:
         await take_step(connection, gang, step, now)
     return gang.nodes
 
 
 async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
-    """Commit one step of a job that holds slots, and the same for its attempt."""
+    """Commit one step of a job that holds slots, and of its attempt."""
     accused = None if step.after.holds_slots else lifecycle.accused(gang)
-    if accused is not None and not await _doubt(connection, gang, accused, now):
+    if accused is not None and not await _schedule_verification(connection, gang, accused, now):
         accused = None
     if step.after is JobState.QUEUED:
         await _queue_again(connection, gang, step, now, accused)
@@ -54,7 +55,7 @@ async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: da
 
 
 async def lose_workers(connection: AsyncConnection, node: str, why: str, now: datetime) -> set[str]:
-    """End the workers of a node that is gone; returns their jobs."""
+    """End the workers of a lost or removed node. Returns their jobs."""
     gone = await workers.on_node(connection, node)
     await workers.end_all(connection, gone, WorkerState.LOST, failure=Failure(message=why, at=now))
     return {worker.job for worker in gone}
@@ -63,27 +64,21 @@ async def lose_workers(connection: AsyncConnection, node: str, why: str, now: da
 async def end_workers(
     connection: AsyncConnection, dropped: Iterable[WorkerRecord], unstarted: Iterable[WorkerRecord]
 ) -> None:
-    """End the workers that their gang can do without, and those of a stopping gang that never started."""
+    """End the `dropped` workers as lost, and the `unstarted` ones as stopped."""
     await workers.end_all(connection, dropped, WorkerState.LOST)
     await workers.end_all(connection, unstarted, WorkerState.STOPPED)
 
 
 async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, now: datetime) -> tuple[bool, list[str]]:
-    """End a job of which something can't be read. Returns whether it had not ended, and the nodes of its workers."""
+    """End a job that can't be read. Returns whether it had not ended, and the nodes of its workers."""
     ended = await jobs.fail_unreadable(connection, job, reason, now)
     await attempts.fail_unreadable(connection, job, reason, now)
     return ended, await workers.end_unreadable(connection, job)
 
 
-async def _redirect_stop(connection: AsyncConnection, gang: Gang, step: Step) -> None:
-    """Let a gang that is being stopped end in another state than was decided before."""
-    await jobs.set_reason(connection, gang.job, step.reason)
-    await attempts.follow(connection, gang, JobState.STOPPING, stop=step.stop, cause=step.reason)
-
-
-async def _doubt(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
-    """Let the master look at a checkpoint that workers could not read; return whether there is still such a one."""
-    if not await checkpoints.doubt(connection, gang.job.id, accused.manifest, now):
+async def _schedule_verification(connection: AsyncConnection, gang: Gang, accused: Accusation, now: datetime) -> bool:
+    """Schedule the verification of a checkpoint. Returns whether the checkpoint still exists."""
+    if not await checkpoints.set_verification(connection, gang.job.id, accused.manifest, now):
         return False
     await jobs.avoid(connection, gang.job, accused.nodes)
     message = f"the master verifies {accused}"

@@ -1,8 +1,8 @@
-"""What the master knows of its live jobs and its nodes: read once, then only what has changed.
+"""A view of the live jobs and the nodes in memory, which reads only changes.
 
-Whoever commits a change of a job or a node says so by `note`; `refresh` reads what was noted, and everything at the
-start, after a failure, and every `_READ_ALL_S` seconds. The values are immutable, so that a placement may look at them
-from another thread while the view goes on.
+Code that commits a change of a job or a node calls `note`. `refresh` reads the noted ones, and all of them at the
+start, after a failure, and every `_READ_ALL_S` seconds. The values are immutable, so that a placement can use them in
+another thread while the view changes.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ from rolecall.spec.state import JobState
 
 _READ_ALL_S = 30.0
 _PAGE = 100
-"""Jobs that are read at a stretch: the event loop serves others in between."""
+"""The number of jobs that are read at a time, so that the event loop can do other work in between."""
 
 
 class View:
-    """The live jobs and the nodes as they were read last."""
+    """The live jobs and the nodes, as last read."""
 
     def __init__(self, database: Database, catalogue: Catalogue, now: Callable[[], float]) -> None:
         self.queue: dict[str, JobSummary] = {}
         self.chosen: dict[str, tuple[str, ...]] = {}
-        """Of queued jobs that run on every node: the nodes that they name."""
+        """The nodes that queued per-node jobs request."""
         self.gangs: dict[str, Gang] = {}
         self.nodes: dict[str, NodeRecord] = {}
         self.unreadable: dict[str, str] = {}
-        """Live jobs of which something can't be read, and what."""
+        """Live jobs that can't be read, and the reasons."""
         self.unreadable_nodes: dict[str, str] = {}
         self.version = 0
-        """Grows whenever something above is different."""
+        """Increases with every change of the attributes above."""
         self.fresh: set[str] = set()
-        """Gangs that were read since somebody last emptied this."""
+        """Gangs that were read since the reconciler last emptied this set."""
         self._database = database
         self._catalogue = catalogue
         self._now = now
@@ -52,12 +52,12 @@ class View:
         self._lock = asyncio.Lock()
 
     def note(self, jobs: Iterable[str] = (), nodes: Iterable[str] = ()) -> None:
-        """What is stored of these has changed."""
+        """Record that the stored state of these has changed."""
         self._jobs.update(jobs)
         self._nodes.update(nodes)
 
     async def refresh(self) -> None:
-        """Read what was noted."""
+        """Read the noted changes."""
         async with self._lock:
             due = self._now() >= self._read_all_at
             if not (due or self._jobs or self._nodes):
@@ -75,28 +75,33 @@ class View:
                 self._read_all_at = self._now() + _READ_ALL_S
 
     def set_aside(self, job: str, why: str) -> None:
-        """A part of a job that the view doesn't read, its parameters, can't be read."""
+        """Record that a job's parameters, which the view itself doesn't read, can't be read."""
         self._aside[job] = why
 
     def waits(self, reasons: Iterable[tuple[JobSummary, JobSummary]]) -> None:
-        """Replace queued jobs by what was just stored of them, unless they have changed since."""
+        """Replace queued jobs by their newly stored versions, unless they have changed since."""
         for before, after in reasons:
             if self.queue.get(before.id) is before:
                 self.queue[before.id] = after
 
     def taken(self) -> tuple[WorkerPlan, ...]:
-        """The places of workers that may still have a process; one that runs on every node takes none."""
+        """The seats of workers that can still have a process. Workers of per-node jobs have none."""
         seated = [gang for gang in self.gangs.values() if not self._catalogue.is_per_node(gang.job.workload)]
         return tuple(place for gang in seated for place in _places(gang))
 
     def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
-        """What the owners whose slots are limited use of them: as many as their workers may still have a process."""
-        return allowances(self.gangs.values(), limits)
+        """The use of each limited owner: its workers that can still have a process, also those of per-node jobs."""
+        limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
+        used: Counter[str] = Counter()
+        for gang in self.gangs.values():
+            if gang.job.owner in limited:
+                used[gang.job.owner] += len(_places(gang))
+        return {owner: Allowance(limit, used[owner]) for owner, limit in limited.items()}
 
-    def visited(self) -> dict[str, str]:
-        """The nodes on which a job that runs on every node may still have a process, and which job."""
-        visitors = [gang for gang in self.gangs.values() if self._catalogue.is_per_node(gang.job.workload)]
-        return {place.node: gang.job.id for gang in visitors for place in _places(gang)}
+    def per_node_jobs(self) -> dict[str, str]:
+        """The nodes on which a per-node job can still have a process, with that job."""
+        per_node_gangs = [gang for gang in self.gangs.values() if self._catalogue.is_per_node(gang.job.workload)]
+        return {place.node: gang.job.id for gang in per_node_gangs for place in _places(gang)}
 
     async def _read_jobs(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
@@ -105,7 +110,9 @@ class View:
         held = [job for job in found.live.values() if job.state.holds_slots]
         gangs = await attempts.gangs(connection, held)
         queue = {job.id: job for job in found.live.values() if job.state is JobState.QUEUED}
-        aside = self._take_aside(queue, among)
+        # The reasons for setting `among` aside, or all jobs, are used now or obsolete.
+        removed = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
+        aside = {job: why for job, why in removed.items() if job in queue}
         queue = {job: one for job, one in queue.items() if job not in aside}
         per_node = [job for job in queue.values() if self._catalogue.is_per_node(job.workload)]
         named = await jobs.parameters(connection, [job.id for job in per_node]) if per_node else {}
@@ -126,15 +133,10 @@ class View:
         self.fresh |= {gang.job.id for gang in gangs.found}
         self.version += before != (self.queue, self.gangs, self.unreadable, self.chosen)
 
-    def _take_aside(self, queue: Collection[str], among: Collection[str] | None) -> dict[str, str]:
-        """Remove the reasons for setting aside `among`, or all jobs; return those of jobs in `queue`."""
-        said = {job: self._aside.pop(job) for job in list(self._aside) if among is None or job in among}
-        return {job: why for job, why in said.items() if job in queue}
-
     async def _read_nodes(self, connection: AsyncConnection, among: Collection[str] | None) -> None:
         if among is not None and not among:
             return
-        found = await nodes.look(connection, among)
+        found = await nodes.load(connection, among)
         before = self.nodes
         gone = {*self.nodes, *self.unreadable_nodes} if among is None else set(among)
         kept = {name: one for name, one in self.nodes.items() if name not in gone}
@@ -146,16 +148,6 @@ class View:
 
 def _places(gang: Gang) -> list[WorkerPlan]:
     return [gang.attempt.plan.workers[worker.rank] for worker in gang.workers if not worker.state.ended]
-
-
-def allowances(gangs: Iterable[Gang], limits: Mapping[str, Limits]) -> dict[str, Allowance]:
-    """What the owners whose slots are limited use of them: also by jobs that run on every node, which take no slot."""
-    limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
-    used: Counter[str] = Counter()
-    for gang in gangs:
-        if gang.job.owner in limited:
-            used[gang.job.owner] += len(_places(gang))
-    return {owner: Allowance(most, used[owner]) for owner, most in limited.items()}
 
 
 async def _all_live(connection: AsyncConnection) -> Summaries:

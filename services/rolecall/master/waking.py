@@ -1,7 +1,7 @@
-"""Who is to look again after a commit: the view, the loops, the nodes of the gang, and those who follow the job.
+"""Notifications after a commit, to the view, the loops, the nodes of a gang, and followers of a job.
 
-Whoever changes what is stored calls one of these afterwards. Nobody else is woken: a change costs as much as its gang
-is wide.
+Code that commits a change calls one of these methods afterwards. Only affected parts are woken, so the cost of a change
+depends only on the size of its gang.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,11 +11,11 @@ from rolecall.master.signals import Signals
 from rolecall.master.view import View
 
 TICK_S = 0.5
-"""The loops look at least this often, for what only time changes."""
+"""The maximum interval between passes of the loops, for changes that only time causes."""
 
 
 class Waking:
-    """The ways to wake."""
+    """The notifications of changes."""
 
     def __init__(self, view: View, answers: Answers, news: Signals) -> None:
         self._view = view
@@ -25,37 +25,37 @@ class Waking:
         self._place: Callable[[], None] = lambda: None
 
     def connect(self, reconcile: Callable[[], None], place: Callable[[], None]) -> None:
-        """Name the loops, which are made later."""
+        """Set the functions that wake the loops, which are created later."""
         self._reconcile, self._place = reconcile, place
 
     def jobs(self, *jobs: str) -> None:
-        """These jobs changed, but not what any node should run."""
+        """Notify of changed jobs, which don't change any node's desired workers."""
         self._view.note(jobs=jobs)
         self._news.notify(*jobs)
         self.loops()
 
     def queued(self, job: str) -> None:
-        """The job is new: it is to be placed, and nothing else is to be done about it."""
+        """Notify of a new job, which only the placer needs to process."""
         self._view.note(jobs=[job])
         self._news.notify(job)
         self._place()
 
     def gang(self, job: str, nodes: Iterable[str]) -> None:
-        """The job changed, and with it what these nodes should run."""
+        """Notify of a changed job, which changes the desired workers of these nodes."""
         self._answers.notify(*nodes)
         self.jobs(job)
 
     def nodes(self, *nodes: str) -> None:
-        """These nodes came, left, or offer something else than before."""
+        """Notify of nodes that registered, left or changed."""
         self._view.note(nodes=nodes)
         self._answers.notify(*nodes)
         self.loops()
 
     def followers(self, *jobs: str) -> None:
-        """There is more to read of these jobs."""
+        """Notify followers of these jobs that there is more to read."""
         self._news.notify(*jobs)
 
     def loops(self) -> None:
-        """Only the loops: what is in memory changed."""
+        """Wake only the loops, after a change in memory."""
         self._reconcile()
         self._place()

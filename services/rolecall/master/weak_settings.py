@@ -1,4 +1,4 @@
-"""What is weak in the master's settings, and what to do about it. Pure; `rolecall doctor` shows it."""
+"""Findings about weak settings of the master, with remedies, for `rolecall doctor`. Pure."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -8,14 +8,13 @@ from rolecall.settings import MasterSettings
 from rolecall.spec.finding import Finding, Level, secret_files
 
 SHORT = 32
-"""Characters; 32 random hexadecimal digits are 128 bits, which nobody guesses."""
+"""The minimum length of a token: 32 random hexadecimal digits are 128 bits."""
 
 
 def weaknesses(settings: MasterSettings, readable: Sequence[Path], scrapes: Scrapes) -> Iterator[Finding]:
-    """A finding for each weak setting; one that is `ok` for each check without any.
+    """The findings: one for each weak setting, and an `ok` for each check without one.
 
-    `readable` are the files with secrets that other users can read, `scrapes` the calls of `/metrics` with an admin
-    token.
+    `readable` are the files with secrets that other users can read.
     """
     short = [name for name, secret in settings.tokens.items() if len(secret.get_secret_value()) < SHORT]
     for name in short:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rolecall.daemon_thread import run_in_daemon_thread
-from rolecall.edge.logs import about
+from rolecall.edge.logs import OncePerReason, about
 from rolecall.network.interfaces import interface_of
 from rolecall.retry import delays_s
 
@@ -42,17 +42,16 @@ async def await_route(host: str, port: int, on_wait: Callable[[str], None]) -> R
 
     `on_wait` gets each reason to wait once, like the log.
     """
-    logged = ""
+    reasons = OncePerReason()
     for delay in delays_s():
         try:
             route, _ = await find_route(host, port)
         except OSError as error:
             reason = f"no route to the master yet: MASTER_ADDR={host}: {error.strerror or error}"
-            if reason != logged:
+            if reasons.is_new(reason):
                 hint = "is the name right, and is this container on the master's network?"
                 _LOG.warning("%s; retrying (%s)", reason, hint, extra=about("route_missing"))
                 on_wait(reason)
-            logged = reason
             await asyncio.sleep(delay)
         else:
             text = "workers use interface %s (%s), this machine's route to %s"

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from rolecall.edge.logs import about
+from rolecall.edge.logs import OncePerReason, about
 from rolecall.network.interfaces import has_address
 from rolecall.network.routes import Route, find_route
 from rolecall.node.client import MasterClient, MasterRefuses, MasterUnreachable, NameTaken, ReportRefused
@@ -68,22 +68,21 @@ class MasterLink:
 
         Raises `SettingsError` if the master refuses this node from the start.
         """
-        delays, logged = delays_s(), ""
+        delays, reasons = delays_s(), OncePerReason()
         while True:
             try:
                 await self._exchange()
-                if logged:
+                if reasons.end():
                     _LOG.info("the master is back", extra=self._about("master_back"))
-                delays, logged, self._lost_contact = delays_s(), "", False
+                delays, self._lost_contact = delays_s(), False
                 self._health.wait_for("")
             except MasterUnreachable as error:
                 if isinstance(error, MasterRefuses) and not self._contact.was_made:
                     raise SettingsError(str(error)) from None
                 self._lose_contact(error)
-                if (reason := f"the master is unavailable: {error}") != logged:
+                if reasons.is_new(reason := f"the master is unavailable: {error}"):
                     _LOG.warning("%s; retrying", reason, extra=self._about("master_unavailable"))
                     self._health.wait_for(reason)
-                logged = reason
                 await asyncio.sleep(next(delays))
 
     async def keep_checking(self) -> None:
@@ -155,17 +154,16 @@ class MasterLink:
 
     async def _register_name(self) -> Registered:
         """Register, with time for the master to notice the end of an earlier node of this name."""
-        deadline, logged = self._clock() + _NAME_TAKEN_S, False
+        deadline, reasons = self._clock() + _NAME_TAKEN_S, OncePerReason()
         for delay in delays_s():
             try:
                 return await self._client.register(self.spec)
             except NameTaken as error:
                 if self._clock() > deadline:
                     raise SettingsError(str(error)) from None
-                if not logged:
+                if reasons.is_new(str(error)):
                     _LOG.info("%s; retrying for %g s", error, _NAME_TAKEN_S, extra=self._about("name_taken"))
                     self._health.wait_for(str(error))
-                logged = True
                 await asyncio.sleep(delay)
         raise AssertionError("delays never end")
 

@@ -54,7 +54,7 @@ class TokenRequest(Limits, Request):
     """The owner of the jobs that the token submits. Lowercase letters, digits, `.`, `_`, `-`."""
     scopes: Scopes
     expires_at: AwareMoment | None = None
-    """When the token expires; null means never. Its limits apply to its jobs even after that."""
+    """The token's expiry; null means never. Its limits apply to its jobs even after that."""
 
 
 class TokenUpdate(Limits, Request):
@@ -77,7 +77,7 @@ class TokenDocument(Limits):
     name: str
     scopes: list[Scope]
     built_in: bool = False
-    """Whether it comes from the master's settings, so that it can't be changed here."""
+    """True if it comes from the master's settings, so that it can't be changed here."""
     secrets: int = 1
     """The number of valid secrets: two during a rotation, none after the token has expired."""
     created_at: datetime | None = None

@@ -27,17 +27,17 @@ class JobPage(Value):
 
 
 class PruneRequest(Request):
-    """Which ended jobs are deleted."""
+    """The body of `POST /jobs/prune`."""
 
     ended_before: AwareMoment
     state: JobState | None = None
-    """Only jobs that ended in this state; all ended ones by default."""
+    """Only jobs that ended in this state; by default all ended jobs."""
     dry_run: bool = False
-    """Whether to list them only."""
+    """True to only list the jobs."""
 
 
 class PrunedJob(Value):
-    """A job that is deleted, or would be."""
+    """A job that is deleted or, in a dry run, would be."""
 
     id: str
     name: str
@@ -48,11 +48,11 @@ class PrunedJob(Value):
 
 
 class PruneSummary(Value):
-    """What `POST /jobs/prune` deletes."""
+    """The response to `POST /jobs/prune`."""
 
     jobs: list[PrunedJob]
     size: int
-    """Bytes of all of them."""
+    """Total bytes of all these jobs."""
 
 
 class Event(Value):
@@ -117,7 +117,7 @@ class ArtifactList(Value):
 
 
 class RoleDocument(Value):
-    """How many workers of a role a workload takes."""
+    """The number of workers of a role that a workload supports."""
 
     default: int
     least: int
@@ -126,7 +126,7 @@ class RoleDocument(Value):
 
 
 class WorkloadDocument(Value):
-    """A workload: what `POST /jobs` may ask of it."""
+    """A workload with its roles and parameters."""
 
     name: str
     summary: str
@@ -140,7 +140,7 @@ class WorkloadList(Value):
 
     workloads: list[WorkloadDocument]
     broken: dict[str, str]
-    """Plug-ins that could not be loaded, and why."""
+    """Plug-ins that could not be loaded, with the error of each."""
 
 
 class NodeList(Value):
@@ -165,27 +165,25 @@ class Volume(Value):
 
 
 class Health(Value):
-    """Whether the program answers."""
+    """`GET /healthz`."""
 
     status: str
 
 
 class Readiness(Health):
-    """Whether the master can work."""
+    """`GET /readyz`."""
 
     volume: Volume | None = None
     """The free space of its data folder. Null from masters that don't report it."""
 
 
 class Examination(Value):
-    """What a job of the workload `preflight` found."""
+    """The findings of a job of the workload `preflight`."""
 
-    job: str | None = Field(description="Null for a job that the token may not see.")
+    job: str | None = Field(description="Null for a job that the token can't see.")
     measured_at: datetime
     age_s: float = Field(description="Seconds since then; `rolecall doctor` measures again.")
-    findings: tuple[NodeFinding, ...] = Field(
-        description="Those that are about the node, or about a connection to or from it."
-    )
+    findings: tuple[NodeFinding, ...] = Field(description="The findings about the node and its connections.")
 
 
 class Preflight(Value):
@@ -193,5 +191,7 @@ class Preflight(Value):
 
     node: str
     alive: bool
-    findings: tuple[Finding, ...] = Field(description="What the node found when it last examined itself.")
-    network: Examination | None = Field(description="The newest examination that the node took part in; null without.")
+    findings: tuple[Finding, ...] = Field(description="The results of the node's latest self-check.")
+    network: Examination | None = Field(
+        description="The newest examination of the node's connections; null if there is none."
+    )

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator
 
-MOST = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 """The largest attempt, rank or id that the database can store."""
-MOST_BYTES = 2**63 - 1
+MAX_BIGINT = 2**63 - 1
 """The largest size or step that the database can store."""
-MOST_FILES = 100_000
+MAX_FILES = 100_000
 """The maximum number of files of a job in the blob store, and of one checkpoint."""
 
 

@@ -9,17 +9,17 @@ from rolecall.spec.model import Value
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Jobs run, but not as they should, or not all of them."""
+    """Some jobs don't run, or don't run properly."""
     ERROR = "error"
-    """No job can be trusted to run there. A node that finds one in itself gets no workers; one of a link bars none."""
+    """Jobs can fail. A node with an error in its self-check gets no workers; an error of a link has no such effect."""
 
     @classmethod
     def _missing_(cls, value: object) -> "Level | None":
-        """A level of a newer release is shown, and bars nobody."""
+        """Treat a level of a newer release as a warning, which excludes no node."""
         return cls.WARNING if isinstance(value, str) else None
 
 
@@ -30,20 +30,20 @@ class Finding(Value):
     """The name of the check, for example `clock`, `disk`, `reach`."""
     level: Level
     message: Text
-    """One line: what is, with figures and units."""
+    """One line: the observation, with figures and units."""
     remedy: Text = ""
-    """One line: what to do about it; empty when there is nothing to do."""
+    """One line: how to fix it; empty if there is nothing to fix."""
 
 
 class NodeFinding(Finding):
     """A finding about one or several nodes."""
 
     nodes: tuple[Text, ...]
-    """One node, or the two ends of a link: first the one that calls, where that matters."""
+    """One node, or the two ends of a link. If the direction matters, the caller comes first."""
 
 
 def secret_files(readable: Sequence[Path]) -> Finding:
-    """Whether other users can read the files that a program takes its secrets from; `readable` are those."""
+    """The finding about files with secrets; `readable` are those that other users can read."""
     if not readable:
         return Finding(check="secret files", level=Level.OK, message="no other user can read its files with secrets")
     return Finding(

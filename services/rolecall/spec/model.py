@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-_MOST_FIELDS = 100
+_MAX_FIELDS = 100
 
 
 class Value(BaseModel):
@@ -23,6 +23,6 @@ class Request(Value):
     @classmethod
     def _limit_field_count(cls, given: Any) -> Any:
         # Otherwise the error would list every unknown field.
-        if isinstance(given, Sized) and len(given) > _MOST_FIELDS:
+        if isinstance(given, Sized) and len(given) > _MAX_FIELDS:
             raise ValueError(f"it has {len(given)} fields; it can have {', '.join(cls.model_fields)}")
         return given

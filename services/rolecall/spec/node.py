@@ -31,7 +31,7 @@ class Machine(Value):
     memory_bytes: int = Field(ge=0)
     gpus: tuple[Gpu, ...] = ()
     exclusive: bool = False
-    """Whether the container doesn't share its cores, because its quota is smaller than the machine."""
+    """True if the container doesn't share its cores, because its quota is smaller than the machine."""
 
 
 class NodeDescription(Value):
@@ -101,7 +101,7 @@ class NodeDocument(_NodeStatus):
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `address` is reachable only in its own network namespace."""
+    """Return whether `address` is reachable only in its own network namespace."""
     try:
         return ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

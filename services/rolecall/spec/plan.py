@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MOST, MOST_BYTES, MOST_FILES, at_most
+from rolecall.spec.bounds import MAX_BIGINT, MAX_FILES, MAX_INTEGER, at_most
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
 
@@ -35,16 +35,13 @@ class GangPlan(Value):
 
     @property
     def world_size(self) -> int:
-        """The number of workers."""
         return len(self.workers)
 
     def role_world_size(self, role: Role) -> int:
-        """The number of workers with this role."""
         return sum(worker.role is role for worker in self.workers)
 
     @property
     def role_counts(self) -> dict[Role, int]:
-        """The number of workers of each role in the gang."""
         return dict(Counter(worker.role for worker in self.workers))
 
 
@@ -77,7 +74,7 @@ class CheckpointPart(Value):
     """Unique in the checkpoint, such as `parameter-server-0.safetensors`."""
     blob: str
     """Its name below the job's folder in the blob store."""
-    size: int = Field(ge=0, le=MOST_BYTES)
+    size: int = Field(ge=0, le=MAX_BIGINT)
     sha256: str
 
 
@@ -92,13 +89,13 @@ def _check_size(position: dict[str, Any]) -> dict[str, Any]:
 class CheckpointManifest(Value):
     """The contents of a checkpoint, which is valid once the master has recorded this."""
 
-    attempt: int = Field(ge=0, le=MOST)
-    step: int = Field(ge=0, le=MOST_BYTES)
-    parts: Annotated[tuple[CheckpointPart, ...], at_most(MOST_FILES)]
+    attempt: int = Field(ge=0, le=MAX_INTEGER)
+    step: int = Field(ge=0, le=MAX_BIGINT)
+    parts: Annotated[tuple[CheckpointPart, ...], at_most(MAX_FILES)]
     position: Annotated[dict[str, Any], AfterValidator(_check_size)]
     """The job's position in a format of the workload, such as epoch, step, seeds, and the best score so far."""
     keep: bool = False
-    """Whether newer checkpoints don't replace it (the best model so far), unless they have `keep` as well."""
+    """True if newer checkpoints don't replace it (the best model so far), unless they have `keep` as well."""
 
 
 WorkerLaunch.model_rebuild()

@@ -13,7 +13,7 @@ HIDDEN = "***"
 _AFTER_SCHEME = re.compile(r"(?<=://)[^\s'\"<>`|\\]+")
 _QUERY_VALUE = re.compile(r"(?<=[?&;])([^=&;#?]+=)[^&;#]+")
 _LINK = re.compile(r"(::(?:[A-Za-z][A-Za-z0-9+.-]*://)?)")
-_MOST_LINKS = 16
+_MAX_LINKS = 16
 """The rest of a longer chain is treated as one link, in which more is hidden than necessary."""
 _PORT = re.compile(r"\d*")
 
@@ -36,7 +36,7 @@ def redact(value: Any) -> Any:
 
 def _redact_url(found: re.Match[str]) -> str:
     # The match can be an fsspec chain, such as `zip://a.zip::https://user:password@host/a.zip`.
-    return "".join(_redact_link(link) for link in _LINK.split(found[0], maxsplit=_MOST_LINKS))
+    return "".join(_redact_link(link) for link in _LINK.split(found[0], maxsplit=_MAX_LINKS))
 
 
 def _redact_link(link: str) -> str:

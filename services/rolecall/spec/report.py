@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from rolecall.spec.bounds import MOST, MOST_BYTES, Moment, Text, at_most, storable
+from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, Moment, Text, at_most, storable
 from rolecall.spec.finding import NodeFinding
 from rolecall.spec.model import Value
 from rolecall.spec.redaction import Redacted, redact_text
@@ -15,16 +15,16 @@ _MESSAGE_CHARS, _TRACEBACK_CHARS = 4096, 32768
 _SUMMARY_CHARS = 200
 """The same for past attempts, because a job can have a thousand of them."""
 _MAX_METRICS = 1000
-_Count = Annotated[int, Field(ge=0, le=MOST_BYTES)]
+_Count = Annotated[int, Field(ge=0, le=MAX_BIGINT)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
-def shorten(text: str, most: int) -> str:
-    """`text` in at most `most` characters; omits its middle."""
-    if len(text) <= most:
+def shorten(text: str, max_chars: int) -> str:
+    """`text` in at most `max_chars` characters; omits its middle."""
+    if len(text) <= max_chars:
         return text
-    mark = f" [{len(text) - most} characters omitted] "
-    kept = most - len(mark)
+    mark = f" [{len(text) - max_chars} characters omitted] "
+    kept = max_chars - len(mark)
     return text[: kept - kept // 2] + mark + text[len(text) - kept // 2 :]
 
 
@@ -55,9 +55,9 @@ class Failure(Value):
     """The last lines of the traceback, shortened likewise."""
     retryable: bool = True
     consequence: bool = False
-    """Whether it is only the consequence of a lost peer."""
+    """True if it is only the consequence of a lost peer."""
     condemns_checkpoint: bool = False
-    """Whether it reports that the checkpoint from which the attempt resumed is damaged."""
+    """True if it reports that the checkpoint from which the attempt resumed is damaged."""
     at: Moment
 
     def brief(self) -> "Failure":
@@ -92,11 +92,11 @@ class WorkerReport(Value):
     """The complete current state of one worker. Every heartbeat contains it until the master no longer needs it."""
 
     job: str
-    attempt: int = Field(ge=0, le=MOST)
-    rank: int = Field(ge=0, le=MOST)
+    attempt: int = Field(ge=0, le=MAX_INTEGER)
+    rank: int = Field(ge=0, le=MAX_INTEGER)
     state: WorkerState
-    pid: int | None = Field(default=None, ge=0, le=MOST)
-    exit_code: int | None = Field(default=None, ge=-MOST, le=MOST)
+    pid: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
+    exit_code: int | None = Field(default=None, ge=-MAX_INTEGER, le=MAX_INTEGER)
     """As in `subprocess`: negative for a signal."""
     failure: Failure | None = None
     spawned_at: Moment | None = None

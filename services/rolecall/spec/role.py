@@ -20,7 +20,7 @@ class Role(StrEnum):
 
     @property
     def computes(self) -> bool:
-        """Whether this role keeps a core or a GPU busy; the others mostly wait for calls."""
+        """True if this role keeps a core or a GPU busy; the others mostly wait for calls."""
         return self in _COMPUTING
 
     @property

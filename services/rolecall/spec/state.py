@@ -24,12 +24,12 @@ class JobState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the state is final unless a user acts."""
+        """True if the state is final unless a user acts."""
         return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
 
     @property
     def holds_slots(self) -> bool:
-        """Whether the job's current attempt occupies slots."""
+        """True if the job's current attempt occupies slots."""
         return self in {JobState.PLACED, JobState.RUNNING, JobState.STOPPING}
 
 
@@ -53,7 +53,7 @@ class WorkerState(StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the worker has no process, as far as the master knows."""
+        """True if the worker has no process, as far as the master knows."""
         return self in {WorkerState.SUCCEEDED, WorkerState.FAILED, WorkerState.STOPPED, WorkerState.LOST}
 
 
@@ -80,7 +80,7 @@ class StopMode(StrEnum):
 
     @property
     def is_graceful(self) -> bool:
-        """Whether workers can stop after a step before they are killed."""
+        """True if workers can stop after a step before they are killed."""
         return self is not StopMode.ABORT
 
 

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from rolecall.spec.bounds import MOST_BYTES
+from rolecall.spec.bounds import MAX_BIGINT
 from rolecall.spec.finding import Finding
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
@@ -20,7 +20,7 @@ class Heartbeat(Value):
 
     started: str
     """The id of the daemon's process (see `NodeSpec.started`)."""
-    seen: int = Field(default=-1, ge=-1, le=MOST_BYTES)
+    seen: int = Field(default=-1, ge=-1, le=MAX_BIGINT)
     """The version of the last `Desired` that the node received."""
     wait_s: float = Field(default=0.0, ge=0.0, le=30.0)
     """The maximum time for which the master may delay the response while nothing changes."""
@@ -116,7 +116,7 @@ class ArtifactNotice(Value):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
     blob: str
-    size: int = Field(ge=0, le=MOST_BYTES)
+    size: int = Field(ge=0, le=MAX_BIGINT)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 

@@ -54,7 +54,7 @@ class Workload(Generic[P]):
     params: type[P]
     roles: dict[Role, RoleCount]
     rpc: bool = True
-    """Whether all ranks join one TensorPipe RPC group."""
+    """True if all ranks join one TensorPipe RPC group."""
     process_group: tuple[Role, ...] = ()
     """The roles that form one NCCL or Gloo process group, in rank order."""
     expendable: frozenset[Role] = frozenset()
@@ -62,7 +62,7 @@ class Workload(Generic[P]):
     module: str | None = None
     """The module of `package` that implements all roles; by default, each role has a module with its own name."""
     per_node: bool = False
-    """Whether a job runs one worker on each node, in the node's own role and in parallel with other workers, without a
+    """True if a job runs one worker on each node, in the node's own role and in parallel with other workers, without a
     slot or GPU. `params` must then be a subclass of `PerNodeParams`, and requests can't set `roles`. Its
     workers start without a rendezvous, so that they can test the network before they join one."""
     rpc_threads: Callable[[P, dict[Role, int]], int] | None = field(default=None)

@@ -1,4 +1,4 @@
-"""The HTTP edge: one file per group of routes.
+"""The routes of the HTTP API, one file per group.
 
-Routes check who calls, read and write through the store, and decide nothing.
+Routes check the caller, and read and write through the store. They make no decisions.
 """

@@ -1,4 +1,4 @@
-"""`/internal/jobs`: what nodes ship for their workers, and what workers send for themselves."""
+"""The routes below `/internal/jobs`: streams that nodes ship, and blobs, checkpoints and artifacts of workers."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -11,14 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.api.auth import Bearing, Running, needs, require_attempt
 from rolecall.master.program import Master
-from rolecall.master.quota import measure, metered
 from rolecall.master.retention import blobs_of, superfluous
 from rolecall.master.space import above_floor, within_quota, within_reserve
 from rolecall.master.store import artifacts, checkpoints, jobs
 from rolecall.master.store.records import JobSummary
 from rolecall.master.streams import Kind, StreamKey
+from rolecall.master.token_limits import measure, metered
 from rolecall.spec.access import Scope
-from rolecall.spec.bounds import MOST, MOST_BYTES
+from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import Conflict, StaleAttempt
 from rolecall.spec.model import Value
 from rolecall.spec.plan import CheckpointManifest
@@ -29,7 +29,7 @@ _OfAttempt = Depends(require_attempt)
 
 
 class BlobReceipt(Value):
-    """What was stored."""
+    """The stored blob."""
 
     blob: str = Field(description="The blob's name below its job.")
     size: int
@@ -37,9 +37,10 @@ class BlobReceipt(Value):
 
 
 class Recorded(Value):
-    """Whether something was recorded by this call or by an earlier one."""
+    """The response to a request to record something."""
 
     recorded: bool
+    """False if an earlier call has already recorded it."""
 
 
 @router.put(
@@ -49,24 +50,24 @@ class Recorded(Value):
 )
 async def append(  # noqa: PLR0917 - the framework passes by name
     job: str,
-    attempt: Annotated[int, Path(ge=1, le=MOST)],
-    rank: Annotated[int, Path(ge=0, le=MOST)],
+    attempt: Annotated[int, Path(ge=1, le=MAX_INTEGER)],
+    rank: Annotated[int, Path(ge=0, le=MAX_INTEGER)],
     kind: Kind,
-    offset: Annotated[int, Query(ge=0, le=MOST_BYTES)],
+    offset: Annotated[int, Query(ge=0, le=MAX_BIGINT)],
     request: Request,
     master: Running,
     cut: Annotated[bool, Query(description="Bytes before the offset are lost: the log may have a gap there.")] = False,
 ) -> StreamOffset:
-    """Append what the master lacks of these bytes; answer how much it has."""
+    """Append the bytes that the master doesn't have yet. Returns the size of the stream."""
     key = StreamKey(job, attempt, rank, kind)
     async with master.database.read() as connection:
         record = await jobs.summary(connection, job)
     if attempt > record.attempt:
         raise StaleAttempt(f"job {job} has no attempt {attempt}; its newest is {record.attempt}")
-    # Below the reserve there is room for reports and progress, and for nothing that can wait.
+    # The space below the reserve is for reports and progress only, because logs can wait.
     within = above_floor if kind == "progress" else within_reserve
-    pieces = within(request.stream(), master.reserve)
-    size = await master.streams.append(key, offset, pieces, cut=cut and kind == "log")
+    chunks = within(request.stream(), master.reserve)
+    size = await master.streams.append(key, offset, chunks, cut=cut and kind == "log")
     if kind == "progress" and attempt == record.attempt and record.state.holds_slots:
         await master.progress.ingest(master.database, key)
     master.waking.followers(job)
@@ -84,36 +85,36 @@ async def put_blob(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     sha256: Annotated[str | None, Header(alias="X-Content-SHA256", pattern="^[0-9a-fA-F]{64}$")] = None,
 ) -> BlobReceipt:
-    """Store a whole file, checked and durable. Sending it again replaces it."""
+    """Store a complete file, verified and durable. A repeated upload replaces it."""
     async with master.database.read() as connection:
         record = await _check_current(connection, job, attempt)
-    # Not a parameter of the interface: the server has refused what is no number before anybody sees the call.
+    # Not a parameter of the API: the HTTP server has already rejected a value that is not a number.
     await master.reserve.check(int(request.headers.get("content-length", 0)))
     blob = f"{attempt}/{name}"
 
     async def stored() -> int:
         return await master.blobs.used(job, {blob, *await _expiring(master, job)})
 
-    pieces = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
-    pieces = within_quota(pieces, master.quota, job, stored)
-    size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, pieces))
+    chunks = _metered(master, record.owner, within_reserve(request.stream(), master.reserve))
+    chunks = within_quota(chunks, master.job_quota, job, stored)
+    size, digest = await master.blobs.put(job, blob, sha256, _while_current(master, job, attempt, chunks))
     return BlobReceipt(blob=blob, size=size, sha256=digest)
 
 
 @router.get("/blobs/{number}/{name:path}", summary="Download a blob of any attempt", response_class=StreamingResponse)
 async def get_blob(job: str, number: int, name: str, master: Running, attempt: Bearing) -> StreamingResponse:
-    """A blob's bytes, for the workers of the job's current attempt."""
+    """Return a blob's content to a worker of the job's current attempt."""
     async with master.database.read() as connection:
         await _check_current(connection, job, attempt)
-    pieces = await master.blobs.read(job, f"{number}/{name}")
-    return StreamingResponse(pieces, media_type="application/octet-stream")
+    chunks = await master.blobs.read(job, f"{number}/{name}")
+    return StreamingResponse(chunks, media_type="application/octet-stream")
 
 
 @router.post(
     "/attempts/{attempt}/checkpoints", status_code=201, dependencies=[_OfAttempt], summary="Record a checkpoint"
 )
 async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest, master: Running) -> Recorded:
-    """Close a checkpoint: from now on it counts. All its parts must be there in full."""
+    """Record a checkpoint, which becomes valid. All its parts must be complete."""
     if manifest.attempt != attempt:
         raise Conflict(f"the manifest is of attempt {manifest.attempt}, the call of attempt {attempt}")
     for part in manifest.parts:
@@ -129,7 +130,7 @@ async def record_checkpoint(job: str, attempt: int, manifest: CheckpointManifest
 
 @router.post("/attempts/{attempt}/artifacts", status_code=201, dependencies=[_OfAttempt], summary="Record an artifact")
 async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master: Running) -> Recorded:
-    """Let users download a blob under a name."""
+    """Record a blob as an artifact that users can download by its name."""
     await _check_blob(master, job, notice.blob, notice.size)
     async with master.database.write() as connection:
         await _check_current(connection, job, attempt)
@@ -138,18 +139,18 @@ async def record_artifact(job: str, attempt: int, notice: ArtifactNotice, master
     return Recorded(recorded=True)
 
 
-def _metered(master: Master, owner: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+def _metered(master: Master, owner: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     limits = master.access.limits.get(owner)
     if limits is None or limits.max_stored_bytes is None:
-        return pieces
+        return chunks
     stored_now = partial(measure, master.database, master.blobs, owner)
-    return metered(pieces, owner, limits.max_stored_bytes, stored_now)
+    return metered(chunks, owner, limits.max_stored_bytes, stored_now)
 
 
-async def _while_current(master: Master, job: str, attempt: int, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces; raises `StaleAttempt` at their end if the attempt has ended, since nobody sweeps behind it twice."""
-    async for piece in pieces:
-        yield piece
+async def _while_current(master: Master, job: str, attempt: int, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The chunks. Raises `StaleAttempt` after the last one if the attempt has ended, because it is swept only once."""
+    async for chunk in chunks:
+        yield chunk
     async with master.database.read() as connection:
         await _check_current(connection, job, attempt)
 
@@ -163,17 +164,17 @@ async def _expiring(master: Master, job: str) -> set[str]:
 
 
 async def _check_quota(connection: AsyncConnection, master: Master, job: str, fresh: dict[str, int]) -> None:
-    """Raise `QuotaExceeded` if what is recorded and stays, and these blobs, are more than the job may have.
+    """Raise `QuotaExceeded` if the blobs that are recorded and kept, and these, exceed the job's limit.
 
-    Below a blob URL the master sees no upload, and this is where the limit holds.
+    The master sees no uploads to a blob URL, so this enforces the limit there.
     """
-    if master.quota.most is None or master.settings.blob_url is None:
+    if master.job_quota.limit is None or master.settings.blob_url is None:
         return
     known = await checkpoints.of_job(connection, job)
     old = superfluous(known, master.settings.keep_checkpoints)
     sizes = {part.blob: part.size for one in known if one.manifest not in old for part in one.manifest.parts}
     sizes |= {artifact.blob: artifact.size for artifact in await artifacts.of_job(connection, job)}
-    master.quota.check(job, sum((sizes | fresh).values()))
+    master.job_quota.check(job, sum((sizes | fresh).values()))
 
 
 async def _check_current(connection: AsyncConnection, job: str, attempt: int) -> JobSummary:

@@ -1,4 +1,4 @@
-"""`/audit`: who called what. Every call of a user that changes something is noted before it is answered."""
+"""The route `/audit`, and the middleware that records users' calls in the audit log before they are answered."""
 
 import logging
 from http import HTTPStatus
@@ -15,53 +15,52 @@ from rolecall.master.program import Master, master_of
 from rolecall.master.store import audit
 from rolecall.spec.access import AuditEntry, AuditPage
 from rolecall.spec.access import Scope as TokenScope
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MAX_INTEGER
 
 router = APIRouter(tags=["access"], dependencies=[Depends(needs(TokenScope.ADMIN))])
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _log = logging.getLogger(__name__)
 
 
-@router.get("/audit", summary="The audit log")
+@router.get("/audit", summary="Show the audit log")
 async def page(
     master: Running,
-    after: Annotated[int | None, Query(ge=0, le=MOST, description="Only entries with ids above this.")] = None,
+    after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only entries with ids above this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditPage:
-    """Entries with ids above `after`, oldest first; without `after`, the newest ones."""
+    """Return the entries with ids above `after`, oldest first. Without `after`, return the newest ones."""
     async with master.database.read() as connection:
         found = audit.newest(connection, limit) if after is None else audit.since(connection, after, limit)
         return AuditPage(entries=await found)
 
 
 class Audited:
-    """Notes calls of users that change something, and calls that lack a scope, before the answer goes out.
+    """Records calls that change something, and calls that lack a scope, before the response is sent.
 
-    Nobody hears of a change that the log does not have. Only if the entry can't be stored the answer goes out all the
-    same, because what it tells has happened; the master's log then has the entry.
+    No client learns of a change that the audit log doesn't have. If the entry can't be stored, the response is sent
+    nevertheless, because the change is committed. The entry is then in the master's log.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a `send` that notes the outcome first."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def noted(message: Message) -> None:
+        async def audited_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 await _note(scope, message)
             await send(message)
 
-        await self._app(scope, receive, noted)
+        await self._app(scope, receive, audited_send)
 
 
 async def _note(scope: Scope, answer: Message) -> None:
     caller: Principal | None = scope.get("state", {}).get("principal")
     if caller is None:
-        return  # A stranger, whose refusal is counted already.
+        return  # An unauthenticated call, which is counted already.
     master = master_of(scope["app"])
     status, changes = answer["status"], scope["method"] not in _READING and not scope["path"].startswith("/internal/")
     if status == HTTPStatus.FORBIDDEN or (changes and status >= HTTPStatus.BAD_REQUEST):
@@ -71,13 +70,16 @@ async def _note(scope: Scope, answer: Message) -> None:
 
 
 async def _add(master: Master, scope: Scope, answer: Message, caller: Principal) -> None:
+    # The id or name of the created object, if there is one, or else the one in the path.
+    location = dict[bytes, bytes](answer.get("headers", ())).get(b"location", b"")
+    created = location.decode(errors="replace").rpartition("/")[2]
     entry = AuditEntry(
         id=0,
         at=master.clock.now(),
         token=caller.name,
         address=address_of(scope),
         action=action_of(scope),
-        target=_target(scope, answer),
+        target=created[:400] or target_of(scope),
         outcome=answer["status"],
     )
     try:
@@ -85,10 +87,3 @@ async def _add(master: Master, scope: Scope, answer: Message, caller: Principal)
             await audit.add(connection, [entry])
     except (SQLAlchemyError, OSError) as error:
         _log.error("not in the audit log (%s): %s", error, entry, extra=about("audit_entry_lost"))
-
-
-def _target(scope: Scope, answer: Message) -> str:
-    """The id or name that the call was about: of what it made, or else of its path."""
-    headers: dict[bytes, bytes] = dict(answer.get("headers", ()))
-    made = headers.get(b"location", b"").decode(errors="replace").rpartition("/")[2]
-    return made[:400] or target_of(scope)

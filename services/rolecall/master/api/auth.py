@@ -1,7 +1,7 @@
-"""Who may call what: the caller's principal, the scopes that a route takes, and whose jobs a caller may see or steer.
+"""Authentication and authorization: the caller's principal, the scopes of a route, and access to jobs by owner.
 
-Each route has one of these as a dependency. What a token is worth is decided in `master.access` alone. None of them
-blocks, so they are coroutines: FastAPI would run plain functions in threads.
+Each route has one of these dependencies. Only `master.access` maps tokens to principals. The dependencies don't block,
+so they are coroutines: FastAPI would run plain functions in threads.
 """
 
 import base64
@@ -34,79 +34,74 @@ _CHALLENGE = 'Bearer realm="rolecall"'
 _BROWSERS_CHALLENGE = f'Basic realm="rolecall", {_CHALLENGE}'
 _BEARER = {"WWW-Authenticate": _CHALLENGE}
 _PAGE = {"WWW-Authenticate": _BROWSERS_CHALLENGE}
-
-
 _BROWSERS = re.compile("/|/docs(/.*)?|/openapi[.]json")
-# A worker reads blobs of earlier attempts: that path does not say with which attempt's token.
+# A worker can read blobs of earlier attempts, so the path of a blob doesn't identify the attempt of the token.
 _OF_WORKER = re.compile("/internal/jobs/(?P<job>[^/]+)/(attempts/(?P<attempt>[0-9]{1,10})|blobs)/.*", re.DOTALL)
 _ANYBODY = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
 _NODES = "a token of the nodes (ROLECALL_NODE_TOKEN)"
 
 
-class Standing(Enum):
-    """What the token of a request is worth before the request is read."""
+class TokenStatus(Enum):
+    """The result of checking the token of a request before its body is read."""
 
     NONE = auto()
     """No token, or an unknown one."""
-    BARRED = auto()
-    """A known token, of which no scope opens this part of the interface."""
-    PROVEN = auto()
-    """It is a token that opens this path."""
+    FORBIDDEN = auto()
+    """A valid token without a scope for this part of the API."""
+    ACCEPTED = auto()
+    """A token that gives access to this path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What is known of a request from its path and its `Authorization` alone."""
+    """The check of a request by its path and its `Authorization` header."""
 
-    standing: Standing
+    status: TokenStatus
     wanted: str
-    """What opens the path, for people."""
+    """A description of the tokens that give access to the path."""
     challenge: str
-    """For `WWW-Authenticate`."""
+    """The value of `WWW-Authenticate`."""
     token: str
-    """What was given; empty if nothing was."""
+    """The presented token; empty if there is none."""
     caller: Principal | None = None
-    """Whose token it is, unless it is an attempt's."""
+    """The principal of the token, unless it is the token of an attempt."""
     job: str = ""
-    """Whose attempt the token is of, if it is an attempt's."""
+    """The job, if it is the token of an attempt."""
 
     @property
-    def inside(self) -> bool:
-        """Whether it is a call of nodes or workers."""
+    def is_internal(self) -> bool:
+        """True if it is a call of a node or worker."""
         return self.wanted == _NODES
 
     @property
     def scopes(self) -> set[Scope]:
-        """The scopes that open something in this part of the interface."""
-        return {Scope.NODE} if self.inside else set(Scope) - {Scope.NODE}
+        """The scopes that give access to something in this part of the API."""
+        return {Scope.NODE} if self.is_internal else set(Scope) - {Scope.NODE}
 
 
 def admission(master: Master, path: str, authorization: str) -> Admission:
-    """Judge a request by its head. The routes still check the scopes."""
+    """Check a request by its head. The routes check the scopes in addition."""
     if path.startswith("/internal/"):
         given = _bearer_of(authorization)
         caller = master.access.principal(given)
         job = "" if caller else _opened_job(master, path, given)
-        return Admission(_standing_inside(caller, job), _NODES, _CHALLENGE, given, caller, job)
+        if caller is not None:
+            status = TokenStatus.ACCEPTED if Scope.NODE in caller.scopes else TokenStatus.FORBIDDEN
+        else:
+            status = TokenStatus.ACCEPTED if job else TokenStatus.NONE
+        return Admission(status, _NODES, _CHALLENGE, given, caller, job)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
     caller = master.access.principal(given)
-    standing = Standing.NONE if caller is None else _standing_outside(caller)
-    return Admission(standing, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given, caller)
-
-
-def _standing_outside(caller: Principal) -> Standing:
-    return Standing.PROVEN if caller.scopes - {Scope.NODE} else Standing.BARRED
-
-
-def _standing_inside(caller: Principal | None, job: str) -> Standing:
-    if caller is not None:
-        return Standing.PROVEN if Scope.NODE in caller.scopes else Standing.BARRED
-    return Standing.PROVEN if job else Standing.NONE
+    if caller is None:
+        status = TokenStatus.NONE
+    else:
+        status = TokenStatus.ACCEPTED if caller.scopes - {Scope.NODE} else TokenStatus.FORBIDDEN
+    return Admission(status, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given, caller)
 
 
 def _opened_job(master: Master, path: str, given: str) -> str:
-    """The job that an attempt's token opens at this path; empty if it opens nothing there."""
+    """The job to which an attempt's token gives access at this path; empty if it gives no access."""
     found = _OF_WORKER.fullmatch(path)
     attempt = attempt_of(master.signing_key, found["job"], given) if found else None
     if found is None or attempt is None or (found["attempt"] and int(found["attempt"]) != attempt):
@@ -129,7 +124,7 @@ def _password_of(authorization: str) -> str:
 
 
 async def get_master(connection: HTTPConnection) -> Master:
-    """The running master."""
+    """Return the running master."""
     return master_of(connection.app)
 
 
@@ -137,14 +132,14 @@ Running = Annotated[Master, Depends(get_master)]
 
 
 async def authenticate(connection: HTTPConnection, master: Running, bearer: Bearer) -> Principal:
-    """The caller, whom the audit log names too; 401 for whoever presents no valid token."""
+    """Return the caller, and note it for the audit log; 401 without a valid token."""
     return _known(connection, master, bearer.credentials if bearer else None, _BEARER)
 
 
 async def authenticate_page(
     connection: HTTPConnection, master: Running, bearer: Bearer, password: Password
 ) -> Principal:
-    """The same for a page: a browser presents the token as a password."""
+    """Do the same for a page, where a browser presents the token as a password."""
     return _known(connection, master, bearer.credentials if bearer else password and password.password, _PAGE)
 
 
@@ -152,7 +147,7 @@ Caller = Annotated[Principal, Depends(authenticate)]
 
 
 def needs(*scopes: Scope) -> Callable[..., Awaitable[None]]:
-    """A dependency: 403 for a caller without any of `scopes`."""
+    """A dependency that answers 403 to callers without any of `scopes`."""
 
     async def check(caller: Caller) -> None:
         _check_scopes(caller, scopes)
@@ -161,32 +156,32 @@ def needs(*scopes: Scope) -> Callable[..., Awaitable[None]]:
 
 
 async def needs_reader(caller: Annotated[Principal, Depends(authenticate_page)]) -> None:
-    """A dependency for pages: any user may read them."""
+    """A dependency for pages, which any user can read."""
     _check_scopes(caller, USERS)
 
 
 async def sees_job(job: str, master: Running, caller: Caller) -> None:
-    """A dependency: 404 for jobs that the caller may not see, in the words for jobs that there are not."""
+    """A dependency that answers 404 for jobs that the caller can't see, as for jobs that don't exist."""
     if not caller.reads_all and not caller.sees(await _owner(master, job)):
         raise jobs.unknown(job)
 
 
-async def steers_job(job: str, master: Running, caller: Caller) -> None:
-    """A dependency: 404 for jobs that the caller may not see, 403 for those that it may see but not change."""
+async def controls_job(job: str, master: Running, caller: Caller) -> None:
+    """A dependency that answers 404 for jobs that the caller can't see, and 403 for jobs that it can't change."""
     owner = await _owner(master, job)
     if not caller.sees(owner):
         raise jobs.unknown(job)
-    if not caller.steers(owner):
+    if not caller.controls(owner):
         detail = f"job {job} belongs to {owner}; only a token of that name or one with the scope admin may change it"
         raise HTTPException(403, detail)
 
 
 async def bearing_attempt(connection: HTTPConnection, job: str, master: Running, bearer: Bearer) -> int:
-    """The attempt of the job whose token the caller bears; 401 for whoever bears none."""
+    """Return the attempt of the job to which the caller's token belongs; 401 without such a token."""
     given = bearer.credentials if bearer else ""
     attempt = attempt_of(master.signing_key, job, given)
     if attempt is None:
-        raise _stranger(connection, master, f"the token of an attempt of job {job}", given, _BEARER)
+        raise _unauthorized(connection, master, f"the token of an attempt of job {job}", given, _BEARER)
     return attempt
 
 
@@ -194,16 +189,16 @@ Bearing = Annotated[int, Depends(bearing_attempt)]
 
 
 async def require_attempt(connection: HTTPConnection, job: str, attempt: int, master: Running, held: Bearing) -> None:
-    """A dependency: 401 for whoever does not bear the token of this attempt."""
+    """A dependency that answers 401 to callers without the token of this attempt."""
     if held != attempt:
         given = connection.headers["authorization"]
-        raise _stranger(connection, master, f"the token of attempt {attempt} of job {job}", given, _BEARER)
+        raise _unauthorized(connection, master, f"the token of attempt {attempt} of job {job}", given, _BEARER)
 
 
 def _known(connection: HTTPConnection, master: Master, given: str | None, headers: dict[str, str]) -> Principal:
     caller = master.access.principal(given) if given else None
     if caller is None:
-        raise _stranger(connection, master, _ANYBODY, given, headers)
+        raise _unauthorized(connection, master, _ANYBODY, given, headers)
     connection.state.principal = caller
     return caller
 
@@ -214,29 +209,27 @@ def _check_scopes(caller: Principal, scopes: tuple[Scope, ...]) -> None:
         raise HTTPException(403, f"this call needs the scope {want}; the token {caller.name} has {have}")
 
 
-def _stranger(
+def _unauthorized(
     connection: HTTPConnection, master: Master, what: str, given: str | None, headers: dict[str, str]
 ) -> HTTPException:
-    master.sync.strangers.note(refusal(connection.scope, None, 401))
+    master.sync.unauthenticated.note(refusal(connection.scope, None, 401))
     problem = "the one given is not valid" if given else "none was given"
     return HTTPException(401, f"this call needs {what} as a bearer token; {problem}", headers)
 
 
 def refusal(scope: Any, token: str | None, outcome: int) -> Refusal:
-    """What the audit log says of a refused call; a stranger's has no target, because strangers could choose many."""
+    """The entry of a refused call. Without a valid token it has no target, because clients could choose many."""
     return Refusal(token, address_of(scope), action_of(scope), target_of(scope) if token else "", outcome)
 
 
 def action_of(scope: Any) -> str:
-    """The method and the route of a call, without what a stranger may choose."""
-    # A call that was refused early has no route yet.
-    route = getattr(scope.get("route"), "path", None) or _route_of(scope)
+    """The method and the route of a call, without anything that an unauthenticated client can choose."""
+    # A call that is refused early has no route yet.
+    route = getattr(scope.get("route"), "path", None)
+    if route is None:
+        found = (route for route, pattern in _patterns(scope["app"]) if pattern.match(scope["path"]))
+        route = next(found, "no route")
     return f"{scope['method']} {route}"[:200]
-
-
-def _route_of(scope: Any) -> str:
-    found = (route for route, pattern in _patterns(scope["app"]) if pattern.match(scope["path"]))
-    return next(found, "no route")
 
 
 @lru_cache(maxsize=1)
@@ -250,7 +243,7 @@ def target_of(scope: Any) -> str:
 
 
 def address_of(scope: Any) -> str:
-    """Where a call comes from."""
+    """The client's address."""
     return str(scope["client"][0])[:80] if scope.get("client") else "unknown"
 
 

@@ -1,4 +1,4 @@
-"""What the cluster is and does: workloads, nodes, health, Prometheus."""
+"""The routes about the cluster: workloads, nodes, health and Prometheus metrics."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
 from rolecall.master.catalogue import schema_of
 from rolecall.master.metrics import exposition
-from rolecall.master.storage_errors import in_words
+from rolecall.master.storage_errors import describe
 from rolecall.master.store import nodes
 from rolecall.master.waking import TICK_S
 from rolecall.master.weak_settings import weaknesses
@@ -20,7 +20,7 @@ from rolecall.spec.node import NodeDocument
 from rolecall.spec.workload import Workload
 
 _PATIENCE_S = 3 * TICK_S + 8.5
-"""How long the loops may take for a pass: some ticks, and time for a database that is busy."""
+"""The maximum time since the last pass of a loop: some ticks, and time for a busy database."""
 router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(*USERS))])
 metrics_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.METRICS, Scope.READ, Scope.ADMIN))])
 admin_router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(Scope.ADMIN))])
@@ -29,7 +29,7 @@ open_router = APIRouter(tags=["cluster"])
 
 @router.get("/workloads", summary="List workloads")
 async def list_workloads(master: Running) -> WorkloadList:
-    """What can be run."""
+    """Return the workloads with their roles and parameters."""
     known = master.catalogue.workloads
     return WorkloadList(
         workloads=[_workload(known[name]) for name in sorted(known)], broken=dict(master.catalogue.broken)
@@ -38,48 +38,48 @@ async def list_workloads(master: Running) -> WorkloadList:
 
 @router.get("/workloads/{name}", summary="Show a workload")
 async def show_workload(name: str, master: Running) -> WorkloadDocument:
-    """Its roles, and the JSON schema of its parameters."""
+    """Return the workload's roles and the JSON schema of its parameters."""
     return _workload(master.catalogue.get(name))
 
 
 @router.get("/nodes", summary="List nodes")
 async def list_nodes(master: Running) -> NodeList:
-    """Who has registered, and who is alive."""
+    """Return the registered nodes and their state."""
     async with master.database.read() as connection:
-        known = await nodes.everything(connection)
+        known = await nodes.list_all(connection)
     states = master.presence.states(known)
     return NodeList(nodes=[NodeDocument.model_validate(state, from_attributes=True) for state in states])
 
 
-@router.get("/readyz", summary="Whether the master can work")
+@router.get("/readyz", summary="Check whether the master can work")
 async def readyz(master: Running) -> Readiness:
-    """200 when the database answers and the master's loops have lately done their work, else 503 with the reason."""
+    """Return 200 if the database answers and the master's loops make progress, otherwise 503 with the reason."""
     try:
         await master.database.ping()
     except SQLAlchemyError as error:
-        raise HTTPException(503, in_words(error)) from None
+        raise HTTPException(503, describe(error)) from None
     for what, pulse in (("reconciling", master.reconciler.pulse), ("placing", master.placer.pulse)):
-        if trouble := pulse.failure(_PATIENCE_S):
-            raise HTTPException(503, f"{what}: {trouble}")
-    return Readiness(status="ready", volume=await master.reserve.look())
+        if failure := pulse.failure(_PATIENCE_S):
+            raise HTTPException(503, f"{what}: {failure}")
+    return Readiness(status="ready", volume=await master.reserve.volume())
 
 
-@admin_router.get("/findings", summary="What is weak in the master's settings")
+@admin_router.get("/findings", summary="List weak settings of the master")
 async def list_findings(master: Running) -> FindingList:
-    """Weak settings and their remedies; `rolecall doctor` shows them beside what it finds itself."""
+    """Return weak settings and their remedies, which `rolecall doctor` shows with its own findings."""
     return FindingList(findings=list(weaknesses(master.settings, readable_secret_files(), master.access.scrapes)))
 
 
 @metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response)
 async def metrics(request: Request, caller: Caller, master: Running) -> Response:
-    """The state of the cluster and of its running jobs in Prometheus' text format."""
+    """Return the state of the cluster and of its running jobs in the Prometheus text format."""
     master.access.note_scrape(caller, address_of(request.scope))
     return Response(await exposition(master), media_type=CONTENT_TYPE_LATEST)
 
 
-@open_router.get("/healthz", summary="Whether the program answers")
+@open_router.get("/healthz", summary="Check whether the program answers")
 async def healthz() -> Health:
-    """Open to all; says nothing about the cluster."""
+    """Return 200 to every client. The response contains nothing about the cluster."""
     return Health(status="ok")
 
 

@@ -1,4 +1,4 @@
-"""Deleting jobs: one by `DELETE /jobs/{id}`, many by `POST /jobs/prune`."""
+"""The routes that delete jobs: `DELETE /jobs/{id}` and `POST /jobs/prune`."""
 
 import asyncio
 from collections import Counter
@@ -6,9 +6,8 @@ from collections import Counter
 from fastapi import APIRouter, Depends
 
 from rolecall.master import lifecycle
-from rolecall.master.api.auth import Caller, Running, needs, steers_job
+from rolecall.master.api.auth import Caller, Running, controls_job, needs
 from rolecall.master.store import deletion, jobs
-from rolecall.master.streams import Streams
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import PrunedJob, PruneRequest, PruneSummary
@@ -16,14 +15,14 @@ from rolecall.spec.errors import Conflict
 
 router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
 _BATCH = 200
-"""Jobs that are looked at in one transaction, so that writers never wait long."""
+"""The number of jobs per transaction, so that other writers never wait long."""
 
 
 @router.post("/prune", summary="Delete old jobs")
 async def prune(request: PruneRequest, master: Running, caller: Caller) -> PruneSummary:
-    """Delete all jobs that ended before a moment, and say which. With `dry_run`, only say which.
+    """Delete all jobs that ended before a given time, and return them. With `dry_run`, only return them.
 
-    Without the scope `admin` these are the jobs that the token owns.
+    Without the scope `admin`, this applies only to the jobs that the token owns.
     """
     owner = None if Scope.ADMIN in caller.scopes else caller.name
     states = deletion.ENDED if request.state is None else {request.state} & set(deletion.ENDED)
@@ -34,7 +33,8 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
         ids = [job for job, *_ in found[start : start + _BATCH]]
         async with master.database.read() as connection:
             sizes += await deletion.recorded_sizes(connection, ids)
-        sizes += await asyncio.to_thread(_stream_sizes, master.streams, ids)
+        for job in ids:
+            sizes[job] += await asyncio.to_thread(master.streams.used, job)
         if not request.dry_run:
             async with master.database.write() as connection:
                 await deletion.mark_ended(connection, ids, request.ended_before, master.clock.now())
@@ -43,11 +43,11 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
     return PruneSummary(jobs=pruned, size=sizes.total())
 
 
-@router.delete("/{job}", status_code=204, dependencies=[Depends(steers_job)], summary="Delete a job")
+@router.delete("/{job}", status_code=204, dependencies=[Depends(controls_job)], summary="Delete a job")
 async def delete(job: str, master: Running, caller: Caller, force: bool = False) -> None:
-    """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if need be.
+    """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if necessary.
 
-    It is hidden at once, and its files are gone soon after. Deleting it again changes nothing.
+    The job is hidden immediately, and its files are deleted soon after. Deleting it again changes nothing.
     """
     nodes = set[str]()
     async with master.database.write() as connection:
@@ -64,7 +64,3 @@ async def delete(job: str, master: Running, caller: Caller, force: bool = False)
         await deletion.mark(connection, job, master.clock.now())
     master.garbage.notify()
     master.waking.gang(job, nodes)
-
-
-def _stream_sizes(streams: Streams, ids: list[str]) -> Counter[str]:
-    return Counter({job: streams.used(job) for job in ids})

@@ -1,7 +1,7 @@
-"""What the API is, for people in a browser and for programs: `/docs` and `/openapi.json`.
+"""The description of the API: `/docs` for people, `/openapi.json` for programs.
 
-A browser can't be told to send a bearer token, but it asks for a password. So a token passes as that, here.
-The page loads nothing from elsewhere: Swagger UI's files come from the installed package `fastapi-offline`.
+Browsers ask for a password instead of sending a bearer token, so these routes accept a token as the password.
+The page loads nothing from other hosts: Swagger UI's files come from the installed package `fastapi-offline`.
 """
 
 from importlib.resources import files
@@ -33,7 +33,7 @@ _PAGE = """<!DOCTYPE html>
 """
 # A file, because the content security policy allows no inline scripts.
 _START = """const description = new URL("openapi.json", document.baseURI);
-// Browsers fetch no address with a password in it, as the page's own may be; they remember the password.
+// Browsers fetch no URL that contains a password, as the page's own may. They remember the password.
 description.username = description.password = "";
 SwaggerUIBundle({
   url: description.href,
@@ -47,37 +47,31 @@ SwaggerUIBundle({
 
 @router.get("/openapi.json")
 async def schema(request: Request) -> dict[str, Any]:
-    """The interface as OpenAPI describes it."""
     return request.app.openapi()
 
 
 @router.get("/docs")
 async def docs() -> HTMLResponse:
-    """The interface as a page on which calls can be tried."""
     return HTMLResponse(_PAGE)
 
 
 @router.get("/docs/start.js")
 async def start() -> Response:
-    """What starts the page."""
     return Response(_START, media_type="text/javascript")
 
 
 @router.get("/docs/swagger-ui-bundle.js")
 def script() -> Response:
-    """Swagger UI."""
     return _file("swagger-ui-bundle.js", "text/javascript")
 
 
 @router.get("/docs/swagger-ui.css")
 def style() -> Response:
-    """Its style."""
     return _file("swagger-ui.css", "text/css")
 
 
 @router.get("/")
 async def home() -> RedirectResponse:
-    """The way to the description."""
     return RedirectResponse("/docs")
 
 

@@ -1,4 +1,4 @@
-"""Every error as a problem document (RFC 9457), whether we raised it, the framework, or nobody meant to."""
+"""Handlers that answer every error with a problem document (RFC 9457)."""
 
 import json
 from http import HTTPStatus
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rolecall.master.blobs import BlobError
-from rolecall.master.field_errors import MOST_PROBLEMS, Problem, explain, problem, shortened
+from rolecall.master.field_errors import MAX_PROBLEMS, Problem, explain, problem, shortened
 from rolecall.master.space import NoRoom
 from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable, storage_error
 from rolecall.spec.errors import (
@@ -40,12 +40,12 @@ _STATUS: dict[type[RolecallError], int] = {
     NoRoom: 507,
     CheckTimeout: 503,
 }
-# How OpenAPI describes a problem document, and which of them any route may answer with.
+# The OpenAPI schema of a problem document, and the statuses that every route can answer with.
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
 _FIELD = {"type": "object", "properties": dict.fromkeys(("field", "message", "given", "legal"), _TEXT)}
 SCHEMA: dict[str, Any] = {
     "title": "Problem",
-    "description": "Why a call failed (RFC 9457); `errors` lists the fields that are wrong.",
+    "description": "The error of a call (RFC 9457); `errors` lists the invalid fields.",
     "type": "object",
     "properties": {
         "type": _TEXT,
@@ -77,11 +77,11 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 _PATH_CHARS = 400
 RETRY_AFTER = {"Retry-After": "2"}
-"""What a 503 says of the next try."""
+"""The headers of every 503."""
 
 
 def add_problem_handlers(app: FastAPI) -> None:
-    """Let `app` answer every error with a problem document."""
+    """Make `app` answer every error with a problem document."""
     app.add_exception_handler(RolecallError, _on_rolecall_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -94,7 +94,7 @@ def add_problem_handlers(app: FastAPI) -> None:
 def problem_response(
     status: int, detail: str, request: Request, errors: list[Problem] | None = None, headers: Any = None
 ) -> Response:
-    """A problem document; `errors` lists the fields that are wrong."""
+    """A problem document; `errors` lists the invalid fields."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
@@ -104,7 +104,7 @@ def problem_response(
     }
     if errors:
         body["errors"] = errors
-    # What was given is quoted, and half of a surrogate pair is legal in JSON's escapes but not in UTF-8.
+    # It quotes the request: a lone surrogate is legal in JSON escapes, but not in UTF-8.
     content = json.dumps(body, ensure_ascii=False).encode(errors="replace")
     return Response(content, status, headers, media_type="application/problem+json")
 
@@ -128,37 +128,33 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     if broken is not None:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
-    schema = _body_schema(request)
-    errors = shortened([_field_error(one, schema) for one in found[:MOST_PROBLEMS]], len(found))
+    body = getattr(request.scope.get("route"), "body_field", None)
+    schema = TypeAdapter(body.field_info.annotation).json_schema() if body else {}
+    errors = shortened([_field_error(one, schema) for one in found[:MAX_PROBLEMS]], len(found))
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
 
 
 async def _on_storage_error(request: Request, error: Exception) -> Response:
     if isinstance(error, DataError):
-        # E.g. NUL in a path: a text that PostgreSQL can neither store nor look for.
-        return problem_response(422, f"the database does not accept this value: {_first_line(error.orig)}", request)
-    if (trouble := storage_error(error)) is None:
+        # For example, a path with NUL, which PostgreSQL can neither store nor search for.
+        message = str(error.orig).partition("\n")[0]
+        return problem_response(422, f"the database does not accept this value: {message}", request)
+    if (storage := storage_error(error)) is None:
         raise error
-    if trouble.full:
-        return problem_response(507, trouble.detail, request)
-    return problem_response(503, trouble.detail, request, headers=RETRY_AFTER)
+    if storage.full:
+        return problem_response(507, storage.detail, request)
+    return problem_response(503, storage.detail, request, headers=RETRY_AFTER)
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:
-    # Nobody reads this; without it the log would have a traceback for each caller that changed its mind.
+    # No one reads this response. Without it, the log would have a traceback for each client that disconnects.
     return problem_response(400, "the caller hung up before its request was complete", request)
 
 
 async def _on_defect(request: Request, _error: Exception) -> Response:
-    # The server logs the traceback: the framework raises the error again behind this answer.
+    # The server logs the traceback: the framework raises the error again after this response.
     return problem_response(500, "the master has a defect; its log has the traceback", request)
-
-
-def _body_schema(request: Request) -> dict[str, Any]:
-    """The JSON schema of the body that the request's route takes."""
-    field = getattr(request.scope.get("route"), "body_field", None)
-    return TypeAdapter(field.field_info.annotation).json_schema() if field else {}
 
 
 def _field_error(error: dict[str, Any], schema: dict[str, Any]) -> Problem:
@@ -166,10 +162,6 @@ def _field_error(error: dict[str, Any], schema: dict[str, Any]) -> Problem:
     if where == "body":
         return explain([error | {"loc": tuple(path)}], schema)[0]
     return problem(".".join(map(str, path)), str(error["msg"]), error.get("input"), "")
-
-
-def _first_line(error: BaseException | None) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _sentence(request: Request, error: HTTPException) -> str:

@@ -1,4 +1,4 @@
-"""In front of every route: a token before a body, and so many connections and followed logs for each token."""
+"""Middleware that checks the token before the body is read, and limits connections and followed logs per token."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,42 +8,45 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rolecall.edge.connection_table import Group, LimitExceeded
+from rolecall.edge.connection_table import Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import Admission, Standing, admission, refusal
+from rolecall.master.api.auth import Admission, TokenStatus, admission, refusal
 from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.program import master_of
 from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 
 FOLLOWERS = 256
-"""Logs that one token may follow at a time: each holds a connection until its job ends."""
+"""The maximum number of logs that a token follows at a time. Each holds a connection until its job ends."""
 _RETRY_S = 10
 _OPEN = {"/healthz"}
 _OF_OPERATORS = {"/readyz", "/metrics"}
-"""Users who call often must not make the master look as if it did not work."""
+"""Not in the users' share of database connections, so that busy users don't make the master look broken."""
 _NO = {"0", "false", "f", "no", "n", "off"}
 
 
 class Gate:
-    """Answers 401 to a request without a token that opens its path, before a byte of its body is read."""
+    """Answers 401 to a request without a valid token for its path, before its body is read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request through, or answer it."""
         if scope["type"] == "http" and scope["path"] not in _OPEN:
             found = _admission(scope)
-            if found.standing is Standing.NONE:
-                await _refuse(scope, receive, send, found)
+            if found.status is TokenStatus.NONE:
+                await _answer_unauthorized(scope, receive, send, found)
                 return
-            if found.standing is Standing.BARRED and found.caller is not None:
-                await _bar(scope, receive, send, found, found.caller)
+            if found.status is TokenStatus.FORBIDDEN and found.caller is not None:
+                await _answer_forbidden(scope, receive, send, found, found.caller)
                 return
-            if found.standing is Standing.PROVEN and (excess := claim(scope, *_holder(found))):
-                await _turn_away(scope, receive, send, excess, found)
+            if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_owner(found))):
+                # 429 means that the caller itself is the cause. Workers don't retry after any status below 500.
+                status = 429 if excess.by_owner and found.caller is not None else 503
+                headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
+                response = problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)
+                await response(scope, receive, send)
                 return
             if not scope["path"].startswith("/internal/") and scope["path"] not in _OF_OPERATORS:
                 serve_user()
@@ -51,22 +54,21 @@ class Gate:
 
 
 class FollowerLimit:
-    """Answers 429 to a token that follows more logs than it may."""
+    """Answers 429 to a token that follows too many logs."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._following: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the request as long as it is answered."""
         if scope["type"] != "http" or not _follows(scope):
             await self._app(scope, receive, send)
             return
         caller = _admission(scope).caller
         if caller is None:
-            await self._app(scope, receive, send)  # No job is open to it: its route answers 401.
+            await self._app(scope, receive, send)  # The route answers 401, because no job is accessible.
             return
-        # By name: while a token is rotated, it has two secrets.
+        # By name, because a token has two secrets while it is rotated.
         token = caller.name
         if self._following[token] >= FOLLOWERS:
             detail = f"this token follows {FOLLOWERS} logs already; end some, or read the log without `follow`"
@@ -86,33 +88,26 @@ def _admission(scope: Scope) -> Admission:
     return admission(master_of(scope["app"]), scope["path"], Headers(scope=scope).get("authorization", ""))
 
 
-def _holder(found: Admission) -> tuple[Group, str]:
-    """Whose the request's connection is."""
+def _owner(found: Admission) -> tuple[Group, str]:
+    """The owner of the request's connection."""
     if found.caller is None:
         return Group.WORKERS, found.job
-    if found.inside:
+    if found.is_internal:
         return Group.NODES, ""
     return Group.ADMINS if Scopes.ADMIN in found.caller.scopes else Group.USERS, found.caller.name
 
 
-async def _turn_away(scope: Scope, receive: Receive, send: Send, excess: LimitExceeded, found: Admission) -> None:
-    # 429 says that the caller itself is the cause. Workers take it for final, as any other answer below 500.
-    status = 429 if excess.by_owner and found.caller is not None else 503
-    headers = {"Retry-After": str(_RETRY_S), "Connection": "close"}
-    await problem_response(status, f"{excess.detail}; try again", Request(scope), headers=headers)(scope, receive, send)
-
-
-async def _refuse(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
+async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     how = "as a bearer token, or from a browser as the password" if "Basic" in found.challenge else "as a bearer token"
     problem = "the one given is not valid" if found.token else "none was given"
-    master_of(scope["app"]).sync.strangers.note(refusal(scope, None, 401))
-    # Closed: what may still come of the body is not read either.
+    master_of(scope["app"]).sync.unauthenticated.note(refusal(scope, None, 401))
+    # Close the connection, so that the rest of the body is not read either.
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
     detail = f"this call needs {found.wanted} {how}; {problem}"
     await problem_response(401, detail, Request(scope), headers=headers)(scope, receive, send)
 
 
-async def _bar(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
+async def _answer_forbidden(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:
     master_of(scope["app"]).sync.refused.note(refusal(scope, caller.name, 403))
     have, want = " and ".join(sorted(caller.scopes)), " or ".join(sorted(found.scopes))
     detail = f"this call needs the scope {want}; the token {caller.name} has {have}"

@@ -1,4 +1,4 @@
-"""`/jobs`: submit, list, show, steer."""
+"""The routes `/jobs`: submit, list, show and control jobs."""
 
 import asyncio
 import hashlib
@@ -15,18 +15,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import USERS, Caller, Running, needs, sees_job, steers_job
+from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
 from rolecall.master.documents import detailed, job_document
-from rolecall.master.field_errors import MOST_PROBLEMS, problem, shortened, unknown
+from rolecall.master.field_errors import MAX_PROBLEMS, problem, shortened, unknown
 from rolecall.master.program import Master
-from rolecall.master.quota import check_submission
 from rolecall.master.store import attempts, idempotency, jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
+from rolecall.master.token_limits import check_submission
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import JobPage
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
 from rolecall.spec.role import Role
@@ -36,7 +36,7 @@ router = APIRouter(tags=["jobs"])
 _READS = [Depends(needs(*USERS))]
 _SUBMITS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN))]
 _SEES = [*_READS, Depends(sees_job)]
-_STEERS = [*_SUBMITS, Depends(steers_job)]
+_CONTROLS = [*_SUBMITS, Depends(controls_job)]
 
 
 @router.post("/jobs", status_code=201, dependencies=_SUBMITS, summary="Submit a job")
@@ -47,20 +47,20 @@ async def submit(
     caller: Caller,
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
 ) -> JobDocument:
-    """Check the request and queue it. With an `Idempotency-Key`, sending it again returns the same job.
+    """Check the request and queue the job. With an `Idempotency-Key`, a repeated request returns the same job.
 
-    Over a limit of the token the answer is 429, which names the limit.
+    If the token has reached a limit, the response is 429 and names the limit.
     """
-    fields = await master.checks.run(request)
+    fields = await master.request_checks.run(request)
     if master.catalogue.is_per_node(request.workload):
-        _check_visit(caller, await _visited(master, fields["params"]["nodes"]))
+        _check_node_count(caller, await _target_nodes(master, fields["params"]["nodes"]))
     else:
         _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, caller, key)
     response.headers["Location"] = f"/jobs/{job.id}"
     if job.attempt or job.state is not JobState.QUEUED:
-        return await _document(master, job.id)  # It was submitted before, with the same key.
+        return await _document(master, job.id)  # An earlier request with the same key submitted it.
     master.waking.queued(job.id)
     return job_document(job, (), {}, progress=None, waiting_for=None)
 
@@ -70,45 +70,45 @@ async def page(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     caller: Caller,
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
-    owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token of this name.")] = None,
+    owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token with this name.")] = None,
     limit: Annotated[
-        int, Query(ge=1, le=200, description="Jobs per page at most; fewer if their documents are large.")
+        int, Query(ge=1, le=200, description="Maximum number of jobs; fewer if their documents are large.")
     ] = 50,
-    cursor: Annotated[int | None, Query(ge=0, le=MOST, description="From the page before.")] = None,
+    cursor: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="From the previous page.")] = None,
 ) -> Response:
-    """Jobs, newest first: all, or those of the token itself where it may see no others."""
-    drafts, following = list[Callable[[], JobDocument]](), None
+    """Return jobs, newest first: all of them, or the token's own if it can't see others."""
+    builders, following = list[Callable[[], JobDocument]](), None
     if owner is None or (owner.isprintable() and caller.sees(owner)):
         async with master.database.read() as connection:
-            mine = owner if caller.reads_all else caller.name
-            found, more = await jobs.page(connection, state, limit, cursor, mine)
-            drafts = await _drafts(master, connection, found)
+            visible_owner = owner if caller.reads_all else caller.name
+            found, more = await jobs.page(connection, state, limit, cursor, visible_owner)
+            builders = await _document_builders(master, connection, found)
         following = str(found[-1].sequence) if more else None
-    # A page takes long to write where parameters are large.
+    # In a thread, because serializing large parameters takes long.
     body = await asyncio.to_thread(
-        lambda: JobPage(jobs=[draft() for draft in drafts], next_cursor=following).model_dump_json()
+        lambda: JobPage(jobs=[build() for build in builders], next_cursor=following).model_dump_json()
     )
     return Response(body, media_type="application/json")
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
 async def show(job: str, master: Running) -> JobDocument:
-    """The job with its progress, its attempts and their workers."""
+    """Return the job with its progress, its attempts and their workers."""
     return await _document(master, job)
 
 
-@router.post("/jobs/{job}/cancel", dependencies=_STEERS, summary="Cancel a job")
+@router.post("/jobs/{job}/cancel", dependencies=_CONTROLS, summary="Cancel a job")
 async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Stop it, and don't start it again. Possible in every state but the final ones."""
+    """Stop the job for good. Possible in every state except the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         nodes = await apply_step(connection, record, lifecycle.cancel(record, caller.name), master.clock.now())
     return await _changed(master, job, nodes)
 
 
-@router.post("/jobs/{job}/pause", dependencies=_STEERS, summary="Pause a job")
+@router.post("/jobs/{job}/pause", dependencies=_CONTROLS, summary="Pause a job")
 async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Let it write a checkpoint and leave its slots; `resume` queues it again."""
+    """Stop the job after a checkpoint and free its slots. `resume` queues it again."""
     async with master.database.write() as connection:
         record, nodes = await jobs.get(connection, job), set[str]()
         if record.state is not JobState.PAUSED:
@@ -117,9 +117,9 @@ async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job, nodes)
 
 
-@router.post("/jobs/{job}/resume", dependencies=_STEERS, summary="Resume a paused job")
+@router.post("/jobs/{job}/resume", dependencies=_CONTROLS, summary="Resume a paused job")
 async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Queue it again; it starts from its newest checkpoint."""
+    """Queue the job again. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_resume(record)
@@ -127,9 +127,9 @@ async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job)
 
 
-@router.post("/jobs/{job}/retry", dependencies=_STEERS, summary="Retry an ended job")
+@router.post("/jobs/{job}/retry", dependencies=_CONTROLS, summary="Retry an ended job")
 async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
-    """Queue a failed or cancelled job again, with all its restarts; it starts from its newest checkpoint."""
+    """Queue a failed or cancelled job again, with all its restarts. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
         lifecycle.check_retry(record)
@@ -138,37 +138,37 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job)
 
 
-async def _visited(master: Master, asked: list[str]) -> list[str]:
-    """The nodes on which a job that runs on every node has a worker. Raises `InvalidJob` for names that no node has."""
+async def _target_nodes(master: Master, asked: list[str]) -> list[str]:
+    """The nodes on which a per-node job runs. Raises `InvalidJob` for unknown names."""
     async with master.database.read() as connection:
-        known = {node.name: node for node in await node_store.everything(connection)}
-    strange = [(place, name) for place, name in enumerate(asked) if name not in known]
-    problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in strange[:MOST_PROBLEMS]]
+        known = {node.name: node for node in await node_store.list_all(connection)}
+    unknown_nodes = [(place, name) for place, name in enumerate(asked) if name not in known]
+    problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in unknown_nodes[:MAX_PROBLEMS]]
     if problems:
-        raise InvalidJob(shortened(problems, len(strange)))
+        raise InvalidJob(shortened(problems, len(unknown_nodes)))
     open_nodes = [node.spec.name for node in master.presence.states(known.values()) if node.alive and not node.draining]
     return sorted(set(asked)) or open_nodes
 
 
-def _check_visit(caller: Principal, nodes: list[str]) -> None:
-    """Raise `InvalidJob` for a job on each of `nodes` that the token could never run."""
-    most = caller.limits.max_slots
-    if most is not None and len(nodes) > most:
-        message = f"the job needs a worker on each of {len(nodes)} nodes, and {_may_run(caller, most)}"
-        raise InvalidJob([problem("params.nodes", message, nodes, f"{most} nodes at most")])
+def _check_node_count(caller: Principal, nodes: list[str]) -> None:
+    """Raise `InvalidJob` if the token's limit never allows a job on all of `nodes`."""
+    limit = caller.limits.max_slots
+    if limit is not None and len(nodes) > limit:
+        message = f"the job needs a worker on each of {len(nodes)} nodes, and {_may_run(caller, limit)}"
+        raise InvalidJob([problem("params.nodes", message, nodes, f"{limit} nodes at most")])
 
 
 def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
-    """Raise `InvalidJob` for a gang that the token could never run."""
-    asked, most = sum(roles.values()), caller.limits.max_slots
-    if most is not None and asked > most:
-        message = f"the job needs {asked} workers, and {_may_run(caller, most)}"
+    """Raise `InvalidJob` if the token's limit never allows the gang."""
+    asked, limit = sum(roles.values()), caller.limits.max_slots
+    if limit is not None and asked > limit:
+        message = f"the job needs {asked} workers, and {_may_run(caller, limit)}"
         given = {role.value: number for role, number in roles.items()}
-        raise InvalidJob([problem("roles", message, given, f"{most} workers at most")])
+        raise InvalidJob([problem("roles", message, given, f"{limit} workers at most")])
 
 
-def _may_run(caller: Principal, most: int) -> str:
-    return f"token {caller.name} may run {most} at once (max_slots)"
+def _may_run(caller: Principal, limit: int) -> str:
+    return f"token {caller.name} may run {limit} at once (max_slots)"
 
 
 async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
@@ -176,7 +176,7 @@ async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None)
         async with master.database.write() as connection:
             return await _add_once(connection, spec, owner, key, master.clock.now())
     except IntegrityError:
-        # On PostgreSQL the same key may come in twice at once; the second time finds what the first has made.
+        # On PostgreSQL, two requests with the same key can run at the same time. The retry finds the other's job.
         async with master.database.write() as connection:
             return await _add_once(connection, spec, owner, key, master.clock.now())
 
@@ -204,17 +204,17 @@ async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDo
 
 async def _document(master: Master, job: str) -> JobDocument:
     async with master.database.read() as connection:
-        (draft,) = await _drafts(master, connection, [await jobs.get(connection, job)])
-    return draft()
+        (build,) = await _document_builders(master, connection, [await jobs.get(connection, job)])
+    return build()
 
 
-async def _drafts(
+async def _document_builders(
     master: Master, connection: AsyncConnection, shown: list[JobRecord]
 ) -> list[Callable[[], JobDocument]]:
-    """What makes the documents of jobs, of which everything is read by then."""
-    tries = await attempts.of_jobs(connection, [job.id for job in shown])
+    """Functions that create the documents of jobs, whose data is already read."""
+    summaries = await attempts.of_jobs(connection, [job.id for job in shown])
     members = await workers.of_attempts(connection, [key for job in shown for key in detailed(job)])
-    grouped = {job: list(some) for job, some in groupby(tries, key=lambda one: one.job)}
+    grouped = {job: list(some) for job, some in groupby(summaries, key=lambda one: one.job)}
     return [
         partial(
             job_document,

@@ -1,4 +1,4 @@
-"""Bodies: none larger than its route deserves is read to the end, and a job is JSON whatever curl calls it."""
+"""Middleware for bodies: it limits their size, and treats a submitted job as JSON."""
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -10,46 +10,44 @@ _UNBOUNDED = ("/streams/", "/blobs/")
 
 
 class BodyLimit:
-    """Counts a body while it is read and answers 413 as soon as it is too large; uploads of files are not counted."""
+    """Answers 413 as soon as the received part of a body is too large. Uploads of files have no limit here."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a counting `receive`."""
-        if scope["type"] == "http" and (most := _most(scope["path"])) is not None:
-            receive = _counting(receive, most)
+        path = scope.get("path", "")
+        is_internal = path.startswith("/internal/")
+        is_file = is_internal and any(part in path for part in _UNBOUNDED)
+        if scope["type"] == "http" and not is_file:
+            receive = _counting(receive, NODE_BYTES if is_internal else USER_BYTES)
         await self._app(scope, receive, send)
 
 
 class JobsAreJson:
-    """Takes what `curl -d` sends to `POST /jobs` for JSON. Harmless here: a form on a foreign page bears no token."""
+    """Treats the body of `POST /jobs` as JSON, because `curl -d` calls it a form.
+
+    This is safe because a form on another site has no token.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with the right content type."""
         if scope["type"] == "http" and (scope["method"], scope["path"]) == ("POST", "/jobs"):
             MutableHeaders(scope=scope)["content-type"] = "application/json"
         await self._app(scope, receive, send)
 
 
-def _most(path: str) -> int | None:
-    if not path.startswith("/internal/"):
-        return USER_BYTES
-    return None if any(part in path for part in _UNBOUNDED) else NODE_BYTES
-
-
-def _counting(receive: Receive, most: int) -> Receive:
+def _counting(receive: Receive, limit: int) -> Receive:
     read = 0
 
     async def counted() -> Message:
         nonlocal read
         message = await receive()
         read += len(message.get("body", b""))
-        if read > most:
-            raise HTTPException(413, f"the body is larger than {most} bytes", {"Connection": "close"})
+        if read > limit:
+            raise HTTPException(413, f"the body is larger than {limit} bytes", {"Connection": "close"})
         return message
 
     return counted

@@ -1,4 +1,4 @@
-"""`/jobs/{job}/logs`: what a job's workers print, as text or followed as server-sent events."""
+"""The route `/jobs/{job}/logs`: the output of a job's workers, as text or as server-sent events."""
 
 import asyncio
 import re
@@ -16,41 +16,41 @@ from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
-from rolecall.spec.bounds import MOST
+from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _KEEP_ALIVE_S = 15.0
 _PARTIAL_S = 1.0
-"""How long a line without an end is kept back from followers."""
+"""Seconds for which a line without an end is held back from followers."""
 _BLOCK = 1 << 20
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
-_MOST_IN_ID = 16
-"""Of a gang with more workers not each line has an id, but only the last one of each block."""
+_MAX_IN_ID = 16
+"""In a gang with more workers, only the last line of each block has an id."""
 
 
 class Choice(NamedTuple):
-    """Whose logs a user wants to see; None means all."""
+    """The workers whose logs a user requests; None means all."""
 
     role: Role | None
     rank: int | None
 
     def admits(self, worker: WorkerRecord) -> bool:
-        """Whether `worker` is among them."""
+        """Return whether `worker` is one of them."""
         return self.role in {None, worker.role} and self.rank in {None, worker.rank}
 
 
 @dataclass(slots=True)
 class Position:
-    """How far a follower has read: the attempt, and the offset in each rank's log. It is the id of an event."""
+    """A follower's position: the attempt, and the offset in each rank's log. It is the id of an event."""
 
     attempt: int | None = None
     offsets: dict[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
     def parse(cls, text: str | None) -> "Position":
-        """The position that an event's id says; raises a 400 for what is no such id."""
+        """The position from an event's id; 400 for an invalid id."""
         if not text:
             return cls()
         if (found := _POSITION.fullmatch(text)) is None:
@@ -67,15 +67,15 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     job: str,
     master: Running,
     role: Role | None = None,
-    rank: Annotated[int | None, Query(ge=0, le=MOST)] = None,
-    attempt: Annotated[int | None, Query(ge=1, le=MOST, description="The newest by default.")] = None,
+    rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
     follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
     last_event_id: Annotated[str | None, Header(description="Continue after the event with this id.")] = None,
 ) -> StreamingResponse:
-    """What the workers print, each line led by `[role-number]`.
+    """Return the output of the workers. Each line starts with `[role-number]`.
 
-    Followed, each line is one event `log`, and one event `end` with the job's state closes the stream. A carriage
-    return ends a line as well. A stream that breaks off before `end` can be continued with `Last-Event-ID`.
+    With `follow`, each line is an event `log`, and the last event is `end` with the job's state. A carriage return ends
+    a line as well. A stream that breaks off before `end` can be continued with `Last-Event-ID`.
     """
     choice = Choice(role, rank)
     async with master.database.read() as connection:
@@ -83,7 +83,7 @@ async def logs(  # noqa: PLR0917 - the framework passes by name
     if follow:
         position = Position.parse(last_event_id)
         if number := position.attempt or attempt:
-            await _members(master, job, number, choice)  # an attempt that there is not is a 404, and no broken stream
+            await _members(master, job, number, choice)  # 404 instead of a broken stream if it doesn't exist
         events = _follow(master, job, choice, attempt, position)
         return StreamingResponse(events, media_type="text/event-stream")
     members = await _members(master, job, attempt or record.attempt, choice)
@@ -94,14 +94,14 @@ async def _whole(master: Master, members: list[WorkerRecord]) -> AsyncIterator[b
     for worker in members:
         prefix, key = f"[{worker.name}] ".encode(), log_key(worker)
         offset, line_is_open = 0, False
-        while (piece := await asyncio.to_thread(master.streams.read_log, key, offset, _BLOCK)).data:
-            if piece.start > offset:
-                note = f"{cut_note(piece.start - offset)}\n".encode()
+        while (chunk := await asyncio.to_thread(master.streams.read_log, key, offset, _BLOCK)).data:
+            if chunk.start > offset:
+                note = f"{cut_note(chunk.start - offset)}\n".encode()
                 yield b"\n" * line_is_open + prefix + note
                 line_is_open = False
-            body, last = piece.data[:-1], piece.data[-1:]
+            body, last = chunk.data[:-1], chunk.data[-1:]
             yield (b"" if line_is_open else prefix) + body.replace(b"\n", b"\n" + prefix) + last
-            offset, line_is_open = piece.end, last != b"\n"
+            offset, line_is_open = chunk.end, last != b"\n"
         if line_is_open:
             yield b"\n"
 
@@ -109,7 +109,7 @@ async def _whole(master: Master, members: list[WorkerRecord]) -> AsyncIterator[b
 async def _follow(
     master: Master, job: str, choice: Choice, attempt: int | None, position: Position
 ) -> AsyncIterator[bytes]:
-    """The lines of a job as they come, over all attempts that begin meanwhile unless one is asked for."""
+    """The lines of a job as they arrive, of one attempt or of all attempts that begin meanwhile."""
     number, follower = position.attempt or attempt, _Follower(master, position)
     while not master.news.closed:
         ticket = master.news.ticket(job)
@@ -117,7 +117,7 @@ async def _follow(
             try:
                 record = await jobs.summary(connection, job)
             except NotFound:
-                return  # It was deleted meanwhile.
+                return  # The job has been deleted.
         number = number or record.attempt or None
         over = record.state.ended or (number is not None and number < record.attempt)
         if number is not None:
@@ -133,11 +133,11 @@ async def _follow(
             continue
         await wait(ticket, _PARTIAL_S if follower.holds_back else _KEEP_ALIVE_S)
         if not ticket.is_set() and not follower.holds_back:
-            yield b": nothing new\n\n"  # a comment, so that whoever has gone is noticed
+            yield b": nothing new\n\n"  # a comment, which detects clients that have disconnected
 
 
 class _Follower:
-    """What one caller has read of the logs of one attempt."""
+    """The progress of one client in the logs of one attempt."""
 
     def __init__(self, master: Master, position: Position) -> None:
         self._loop = asyncio.get_running_loop()
@@ -150,11 +150,11 @@ class _Follower:
 
     @property
     def holds_back(self) -> bool:
-        """Whether a line that has no end yet is kept back."""
+        """True if a line without an end is held back."""
         return any(lines.has_rest for lines in self._lines.values())
 
     async def turn_to(self, job: str, attempt: int, choice: Choice) -> None:
-        """Follow the logs of `attempt` from now on; an attempt's workers never change."""
+        """Switch to the logs of `attempt`. The workers of an attempt never change."""
         if self._members and self._members[0].attempt == attempt:
             return
         if self._position.attempt != attempt:
@@ -163,19 +163,19 @@ class _Follower:
         self._lines = {one.rank: Lines(self._position.offsets.get(one.rank, 0)) for one in self._members}
 
     async def has_all(self) -> bool:
-        """Whether all that the workers wrote has arrived."""
+        """Return whether all output of the workers has arrived."""
         for worker in self._members:
             if not await self._streams.is_complete(log_key(worker)):
                 return False
         return True
 
     async def news(self, *, over: bool) -> AsyncIterator[bytes]:
-        """The events for the lines that are new, in blocks; at the end also those for lines without an end."""
+        """The events of new lines, in blocks. When the attempt is over, lines without an end are included."""
         for worker in self._members:
             lines, key = self._lines[worker.rank], log_key(worker)
-            while (piece := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
+            while (chunk := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
                 self._fed_at[worker.rank] = self._loop.time()
-                yield self._events(worker, lines.feed(piece))
+                yield self._events(worker, lines.feed(chunk))
             waited_s = self._loop.time() - self._fed_at.get(worker.rank, 0.0)
             if lines.has_rest and (over or waited_s >= _PARTIAL_S):
                 yield self._events(worker, lines.flush())
@@ -184,7 +184,7 @@ class _Follower:
         texts: list[str] = []
         for line in lines:
             self._position.offsets[worker.rank] = line.end
-            if len(self._members) <= _MOST_IN_ID or line is lines[-1]:
+            if len(self._members) <= _MAX_IN_ID or line is lines[-1]:
                 texts.append(f"id: {self._position}\n")
             texts.append(f"event: log\ndata: [{worker.name}] {line.text}\n\n")
         return "".join(texts).encode()
@@ -192,12 +192,10 @@ class _Follower:
 
 async def _members(master: Master, job: str, attempt: int, choice: Choice) -> list[WorkerRecord]:
     async with master.database.read() as connection:
-        found = await workers.of_attempts(connection, [(job, attempt)])
-    if attempt and not found:
-        raise NotFound(f"job {job} has no attempt {attempt}")
-    return [worker for worker in found.get((job, attempt), ()) if choice.admits(worker)]
+        members = await workers.of_attempt(connection, job, attempt)
+    return [worker for worker in members if choice.admits(worker)]
 
 
 def log_key(worker: WorkerRecord) -> StreamKey:
-    """Where a worker's log lies."""
+    """The stream of a worker's log."""
     return StreamKey(worker.job, worker.attempt, worker.rank, "log")

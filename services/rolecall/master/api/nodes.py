@@ -1,4 +1,4 @@
-"""`/internal/nodes`: how nodes register, report what they run, and learn what they should."""
+"""The routes `/internal/nodes`, with which nodes register, report their workers and get the desired ones."""
 
 from typing import Any, cast
 
@@ -16,11 +16,11 @@ router = APIRouter(prefix="/internal/nodes", tags=["nodes"], dependencies=[Depen
 
 
 async def _known_role(request: Request) -> None:
-    """Let a node of a newer release wait whose role this master doesn't know; asked before the body is checked."""
+    """Answer 503 to a node of a newer release with an unknown role, before the body is validated."""
     try:
         body: Any = await request.json()
     except ValueError:
-        return  # What is no JSON is refused with the body.
+        return  # The validation of the body rejects it.
     role = cast(dict[str, Any], body).get("role") if isinstance(body, dict) else None
     if isinstance(role, str) and role not in set(Role):
         raise HTTPException(
@@ -30,7 +30,7 @@ async def _known_role(request: Request) -> None:
 
 @router.post("", summary="Register a node", dependencies=[Depends(_known_role)])
 async def register(spec: NodeSpec, master: Running) -> Registered:
-    """Enter the cluster, or enter it again after a restart: then the workers of the earlier life are lost."""
+    """Register a node, also after a restart. The workers of its previous incarnation are then lost."""
     await registry.register(master, spec)
     return Registered(
         heartbeat_s=registry.longest_wait_s(master),
@@ -39,24 +39,25 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
     )
 
 
-@router.post("/{name}/heartbeat", summary="Report and ask", response_model=Desired)
+@router.post("/{name}/heartbeat", summary="Report the workers and get the desired ones", response_model=Desired)
 async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
-    """Take in what the node runs; answer with what it should run, at once or as soon as that changes.
+    """Record the workers that the node runs, and return those that it should run.
 
-    A heartbeat that brings no news, and gets none, is answered from memory (see `master.answers`).
+    The response is delayed while nothing changes. If neither side has changes, it comes from memory (see
+    `master.answers`).
     """
     await registry.receive(master, name, beat)
     answer = await registry.next_answer(master, name, beat)
     return Response(answer.body, media_type="application/json")
 
 
-@router.get("/{name}/surroundings", summary="Look around")
+@router.get("/{name}/surroundings", summary="Get the cluster's properties for a self-check")
 async def cluster(name: str, master: Running) -> ClusterInfo:
-    """What a node measures itself against: the master's clock and version, and who else is there."""
+    """Return the master's clock and version, and the number of other hosts."""
     return await registry.cluster_info(master, name)
 
 
-@router.delete("/{name}", status_code=204, summary="Leave")
+@router.delete("/{name}", status_code=204, summary="Remove a node")
 async def leave(name: str, master: Running) -> None:
-    """Take a node out of the cluster; what it still runs is lost."""
+    """Remove a node from the cluster. Workers that it still runs are lost."""
     await registry.leave(master, name)

@@ -1,4 +1,4 @@
-"""`/nodes/{node}/preflight`: what is known of a node before a job finds out."""
+"""The route `/nodes/{node}/preflight`: the findings about a node."""
 
 import logging
 from datetime import datetime
@@ -24,33 +24,33 @@ _FINDINGS = TypeAdapter(tuple[NodeFinding, ...])
 _log = logging.getLogger(__name__)
 
 
-@router.get("/{node}/preflight", summary="Show what is known of a node")
+@router.get("/{node}/preflight", summary="Show the findings about a node")
 async def show_preflight(node: str, master: Running, caller: Caller) -> Preflight:
-    """The node's findings about itself, and those of the newest `preflight` job about its ways to the others."""
+    """Return the results of the node's self-check, and those of the newest `preflight` job about its connections."""
     async with master.database.read() as connection:
-        known = {state.spec.name: state for state in master.presence.states(await nodes.everything(connection))}
+        known = {state.spec.name: state for state in master.presence.states(await nodes.list_all(connection))}
         if node not in known:
-            told = unknown("node", "node", node, known)
-            raise NotFound(f"{told['message']}; there are: {told['legal']}")
+            problem = unknown("node", "node", node, known)
+            raise NotFound(f"{problem['message']}; there are: {problem['legal']}")
         network = await _newest_about(node, connection, caller, master.clock.now())
     state = known[node]
     return Preflight(node=node, alive=state.alive, findings=state.findings, network=network)
 
 
 async def _newest_about(node: str, connection: AsyncConnection, caller: Principal, now: datetime) -> Examination | None:
-    """The newest job that tells something about `node`; one after the other, as each tells of every pair of nodes."""
+    """The newest examination of `node`. Reads one job at a time, because results can be large."""
     for job_id in await jobs.succeeded(connection, WORKLOAD, _LOOK_BACK):
         job = await jobs.get(connection, job_id)
-        mine = tuple(finding for finding in _findings(job) if node in finding.nodes)
-        if mine and job.ended_at:
+        findings = tuple(finding for finding in _findings(job) if node in finding.nodes)
+        if findings and job.ended_at:
             age_s = (now - job.ended_at).total_seconds()
             shown = job.id if caller.reads_all or caller.sees(job.owner) else None
-            return Examination(job=shown, measured_at=job.ended_at, age_s=round(age_s, 1), findings=mine)
+            return Examination(job=shown, measured_at=job.ended_at, age_s=round(age_s, 1), findings=findings)
     return None
 
 
 def _findings(job: JobRecord) -> tuple[NodeFinding, ...]:
-    """What the job found; nothing where that can't be read."""
+    """The findings of the job; empty if they can't be read."""
     try:
         return _FINDINGS.validate_python((job.result or {}).get("findings", ()))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Answers of a master that does not lead yet, and of one that exits."""
+"""Middleware that answers for a master that doesn't lead yet, and for one that exits."""
 
 import asyncio
 
@@ -13,17 +13,16 @@ _DETAIL = "standing by for another master, which leads; this one takes over when
 
 
 class StandbyGate:
-    """Answers 503 to all but `/healthz` while this master does not lead."""
+    """Answers 503 to every request except `/healthz` while this master doesn't lead."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on if there is a master for it."""
         if scope["type"] != "http" or scope["path"] == "/healthz" or program_of(scope["app"]).master is not None:
             await self._app(scope, receive, send)
         else:
-            # Whoever calls has shown no token yet: only the log says which master leads.
+            # The token is not checked yet, so only the log names the leading master.
             await problem_response(503, _DETAIL, Request(scope), headers=RETRY_AFTER)(scope, receive, send)
 
 
@@ -34,7 +33,6 @@ class ExitGate:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on."""
         answered = False
 
         async def sent(message: Message) -> None:

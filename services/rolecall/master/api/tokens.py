@@ -1,4 +1,4 @@
-"""`/tokens`: make, list, change, rotate and revoke tokens. A change counts at once, without a restart."""
+"""The routes `/tokens`: create, list, change, rotate and revoke tokens. Changes take effect immediately."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,9 +27,9 @@ router = APIRouter(prefix="/tokens", tags=["access"], dependencies=[Depends(need
 
 @router.get("", summary="List the tokens")
 async def list_tokens(master: Running) -> TokenList:
-    """The built-in tokens, then the others by name. Nobody can read a secret again."""
+    """Return the built-in tokens, then the others by name, without their secrets."""
     async with master.database.read() as connection:
-        found = await tokens.everything(connection)
+        found = await tokens.list_all(connection)
         secrets = await tokens.secrets(connection)
     now = master.clock.now()
     return TokenList(tokens=[*master.access.built_in, *(_document(token, secrets, now) for token in found)])
@@ -37,7 +37,7 @@ async def list_tokens(master: Running) -> TokenList:
 
 @router.post("", status_code=201, summary="Create a token")
 async def create(request: TokenRequest, response: Response, master: Running, caller: Caller) -> TokenSecret:
-    """Make a token. Only this answer has its secret."""
+    """Create a token. Only this response contains its secret."""
     if request.name in BUILT_IN:
         raise Conflict(f"{request.name} is the name of a built-in token; take another")
     secret = new_secret()
@@ -49,7 +49,7 @@ async def create(request: TokenRequest, response: Response, master: Running, cal
 
 @router.patch("/{name}", summary="Change a token")
 async def change(name: str, request: TokenUpdate, master: Running) -> TokenDocument:
-    """Change its scopes, limits or expiry. What is left out stays as it is."""
+    """Change the token's scopes, limits or expiry. Omitted fields keep their values."""
     _refuse_built_in(name)
     values = {field: getattr(request, field) for field in request.model_fields_set}
     if values.get("scopes", ()) is None:
@@ -61,7 +61,7 @@ async def change(name: str, request: TokenUpdate, master: Running) -> TokenDocum
 
 @router.post("/{name}/rotate", summary="Rotate a token")
 async def rotate(name: str, request: Rotation, master: Running) -> TokenSecret:
-    """Make a new secret. The present one stays valid for `overlap_s` seconds, at once nobody's without."""
+    """Create a new secret. The current one stays valid for `overlap_s` seconds."""
     _refuse_built_in(name)
     secret, now = new_secret(), master.clock.now()
     until = now + timedelta(seconds=request.overlap_s)
@@ -72,7 +72,7 @@ async def rotate(name: str, request: Rotation, master: Running) -> TokenSecret:
 
 @router.delete("/{name}", status_code=204, summary="Revoke a token")
 async def revoke(name: str, master: Running) -> None:
-    """End all its secrets at once. Its jobs go on without its limits, and keep their owner's name."""
+    """Revoke all secrets of the token immediately. Its jobs continue without its limits, and keep their owner."""
     _refuse_built_in(name)
     async with master.database.write() as connection:
         await tokens.remove(connection, name)
@@ -81,7 +81,7 @@ async def revoke(name: str, master: Running) -> None:
 
 
 async def _changed(master: Master, name: str) -> TokenDocument:
-    """The token as it is now, after the master knows it."""
+    """The current token. The master uses it from now on."""
     await master.sync.refresh()
     master.placer.wake()  # Jobs may fit into other limits.
     async with master.database.read() as connection:

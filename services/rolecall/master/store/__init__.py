@@ -1,6 +1,6 @@
-"""The master's memory: one noun per module, and all SQL of the service.
+"""The database of the master, with all SQL of the service: one noun per module.
 
 A function takes the connection of a transaction that its caller opened, so that several changes commit together. Each
-change of a state is guarded by the state and attempt that it leaves; when no row changed, somebody else was faster, and
-that is an error.
+change of a state is guarded by the previous state and attempt. If no row changed, another change came first, which is
+an error.
 """

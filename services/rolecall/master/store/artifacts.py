@@ -12,14 +12,14 @@ from rolecall.spec.wire import ArtifactNotice
 
 
 async def put(connection: AsyncConnection, job: str, attempt: int, notice: ArtifactNotice, now: datetime) -> None:
-    """Store an artifact, in place of an older one of the same name."""
+    """Store an artifact; replaces an earlier one with the same name."""
     await connection.execute(delete(artifacts).where(artifacts.c.job == job, artifacts.c.name == notice.name))
     values = {"job": job, "attempt": attempt, "created_at": now} | notice.model_dump()
     await connection.execute(insert(artifacts).values(**values))
 
 
 async def get(connection: AsyncConnection, job: str, name: str) -> ArtifactRecord:
-    """The artifact, or `NotFound` that names those there are."""
+    """The artifact. Raises `NotFound` with the names of the existing ones."""
     found = {artifact.name: artifact for artifact in await of_job(connection, job)}
     if name not in found:
         raise NotFound(f"job {job} has no artifact {name!r}; it has: {', '.join(found) or 'none yet'}")

@@ -1,9 +1,9 @@
-"""Attempts and gangs: one try at a job."""
+"""Attempts and gangs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Row, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,7 +17,6 @@ from rolecall.master.store.records import (
     Gang,
     JobSummary,
     UnreadableRow,
-    WorkerRecord,
     member,
     read,
     readable,
@@ -28,16 +27,17 @@ from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.state import JobState, StopMode
 
+_A = TypeVar("_A", bound=AttemptSummary)
 _SUMMARY = tuple(attempts.c[one.name] for one in fields(AttemptSummary))
 
 
 @dataclass(frozen=True, slots=True)
 class Gangs:
-    """Gangs as read in one go."""
+    """The result of reading gangs."""
 
     found: list[Gang] = field(default_factory=list[Gang])
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
-    """Jobs whose attempt or workers can't be read, and what of them."""
+    """Jobs whose attempt or workers can't be read, with the reason."""
 
 
 async def begin(
@@ -56,7 +56,7 @@ async def begin(
 
 
 async def follow(connection: AsyncConnection, gang: Gang, state: JobState, **values: Any) -> None:
-    """Let the attempt's state follow its job's; raises `StaleAttempt` when it changed meanwhile."""
+    """Change the attempt's state together with its job's. Raises `StaleAttempt` if it has changed meanwhile."""
     guard = (*_key(gang.job.id, gang.attempt.number), attempts.c.state == gang.attempt.state)
     changed = await connection.execute(update(attempts).where(*guard).values(state=state, **values))
     if changed.rowcount != 1:
@@ -64,20 +64,20 @@ async def follow(connection: AsyncConnection, gang: Gang, state: JobState, **val
 
 
 async def set_port(connection: AsyncConnection, job: str, number: int, port: int) -> bool:
-    """Store where the gang meets; the first word counts. Returns whether it was the first."""
+    """Store the port of the rendezvous unless there is one. Returns whether it was stored."""
     guard = (*_key(job, number), attempts.c.rendezvous_port.is_(None))
     changed = await connection.execute(update(attempts).where(*guard).values(rendezvous_port=port))
     return changed.rowcount == 1
 
 
 async def set_first_step(connection: AsyncConnection, job: str, number: int, at: datetime) -> None:
-    """Store when the first optimizer step was done; the earliest word counts."""
+    """Store the time of the first optimizer step unless an earlier one is stored."""
     later = or_(attempts.c.first_step_at.is_(None), attempts.c.first_step_at > at)
     await connection.execute(update(attempts).where(*_key(job, number), later).values(first_step_at=at))
 
 
 async def fail_unreadable(connection: AsyncConnection, job: str, cause: str, now: datetime) -> None:
-    """End the attempts of a job of which something can't be read, whatever their states say."""
+    """End the attempts of a job that can't be read, regardless of their states."""
     ended = (state for state in JobState if state.ended)
     guard = (attempts.c.job == job, attempts.c.state.not_in(tuple(ended)), attempts.c.ended_at.is_(None))
     await connection.execute(update(attempts).where(*guard).values(state=JobState.FAILED, cause=cause, ended_at=now))
@@ -92,14 +92,14 @@ async def resumed_from(connection: AsyncConnection, job: JobSummary) -> Checkpoi
 
 
 async def unswept(connection: AsyncConnection) -> dict[str, int]:
-    """The newest ended attempt of each job that left something in the blob store which is not deleted yet."""
+    """The newest ended attempt of each job whose unreferenced blobs are not deleted yet."""
     query = select(attempts.c.job, func.max(attempts.c.number)).group_by(attempts.c.job)
     rows = await connection.execute(query.where(attempts.c.swept.is_(False), attempts.c.ended_at.is_not(None)))
     return {row[0]: row[1] for row in rows}
 
 
 async def set_swept(connection: AsyncConnection, job: str, number: int, swept: bool = True) -> None:
-    """Note whether what the attempts up to `number` left is deleted."""
+    """Store whether the unreferenced blobs of the attempts up to `number` are deleted."""
     await connection.execute(
         update(attempts).where(attempts.c.job == job, attempts.c.number <= number).values(swept=swept)
     )
@@ -108,18 +108,19 @@ async def set_swept(connection: AsyncConnection, job: str, number: int, swept: b
 async def of_jobs(connection: AsyncConnection, jobs: Iterable[str]) -> list[AttemptSummary]:
     """All attempts of `jobs`, in order; one that can't be read is left out."""
     query = select(*_SUMMARY).where(attempts.c.job.in_(tuple(jobs))).order_by(attempts.c.job, attempts.c.number)
-    return list(readable(await connection.execute(query), _summary, "attempt"))
+    rows = await connection.execute(query)
+    return list(readable(rows, lambda row: _read(AttemptSummary, row), "attempt"))
 
 
 async def lack_port(connection: AsyncConnection, keys: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Which of the attempts `(job, number)` have no port yet."""
+    """The attempts of `keys`, as `(job, number)`, that have no port yet."""
     key = tuple_(attempts.c.job, attempts.c.number)
     query = select(attempts.c.job, attempts.c.number).where(key.in_(tuple(keys)), attempts.c.rendezvous_port.is_(None))
     return {(row.job, row.number) for row in await connection.execute(query)}
 
 
 async def gangs(connection: AsyncConnection, jobs: Iterable[JobSummary]) -> Gangs:
-    """Each of `jobs` that was ever placed, with its current attempt and workers."""
+    """The gangs of those of `jobs` that have an attempt."""
     current = {(job.id, job.attempt): job for job in jobs if job.attempt}
     if not current:
         return Gangs()
@@ -131,37 +132,27 @@ async def gangs(connection: AsyncConnection, jobs: Iterable[JobSummary]) -> Gang
         number = (row.job, row.number)
         try:
             workers = tuple(worker_store.record(one) for one in members.get(number, ()))
-            gangs.found.append(_gang(current[number], _record(row), workers))
+            attempt = _read(AttemptRecord, row)
+            if len(workers) != attempt.plan.world_size:
+                raise UnreadableRow("plan", f"it has {attempt.plan.world_size} workers, but {len(workers)} are stored")
+            gangs.found.append(Gang(job=current[number], attempt=attempt, workers=workers))
         except UnreadableRow as error:
             gangs.unreadable[row.job] = f"of its attempt {row.number}, {error}"
     return gangs
 
 
 async def gang(connection: AsyncConnection, job: JobSummary) -> Gang:
-    """A placed job with its current attempt and workers. Raises `NotFound` when they are not there or not readable."""
+    """The gang of a placed job. Raises `NotFound` if it doesn't exist or can't be read."""
     read = await gangs(connection, [job])
     if not read.found:
         raise NotFound(read.unreadable.get(job.id, f"job {job.id} has no attempt {job.attempt}"))
     return read.found[0]
 
 
-def _gang(job: JobSummary, attempt: AttemptRecord, workers: Sequence[WorkerRecord]) -> Gang:
-    if len(workers) != attempt.plan.world_size:
-        raise UnreadableRow("plan", f"it has {attempt.plan.world_size} workers, but {len(workers)} are stored")
-    return Gang(job=job, attempt=attempt, workers=tuple(workers))
-
-
 def _key(job: str, number: int) -> tuple[Any, Any]:
     return attempts.c.job == job, attempts.c.number == number
 
 
-def _summary(row: Row[Any]) -> AttemptSummary:
-    return read(AttemptSummary, row, state=member(JobState, row, "state"), stop=_stop(row))
-
-
-def _record(row: Row[Any]) -> AttemptRecord:
-    return read(AttemptRecord, row, state=member(JobState, row, "state"), stop=_stop(row))
-
-
-def _stop(row: Row[Any]) -> StopMode | None:
-    return None if row.stop is None else StopMode(row.stop)
+def _read(kind: type[_A], row: Row[Any]) -> _A:
+    stop = None if row.stop is None else StopMode(row.stop)
+    return read(kind, row, state=member(JobState, row, "state"), stop=stop)

@@ -1,4 +1,4 @@
-"""The audit log: who called what, and with which outcome."""
+"""The audit log: calls, their callers and outcomes."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -17,7 +17,7 @@ async def add(connection: AsyncConnection, entries: Iterable[AuditEntry]) -> Non
 
 
 async def newest(connection: AsyncConnection, limit: int) -> list[AuditEntry]:
-    """The last `limit` entries, oldest first."""
+    """The newest `limit` entries, oldest first."""
     found = await connection.execute(select(audit).order_by(audit.c.id.desc()).limit(limit))
     return [AuditEntry.model_validate(row._asdict()) for row in found][::-1]  # pyright: ignore[reportPrivateUsage]
 
@@ -30,8 +30,8 @@ async def since(connection: AsyncConnection, after: int, limit: int) -> list[Aud
 
 
 async def prune(connection: AsyncConnection, before: datetime) -> int:
-    """Delete the entries made before `before`; return how many."""
-    # The ids are in the order of time, so that the query stops at the first entry that stays.
+    """Delete the entries from before `before`. Returns their number."""
+    # Ids grow with time, so the query stops at the first entry to keep.
     kept = select(audit.c.id).where(audit.c.at >= before).order_by(audit.c.id).limit(1)
     first = await connection.scalar(kept)
     old = audit.c.at < before if first is None else audit.c.id < first

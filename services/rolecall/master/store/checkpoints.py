@@ -1,4 +1,4 @@
-"""Checkpoints: the manifests that count."""
+"""Recorded checkpoints."""
 
 from dataclasses import fields
 from datetime import datetime
@@ -17,7 +17,7 @@ _RECORD = tuple(one.name for one in fields(CheckpointRecord))
 
 
 async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifest, now: datetime) -> bool:
-    """Record a checkpoint; return False if it was recorded before. Another one for the same step is a `Conflict`."""
+    """Record a checkpoint; return False if it is recorded already. Raises `Conflict` if the step has another one."""
     known = await connection.scalar(select(checkpoints.c.manifest).where(*_key(job, manifest)))
     if known is not None and known != manifest:
         raise Conflict(f"attempt {manifest.attempt} has already recorded another checkpoint for step {manifest.step}")
@@ -30,48 +30,49 @@ async def add(connection: AsyncConnection, job: str, manifest: CheckpointManifes
 
 
 async def of_job(connection: AsyncConnection, job: str) -> list[CheckpointRecord]:
-    """The checkpoints of `job`, newest first; one that can't be read is left out."""
+    """The readable checkpoints of `job`, newest first."""
     rows = await connection.execute(_of_job(job))
     return list(readable(rows, lambda row: read(CheckpointRecord, row, _RECORD), "checkpoint"))
 
 
 async def has_unreadable(connection: AsyncConnection, job: str) -> bool:
-    """Whether `job` has a checkpoint that can't be read: then nobody knows which blobs it needs."""
+    """Return whether `job` has a checkpoint that can't be read, so that its blobs are unknown."""
     return any(isinstance(value, Unreadable) for row in await connection.execute(_of_job(job)) for value in row)
 
 
 async def newest(connection: AsyncConnection, job: str, *, undoubted: bool = False) -> CheckpointManifest | None:
-    """Where the next attempt starts, if there is such a place.
+    """The checkpoint from which the next attempt resumes, if there is one.
 
-    With `undoubted`, the newest that no worker reported as damaged; another one only if there is no such checkpoint.
+    With `undoubted`, one that no worker reported as damaged if possible.
     """
     found = await of_job(connection, job)
     preferred = [one for one in found if one.verify_at is None] if undoubted else []
     return next((one.manifest for one in preferred or found), None)
 
 
-async def doubt(connection: AsyncConnection, job: str, manifest: CheckpointManifest, at: datetime | None) -> bool:
-    """Let the master verify a checkpoint at the time `at`, or no more; return whether the checkpoint is still there."""
+async def set_verification(
+    connection: AsyncConnection, job: str, manifest: CheckpointManifest, at: datetime | None
+) -> bool:
+    """Schedule the verification of a checkpoint at `at`, or cancel it. Returns whether the checkpoint exists."""
     changed = await connection.execute(update(checkpoints).where(*_key(job, manifest)).values(verify_at=at))
     return changed.rowcount == 1
 
 
-async def doubted(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
-    """The readable checkpoints, each with its job, that are to be verified by the time `by`."""
+async def due_for_verification(connection: AsyncConnection, by: datetime) -> list[tuple[str, CheckpointManifest]]:
+    """The readable checkpoints, each with its job, whose verification is due at `by`."""
     query = select(checkpoints.c.job, checkpoints.c.manifest).where(checkpoints.c.verify_at <= by)
     rows = await connection.execute(query.order_by(checkpoints.c.verify_at))
     return [(row.job, row.manifest) for row in rows if not isinstance(row.manifest, Unreadable)]
 
 
-async def crowded_jobs(connection: AsyncConnection, most: int) -> list[str]:
-    """The jobs that have more than `most` checkpoints, where one that is to be kept may be beside those."""
+async def crowded_jobs(connection: AsyncConnection, keep: int) -> list[str]:
+    """The jobs with more than `keep` checkpoints, not counting one that the workload marks as kept."""
     kept = func.count(case((checkpoints.c.keep.is_(True), 1)))
     query = select(checkpoints.c.job).group_by(checkpoints.c.job)
-    return list(await connection.scalars(query.having(func.count() > most + case((kept > 0, 1), else_=0))))
+    return list(await connection.scalars(query.having(func.count() > keep + case((kept > 0, 1), else_=0))))
 
 
 async def remove(connection: AsyncConnection, job: str, manifest: CheckpointManifest) -> None:
-    """Forget a checkpoint."""
     await connection.execute(delete(checkpoints).where(*_key(job, manifest)))
 
 

@@ -1,8 +1,8 @@
-"""The connections to SQLite or PostgreSQL, and its migration at start.
+"""The connections to SQLite or PostgreSQL, and the migration at start.
 
-Readers and writers have pools of their own, so that writers who wait for a lock never keep readers waiting. Every wait
-ends: for a connection of the pool, for a lock, for a statement, and for a server that no longer answers. Users have a
-share of each pool, so that nodes and the master's own loops always get a connection, however many users call.
+Readers and writers have separate pools, so that writers that wait for a lock never delay readers. Every wait has a
+limit: for a connection of the pool, a lock, a statement, and a server that doesn't answer. Users have a share of each
+pool, so that nodes and the master's loops always get a connection, regardless of the number of users' calls.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ _READERS, _USERS_READERS = 15, 10
 _WRITERS, _USERS_WRITERS = 10, 6
 _VANISHED_MS = 12_000
 _FULL_BYTES = 1 << 20
-"""A volume with less free space than this has no room for a transaction."""
+"""The free space below which a transaction doesn't fit."""
 
 _of_user: ContextVar[bool] = ContextVar("_of_user", default=False)
 
 
 def serve_user() -> None:
-    """From now on this task takes its connections from the users' share."""
+    """Take the connections of this task from the users' share."""
     _of_user.set(True)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long the database may take, in seconds."""
+    """The time limits of database calls, in seconds."""
 
     pool_s: float = 10.0
     """Until a connection of the pool is free."""
@@ -66,30 +66,30 @@ _PATIENT = Limits(statement_s=0, answer_s=24 * 3600)  # PostgreSQL takes 0 for n
 
 
 class Database:
-    """Opens transactions. Writers queue up behind one another on SQLite; PostgreSQL locks rows."""
+    """Opens transactions. SQLite has one writer at a time; PostgreSQL locks rows."""
 
     def __init__(self, url: str, limits: Limits = LIMITS) -> None:
         self._url = url
         self._limits = limits
         self._term: int | None = None
         if is_sqlite(url):
-            # One writer: SQLite admits no more, and a pool's queue is fair while its locks are not.
+            # SQLite allows one writer. The pool's queue is fair, unlike SQLite's locks.
             self._writer = _sqlite_engine(url, limits, writes=True, pool_size=1)
             self._reader = _sqlite_engine(url, limits, writes=False, pool_size=_READERS)
         else:
             self._writer = _postgres_engine(url, limits, pool_size=_WRITERS)
             self._reader = _postgres_engine(url, limits, writes=False, pool_size=_READERS)
         self._users_reads = asyncio.Semaphore(_USERS_READERS)
-        # Of SQLite's one writer the share is a turn: at most one user waits for it beside the others.
+        # SQLite's writer can't be shared, so at most one user waits for it at a time.
         self._users_writes = asyncio.Semaphore(1 if is_sqlite(url) else _USERS_WRITERS)
 
     def fence(self, term: int) -> None:
-        """From now on only write during this term of leadership."""
+        """Restrict writes to this term of leadership."""
         self._term = term
 
     @asynccontextmanager
     async def write(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that commits when the block ends well and rolls back when it raises.
+        """A transaction that commits at the end of the block, or rolls back if it raises an error.
 
         Raises `LeadershipLost` when another master leads.
         """
@@ -100,13 +100,13 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction that can only read, beside any writer."""
+        """A read-only transaction, concurrent with writers."""
         async with self._share(self._users_reads), self._reader.connect() as connection:
             yield connection
 
     @asynccontextmanager
     async def _share(self, users: asyncio.Semaphore) -> AsyncGenerator[None]:
-        """A place in the users' share, for a task that serves a user. Raises what a pool raises after `pool_s`."""
+        """A slot in the users' share for a task that serves a user. Raises a pool's timeout error after `pool_s`."""
         if not _of_user.get():
             yield
             return
@@ -121,7 +121,7 @@ class Database:
             users.release()
 
     async def migrate(self) -> None:
-        """Bring the tables to this version's form, however long that takes; does nothing where they have it."""
+        """Migrate the tables to this version if necessary, without a time limit."""
         engine = self._writer if is_sqlite(self._url) else _postgres_engine(self._url, _PATIENT, poolclass=NullPool)
         async with engine.begin() as connection:
             await connection.run_sync(_upgrade)
@@ -132,7 +132,6 @@ class Database:
             await connection.execute(text("SELECT 1"))
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._reader.dispose()
         await self._writer.dispose()
 
@@ -143,7 +142,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def lock_engine(url: str, limits: Limits) -> AsyncEngine:
-    """PostgreSQL without a pool and without transactions: for the session that holds a lock for its life."""
+    """A PostgreSQL engine without pool and transactions, for a session that holds a lock."""
     return _postgres_engine(url, limits, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
 
@@ -155,20 +154,19 @@ def _with_driver(url: str) -> str:
 
 
 def is_sqlite(url: str) -> bool:
-    """Whether the URL is of SQLite."""
     return url.startswith("sqlite")
 
 
 def _sqlite_engine(url: str, limits: Limits, *, writes: bool, pool_size: int) -> AsyncEngine:
     engine = create_async_engine(_with_driver(url), pool_size=pool_size, max_overflow=0, pool_timeout=limits.pool_s)
     file = engine.url.database
-    # A writer takes the lock before it reads: a reader can't turn into a writer once another has written.
+    # A writer locks before it reads, because a transaction that has read can't write after another one has.
     begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
     pragmas = ["journal_mode=WAL", "foreign_keys=ON", f"busy_timeout={limits.lock_s * 1000:.0f}"]
 
     @event.listens_for(engine.sync_engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
-        connection.isolation_level = None  # the driver begins no transactions by itself: `on_begin` does
+        connection.isolation_level = None  # `on_begin` starts transactions, not the driver
         cursor = connection.cursor()
         for pragma in [*pragmas, *([] if writes else ["query_only=ON"])]:
             cursor.execute(f"PRAGMA {pragma}")
@@ -180,7 +178,7 @@ def _sqlite_engine(url: str, limits: Limits, *, writes: bool, pool_size: int) ->
 
     @event.listens_for(engine.sync_engine, "handle_error")
     def on_error(context: ExceptionContext) -> OperationalError | None:  # pyright: ignore[reportUnusedFunction]
-        # SQLite says this of a bad disk, and also when a full one has no room for the index of the log.
+        # The error means a bad disk, or a full one without space for the index of the write-ahead log.
         if file and "disk I/O error" in str(context.original_exception) and _is_full(Path(file).parent):
             full = sqlite3.OperationalError("database or disk is full")
             return OperationalError(context.statement, context.parameters, full)
@@ -204,7 +202,7 @@ def _postgres_engine(url: str, limits: Limits, *, writes: bool = True, **options
         "default_transaction_read_only": "off" if writes else "on",
     }
 
-    # Not by `options` of the connection, which the URL may have, and poolers refuse.
+    # Not with the connection's `options`, which the URL can set, and which poolers reject.
     @event.listens_for(engine.sync_engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:  # pyright: ignore[reportUnusedFunction]
         cursor = connection.cursor()
@@ -221,10 +219,10 @@ def _connect_args(limits: Limits) -> dict[str, Any]:
         answer_s = limits.answer_s
 
     return {
-        # Whatever the database's own encoding is: of one that has none (SQL_ASCII) we would get bytes.
+        # Independent of the database's encoding: without one (SQL_ASCII), text would arrive as bytes.
         "client_encoding": "utf8",
         "connect_timeout": limits.connect_s,
-        # A peer that vanished without a word is noticed in about this time, and not after the kernel's 15 minutes.
+        # Detect a peer that disappears within about this time instead of the kernel's 15 minutes.
         "keepalives_idle": 5,
         "keepalives_interval": 2,
         "keepalives_count": 3,
@@ -234,9 +232,9 @@ def _connect_args(limits: Limits) -> dict[str, Any]:
 
 
 class _Bounded(psycopg.AsyncConnection[Any]):
-    """A connection that breaks when the server leaves it without an answer for `answer_s`.
+    """A connection that breaks if the server doesn't answer within `answer_s`.
 
-    Only a broken socket ends the wait for certain: cancelled, psycopg asks the server to cancel and waits on.
+    Only closing the socket reliably ends the wait. When it is cancelled, psycopg asks the server to cancel, and waits.
     """
 
     answer_s = 0.0

@@ -1,4 +1,4 @@
-"""Deletion: jobs that are marked for it, and rows that expire by themselves."""
+"""Marked jobs, and rows that expire."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -15,7 +15,7 @@ ENDED = tuple(state for state in JobState if state.ended)
 
 
 async def mark(connection: AsyncConnection, job: str, now: datetime) -> None:
-    """Mark a job for deletion; it is hidden from here on, or from its end if it has not ended yet."""
+    """Mark a job for deletion, which hides it as soon as it has ended."""
     unmarked = jobs.c.deleted_at.is_(None)
     await connection.execute(update(jobs).where(jobs.c.id == job, unmarked).values(deleted_at=now))
     await _free_keys(connection, [job])
@@ -29,7 +29,7 @@ async def mark_ended(connection: AsyncConnection, ids: Sequence[str], before: da
 
 
 async def is_marked(connection: AsyncConnection, job: str) -> bool:
-    """Whether the job still has a row and is marked for deletion."""
+    """Return whether the job exists and is marked for deletion."""
     query = select(jobs.c.deleted_at).where(jobs.c.id == job)
     return job.isprintable() and await connection.scalar(query) is not None
 
@@ -46,10 +46,7 @@ async def remove(connection: AsyncConnection, ids: Sequence[str]) -> None:
 
 
 async def ended(
-    connection: AsyncConnection,
-    before: datetime,
-    states: Collection[JobState] = ENDED,
-    owner: str | None = None,
+    connection: AsyncConnection, before: datetime, states: Collection[JobState] = ENDED, owner: str | None = None
 ) -> list[tuple[str, str, JobState, datetime]]:
     """Id, name, state and end of each unmarked job (of `owner`) that ended before `before` in one of `states`.
 
@@ -90,16 +87,16 @@ async def forget_keys(connection: AsyncConnection, before: datetime) -> None:
 
 
 async def _free_keys(connection: AsyncConnection, ids: Sequence[str]) -> None:
-    """Delete the idempotency keys of those of `ids` that are marked: the same request makes a new job from here on."""
+    """Delete the idempotency keys of marked jobs in `ids`, so that the same request creates a new job."""
     marked = select(jobs.c.id).where(jobs.c.id.in_(ids), jobs.c.deleted_at.is_not(None))
     await connection.execute(delete(idempotency).where(idempotency.c.job.in_(marked)))
 
 
-async def trim_events(connection: AsyncConnection, most: int) -> None:
-    """Of each job keep the newest `most` events that the master itself noted."""
+async def trim_events(connection: AsyncConnection, keep: int) -> None:
+    """Delete all but the newest `keep` events of each job that the master itself stored."""
     own = events.c.origin.is_(None)
-    crowded = select(events.c.job).where(own).group_by(events.c.job).having(func.count() > most)
+    crowded = select(events.c.job).where(own).group_by(events.c.job).having(func.count() > keep)
     for job in list(await connection.scalars(crowded)):
         newest = select(events.c.id).where(events.c.job == job, own).order_by(events.c.id.desc())
-        oldest_kept = await connection.scalar(newest.offset(most - 1).limit(1))
+        oldest_kept = await connection.scalar(newest.offset(keep - 1).limit(1))
         await connection.execute(delete(events).where(events.c.job == job, own, events.c.id < oldest_kept))

@@ -1,4 +1,4 @@
-"""Events: what happened to a job, in order."""
+"""The events of jobs."""
 
 from datetime import datetime
 
@@ -8,14 +8,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master.store.records import EventRecord, read
 from rolecall.master.store.schema import events
 
-MOST = 1000
-"""Events of each kind, the master's own and the workers', that a job keeps."""
+MAX_EVENTS = 1000
+"""The maximum number of events of a job from the master, and of those from its workers."""
 
 
 async def add(
     connection: AsyncConnection, job: str, at: datetime, kind: str, message: str, *, attempt: int | None = None
 ) -> None:
-    """Note that something happened."""
     await connection.execute(
         insert(events).values(job=job, at=at, attempt=attempt, kind=str(kind), message=_text(message))
     )
@@ -24,18 +23,18 @@ async def add(
 async def add_once(
     connection: AsyncConnection, job: str, at: datetime, message: str, *, attempt: int, origin: str
 ) -> None:
-    """Note what a worker told in its stream at `origin`, unless that was noted before.
+    """Store an event from a worker's stream at `origin`, unless it is stored already.
 
-    Of more than `MOST` the last one says that no more are stored: the earliest stay, so that reading a stream again
-    stores none twice.
+    If there are more than `MAX_EVENTS`, the last one says that later ones are not stored. The earliest ones stay, so
+    that reading a stream again stores none twice.
     """
-    told = select(func.count()).where(events.c.job == job, events.c.origin.is_not(None))
+    count_stored = select(func.count()).where(events.c.job == job, events.c.origin.is_not(None))
     if (
         not await connection.scalar(select(exists().where(events.c.origin == origin)))
-        and (count := await connection.scalar(told) or 0) < MOST
+        and (count := await connection.scalar(count_stored) or 0) < MAX_EVENTS
     ):
-        if count == MOST - 1:
-            message = f"workers told {MOST} events: later ones are in their logs only"
+        if count == MAX_EVENTS - 1:
+            message = f"workers reported {MAX_EVENTS} events: later ones are in their logs only"
         values = {
             "job": job,
             "at": at,
@@ -48,7 +47,7 @@ async def add_once(
 
 
 async def of_job(connection: AsyncConnection, job: str, after: int = 0) -> list[EventRecord]:
-    """The events of `job` that were noted after the event with the id `after`, oldest first."""
+    """The events of `job` with ids above `after`, oldest first."""
     columns = [column for column in events.c if column.name != "origin"]
     query = select(*columns).where(events.c.job == job, events.c.id > after).order_by(events.c.id)
     return [read(EventRecord, row) for row in await connection.execute(query)]

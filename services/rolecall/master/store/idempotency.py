@@ -1,4 +1,4 @@
-"""Idempotency keys: the same `POST /jobs` twice is one job (draft-ietf-httpapi-idempotency-key-header)."""
+"""Idempotency keys, with which a repeated `POST /jobs` finds its job (draft-ietf-httpapi-idempotency-key-header)."""
 
 from datetime import datetime
 
@@ -10,9 +10,9 @@ from rolecall.spec.errors import InvalidJob
 
 
 async def job_of(connection: AsyncConnection, owner: str, key: str, digest: str) -> str | None:
-    """The job that an earlier request of `owner` with `key` made; `InvalidJob` if that request was another one."""
-    mine = (idempotency.c.owner == owner, idempotency.c.key == key)
-    query = select(idempotency.c.digest, idempotency.c.job).where(*mine)
+    """The job of an earlier request of `owner` with `key`. Raises `InvalidJob` if that request was different."""
+    of_owner = (idempotency.c.owner == owner, idempotency.c.key == key)
+    query = select(idempotency.c.digest, idempotency.c.job).where(*of_owner)
     row = (await connection.execute(query)).one_or_none()
     if row is None:
         return None
@@ -26,6 +26,6 @@ async def job_of(connection: AsyncConnection, owner: str, key: str, digest: str)
 async def remember(  # noqa: PLR0917 - the columns of the table
     connection: AsyncConnection, owner: str, key: str, digest: str, job: str, now: datetime
 ) -> None:
-    """Bind the owner's `key` to the job that its request made."""
+    """Store that the request with the owner's `key` created `job`."""
     values = {"owner": owner, "key": key, "digest": digest, "job": job, "created_at": now}
     await connection.execute(insert(idempotency).values(values))

@@ -1,4 +1,4 @@
-"""Jobs: the table's statements, and the one way a job changes its state."""
+"""The statements of the jobs table, including the transition of a job to another state."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -24,9 +24,9 @@ _SUMMARY_NAMES = tuple(one.name for one in fields(JobSummary))
 _SUMMARY = tuple(jobs.c[name] for name in _SUMMARY_NAMES)
 _PAGE_CHARS = 4 << 20
 _ROW_CHARS = 300
-"""What an attempt or a worker takes of a document, beside its failure."""
+"""The approximate size of an attempt or a worker in a document, without its failure."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# What stands for a value that can't be read where a job is shown.
+# Replacements for values that can't be read, so that the job can be shown.
 _EMPTY: Mapping[str, Any] = {
     "params": {},
     "roles": {},
@@ -38,14 +38,14 @@ _EMPTY: Mapping[str, Any] = {
 
 @dataclass(slots=True)
 class Summaries:
-    """Jobs as read in one go."""
+    """The result of reading live jobs."""
 
     live: dict[str, JobSummary] = field(default_factory=dict[str, JobSummary])
-    """Those that have not ended, oldest first."""
+    """The readable ones, oldest first."""
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
-    """Those that have not ended, and what of them can't be read."""
+    """The unreadable ones, with the reason."""
     last: int | None = None
-    """The sequence number of the last row; None when there was none."""
+    """The sequence number of the last row; None if there is none."""
 
 
 async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
@@ -58,7 +58,7 @@ async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: 
 
 
 async def get(connection: AsyncConnection, job: str) -> JobRecord:
-    """The job, or `NotFound`."""
+    """The job. Raises `NotFound`."""
     found = await find(connection, job)
     if found is None:
         raise unknown(job)
@@ -66,26 +66,22 @@ async def get(connection: AsyncConnection, job: str) -> JobRecord:
 
 
 async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
-    """The job, if there is such a job."""
+    """The job, or None."""
     row = await _row(connection, job, tuple(jobs.c))
     return None if row is None else _record(row)
 
 
 def unknown(job: str) -> NotFound:
-    """There is no such job, as far as the caller may know."""
+    """The error for a job that doesn't exist or that the caller can't see."""
     return NotFound(f"there is no job {job!r}; GET /jobs lists them")
 
 
 async def page(
-    connection: AsyncConnection,
-    state: JobState | None,
-    limit: int,
-    before: int | None,
-    owner: str | None = None,
+    connection: AsyncConnection, state: JobState | None, limit: int, before: int | None, owner: str | None = None
 ) -> tuple[list[JobRecord], bool]:
-    """Jobs (of `owner`), newest first, stored before the one with the sequence number `before`; whether more follow.
+    """A page of jobs (of `owner`), newest first, with sequence numbers below `before`; and whether more follow.
 
-    Up to `limit`, and at least one; fewer, where their documents would be large.
+    Has up to `limit` jobs, and at least one; fewer if their documents are large.
     """
     query = select(jobs.c.sequence, _size()).where(_visible()).order_by(jobs.c.sequence.desc())
     query = query if state is None else query.where(jobs.c.state == state)
@@ -99,7 +95,7 @@ async def page(
 
 
 def _size() -> ColumnElement[int]:
-    """About how many characters a job's document has, without reading any of it."""
+    """The approximate size of a job's document in characters, computed by the database."""
     recent = (workers.c.job == jobs.c.id, workers.c.attempt > jobs.c.attempt - DETAILED_ATTEMPTS)
     one = _ROW_CHARS + func.coalesce(func.length(workers.c.failure), 0)
     members = select(func.coalesce(func.sum(one), 0)).where(*recent).correlate(jobs).scalar_subquery()
@@ -116,9 +112,9 @@ async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> 
 async def live(
     connection: AsyncConnection, among: Collection[str] | None = None, *, after: int = -1, limit: int | None = None
 ) -> Summaries:
-    """The jobs that have not ended, of `among` or of all; up to `limit` behind the sequence number `after`.
+    """The jobs that have not ended, of `among` or of all; up to `limit` after the sequence number `after`.
 
-    A job in a state that this release doesn't know has not ended: it counts as unreadable.
+    A job in a state that this release doesn't know counts as unreadable.
     """
     query = select(*_SUMMARY, jobs.c.progress).where(jobs.c.state.not_in(ENDED), jobs.c.sequence > after)
     query = query if among is None else query.where(jobs.c.id.in_(tuple(among)))
@@ -133,7 +129,7 @@ async def live(
 
 
 async def summary(connection: AsyncConnection, job: str) -> JobSummary:
-    """What is small of the job. Raises `NotFound`."""
+    """The job without large values. Raises `NotFound`."""
     row = await _row(connection, job, _SUMMARY)
     if row is None:
         raise unknown(job)
@@ -144,7 +140,7 @@ async def summary(connection: AsyncConnection, job: str) -> JobSummary:
 
 
 async def owner(connection: AsyncConnection, job: str) -> str:
-    """Who owns the job, also one that is marked for deletion and ended. Raises `NotFound`."""
+    """The owner of the job, even if it has ended and is marked for deletion. Raises `NotFound`."""
     found = await connection.scalar(select(jobs.c.owner).where(jobs.c.id == job)) if job.isprintable() else None
     if found is None:
         raise unknown(job)
@@ -152,7 +148,6 @@ async def owner(connection: AsyncConnection, job: str) -> str:
 
 
 async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The parameters of jobs by their ids."""
     query = select(jobs.c.id, jobs.c.params).where(jobs.c.id.in_(tuple(among)))
     return {row.id: {} if isinstance(row.params, Unreadable) else row.params for row in await connection.execute(query)}
 
@@ -164,13 +159,13 @@ async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> l
 
 
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
-    """How many jobs are in each state, also those that none is in."""
+    """The number of jobs in each state, including zeros."""
     rows = await connection.execute(select(jobs.c.state, func.count()).where(_visible()).group_by(jobs.c.state))
     return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows if state in set(JobState)}
 
 
 async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict[str, Progress]:
-    """The stored progress of those of `ids` that are known and whose progress can be read."""
+    """The stored progress of `ids`, without unknown jobs and unreadable progress."""
     if not ids:
         return {}
     rows = await connection.execute(select(jobs.c.id, jobs.c.progress).where(jobs.c.id.in_(tuple(ids))))
@@ -178,9 +173,9 @@ async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict
 
 
 async def count_waiting(connection: AsyncConnection, owner: str) -> int:
-    """How many jobs of `owner` are queued or paused."""
-    mine = (jobs.c.owner == owner, jobs.c.state.in_((JobState.QUEUED, JobState.PAUSED)))
-    return await connection.scalar(select(func.count()).where(*mine)) or 0
+    """The number of queued or paused jobs of `owner`."""
+    owned = (jobs.c.owner == owner, jobs.c.state.in_((JobState.QUEUED, JobState.PAUSED)))
+    return await connection.scalar(select(func.count()).where(*owned)) or 0
 
 
 async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
@@ -189,29 +184,26 @@ async def holding_slots(connection: AsyncConnection, owner: str) -> list[str]:
     return list(await connection.scalars(select(jobs.c.id).where(jobs.c.owner == owner, jobs.c.state.in_(states))))
 
 
-async def stored_bytes(connection: AsyncConnection, owner: str, besides: Iterable[str] = ()) -> int:
-    """The bytes of the recorded checkpoints and artifacts of the jobs of `owner`, leaving out those in `besides`."""
-    mine = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(besides)))
+async def stored_bytes(connection: AsyncConnection, owner: str, exclude: Iterable[str] = ()) -> int:
+    """The total size of the recorded checkpoints and artifacts of the jobs of `owner`, except `exclude`."""
+    owned = (jobs.c.owner == owner, jobs.c.id.not_in(tuple(exclude)))
     of_checkpoints = select(func.sum(checkpoints.c.bytes)).join(jobs, jobs.c.id == checkpoints.c.job)
     of_artifacts = select(func.sum(artifacts.c.size)).join(jobs, jobs.c.id == artifacts.c.job)
-    sums = [await connection.scalar(query.where(*mine)) for query in (of_checkpoints, of_artifacts)]
+    sums = [await connection.scalar(query.where(*owned)) for query in (of_checkpoints, of_artifacts)]
     return sum(int(found or 0) for found in sums)
 
 
 async def move(
     connection: AsyncConnection, job: JobSummary, after: JobState, now: datetime, message: str, **values: Any
 ) -> None:
-    """Take `job` from the state and attempt of the record to `after`, and note it as an event.
+    """Change `job` from the state of the record to `after`, and store an event.
 
-    Raises `IllegalTransition` where the states forbid it and `StaleAttempt` where the job has moved on meanwhile.
+    Raises `IllegalTransition` if the transition is not allowed, and `StaleAttempt` if the job has changed meanwhile.
     """
     check_transition(job.state, after)
-    guard = (jobs.c.id == job.id, jobs.c.state == job.state, jobs.c.attempt == job.attempt)
     ended = {"ended_at": now} if after.ended else {}
     waits = {} if after is JobState.QUEUED else {"waiting_for": None, "not_before": None}
-    changed = await connection.execute(update(jobs).where(*guard).values({"state": after} | ended | waits | values))
-    if changed.rowcount != 1:
-        raise StaleAttempt(f"job {job.id} is no longer {job.state} in attempt {job.attempt}")
+    await _change(connection, job, {"state": after} | ended | waits | values)
     await events.add(connection, job.id, now, after, message, attempt=values.get("attempt", job.attempt) or None)
 
 
@@ -225,7 +217,7 @@ async def requeue(
     waits_for: str | None = None,
     **values: Any,
 ) -> None:
-    """Put `job` back into the queue, not to be placed within `wait_s` seconds; `waits_for` says why."""
+    """Queue `job` again, and delay its placement by `wait_s` seconds for the reason `waits_for`."""
     wait = (waits_for or f"a back-off of {wait_s:.1f} s after a failed attempt") if wait_s else None
     times = {"queued_at": now, "not_before": now + timedelta(seconds=wait_s) if wait_s else None, "ended_at": None}
     await move(
@@ -242,31 +234,22 @@ async def requeue(
 
 
 async def renew(connection: AsyncConnection, job: JobSummary, now: datetime, reason: str) -> None:
-    """Queue an ended job again by a user's wish, with fresh restarts and a fresh deadline."""
+    """Queue an ended job again at a user's request, with all restarts and a new deadline."""
     deadline = _deadline(job.deadline_s, now)
     await requeue(
-        connection,
-        job,
-        now,
-        reason,
-        0.0,
-        restarts=0,
-        crashes=0,
-        deadline_at=deadline,
-        result=None,
-        avoid=None,
+        connection, job, now, reason, 0.0, restarts=0, crashes=0, deadline_at=deadline, result=None, avoid=None
     )
 
 
 async def set_waiting(connection: AsyncConnection, reasons: Iterable[tuple[JobSummary, str]]) -> None:
-    """Tell why jobs are still queued; nothing happens to one that no longer is."""
+    """Store the reasons why jobs are queued. Jobs that are no longer queued don't change."""
     guard = (jobs.c.id == bindparam("job"), jobs.c.state == JobState.QUEUED, jobs.c.attempt == bindparam("number"))
     values = [{"job": job.id, "number": job.attempt, "why": reason} for job, reason in reasons]
     await connection.execute(update(jobs).where(*guard).values(waiting_for=bindparam("why")), values)
 
 
 async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, now: datetime) -> bool:
-    """End a job of which something can't be read, whatever its state says; return whether it had not ended."""
+    """End a job that can't be read, regardless of its state. Returns whether it had not ended."""
     values = {"state": JobState.FAILED, "reason": reason, "ended_at": now, "waiting_for": None, "not_before": None}
     changed = await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(ENDED)).values(values))
     if changed.rowcount == 1:
@@ -275,37 +258,40 @@ async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, no
 
 
 async def set_reason(connection: AsyncConnection, job: JobSummary, reason: str | None) -> None:
-    """Change why `job` is in the state that it is in; raises `StaleAttempt` when it no longer is."""
+    """Change the reason of the state of `job`. Raises `StaleAttempt` if the job has changed meanwhile."""
+    await _change(connection, job, {"reason": reason})
+
+
+async def _change(connection: AsyncConnection, job: JobSummary, values: Mapping[str, Any]) -> None:
     guard = (jobs.c.id == job.id, jobs.c.state == job.state, jobs.c.attempt == job.attempt)
-    changed = await connection.execute(update(jobs).where(*guard).values(reason=reason))
+    changed = await connection.execute(update(jobs).where(*guard).values(dict(values)))
     if changed.rowcount != 1:
         raise StaleAttempt(f"job {job.id} is no longer {job.state} in attempt {job.attempt}")
 
 
 async def avoid(connection: AsyncConnection, job: JobSummary, nodes: Iterable[str]) -> None:
-    """Let the next attempts go to other nodes than these if they fit there."""
+    """Make the next attempts avoid these nodes if possible."""
     avoided = tuple(sorted({*(job.avoid or ()), *nodes}))
     await connection.execute(update(jobs).where(jobs.c.id == job.id).values(avoid=avoided))
 
 
 async def release(connection: AsyncConnection, job: JobSummary, not_before: datetime) -> None:
-    """Let a queued job be placed from `not_before` on; nothing happens if it is no longer queued."""
+    """Allow the placement of a queued job from `not_before`. A job that is no longer queued doesn't change."""
     guard = (jobs.c.id == job.id, jobs.c.state == JobState.QUEUED, jobs.c.attempt == job.attempt)
     await connection.execute(update(jobs).where(*guard).values(not_before=not_before, waiting_for=None))
 
 
 async def set_progress(connection: AsyncConnection, job: str, progress: Progress) -> None:
-    """Store the newest progress."""
     await connection.execute(update(jobs).where(jobs.c.id == job).values(progress=progress))
 
 
 async def set_result(connection: AsyncConnection, job: str, attempt: int, result: dict[str, float]) -> None:
-    """Store the final metrics of `attempt`, if that is the current one."""
+    """Store the result of `attempt` if it is the current one."""
     await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.attempt == attempt).values(result=result))
 
 
 def _visible() -> ColumnElement[bool]:
-    """A job that is marked for deletion is gone for everybody once it has ended."""
+    """The condition that hides ended jobs that are marked for deletion."""
     return or_(jobs.c.deleted_at.is_(None), jobs.c.state.not_in(ENDED))
 
 
@@ -314,14 +300,14 @@ def _deadline(deadline_s: float | None, now: datetime) -> datetime | None:
 
 
 async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) -> Row[Any] | None:
-    # PostgreSQL refuses a NUL in a text, and no id has one.
+    # PostgreSQL rejects text with NUL, and no id has one.
     found = await connection.execute(_by_id(columns), {"job": job}) if job.isprintable() else None
     return None if found is None else found.one_or_none()
 
 
 @cache
 def _by_id(columns: tuple[Any, ...]) -> Select[Any]:
-    """Made once: the statement takes longer to put together than to run."""
+    """The statement, cached because it takes longer to build than to run."""
     return cast(Select[Any], select(*columns)).where(jobs.c.id == bindparam("job"), _visible())
 
 
@@ -330,17 +316,15 @@ def _summary(row: Row[Any]) -> JobSummary:
 
 
 def _record(row: Row[Any]) -> JobRecord:
-    """The job, with empty values for what can't be read: then it is shown nevertheless."""
+    """The job, with empty values instead of unreadable ones, so that it can be shown."""
     found = row._asdict()  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
     broken = {column: value.why for column, value in found.items() if isinstance(value, Unreadable)}
     try:
         state, why = member(JobState, row, "state"), None
     except UnreadableRow as error:
         state, why = JobState.FAILED, str(error)
-    why = why or next((str(UnreadableRow(column, said)) for column, said in broken.items()), None)
-    values: dict[str, Any] = found | _blank(broken) | {"state": state, "unreadable": why}
+    why = why or next((str(UnreadableRow(column, reason)) for column, reason in broken.items()), None)
+    values: dict[str, Any] = (
+        found | {column: _EMPTY.get(column) for column in broken} | {"state": state, "unreadable": why}
+    )
     return JobRecord(**values)
-
-
-def _blank(columns: Iterable[str]) -> dict[str, Any]:
-    return {column: _EMPTY.get(column) for column in columns}

@@ -1,4 +1,4 @@
-"""Nodes: who has registered."""
+"""Registered nodes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,37 +15,37 @@ from rolecall.spec.node import NodeSpec
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes as read in one go."""
+    """The result of reading nodes."""
 
     known: dict[str, NodeRecord] = field(default_factory=dict[str, NodeRecord])
-    """By name, and in that order."""
+    """By name, sorted."""
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
-    """Those whose rows can't be read, and what of them."""
+    """Nodes that can't be read, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """Which incarnation of a node is registered, and whether it takes work."""
+    """The registered incarnation of a node."""
 
     started: str
     draining: bool
 
 
 async def put(connection: AsyncConnection, spec: NodeSpec, now: datetime) -> None:
-    """Store a node, in place of an older incarnation of the same name."""
+    """Store a node; replaces an earlier incarnation with the same name."""
     await remove(connection, spec.name)
     values = {"name": spec.name, "spec": spec, "started": spec.started, "draining": False, "registered_at": now}
     await connection.execute(insert(nodes).values(**values))
 
 
 async def find(connection: AsyncConnection, name: str) -> NodeRecord | None:
-    """The node of that name, if it has registered and can be read: else it has to register again."""
+    """The node with this name, if it has registered and can be read."""
     rows = await connection.execute(select(nodes).where(nodes.c.name == name))
     return next(readable(rows, _record, "node"), None)
 
 
 async def incarnation(connection: AsyncConnection, name: str) -> Incarnation | None:
-    """The registered incarnation of a node, also where its row can't be read otherwise."""
+    """The registered incarnation of a node, even if the rest of its row can't be read."""
     return (await incarnations(connection, [name])).get(name)
 
 
@@ -55,8 +55,8 @@ async def incarnations(connection: AsyncConnection, names: Iterable[str]) -> dic
     return {row.name: Incarnation(row.started, row.draining) for row in await connection.execute(query)}
 
 
-async def look(connection: AsyncConnection, among: Iterable[str] | None = None) -> Nodes:
-    """The nodes of `among`, or all, and those that can't be read."""
+async def load(connection: AsyncConnection, among: Iterable[str] | None = None) -> Nodes:
+    """The nodes of `among`, or all nodes, including unreadable ones."""
     query = select(nodes) if among is None else select(nodes).where(nodes.c.name.in_(tuple(among)))
     found = Nodes()
     for row in await connection.execute(query.order_by(nodes.c.name)):
@@ -67,18 +67,17 @@ async def look(connection: AsyncConnection, among: Iterable[str] | None = None) 
     return found
 
 
-async def everything(connection: AsyncConnection) -> list[NodeRecord]:
-    """All nodes by name; one that can't be read is left out."""
+async def list_all(connection: AsyncConnection) -> list[NodeRecord]:
+    """All readable nodes, sorted by name."""
     return list(readable(await connection.execute(select(nodes).order_by(nodes.c.name)), _record, "node"))
 
 
 async def set_draining(connection: AsyncConnection, name: str, draining: bool) -> None:
-    """Store whether the node takes no more work."""
+    """Store whether the node is draining."""
     await connection.execute(update(nodes).where(nodes.c.name == name).values(draining=draining))
 
 
 async def remove(connection: AsyncConnection, name: str) -> None:
-    """Forget a node; nothing happens if it is not known."""
     await connection.execute(delete(nodes).where(nodes.c.name == name))
 
 

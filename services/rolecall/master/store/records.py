@@ -1,7 +1,7 @@
-"""What the tables hold, as frozen values with the columns' names.
+"""The rows of the tables as frozen values.
 
-Each row is read by itself: one that this release can't read (a newer release wrote it, or a disk damaged it) raises
-`UnreadableRow`, and whoever reads many goes on with the others.
+Each row is read separately. If this release can't read it (a newer release wrote it, or a disk damaged it), it raises
+`UnreadableRow`, and functions that read several rows continue with the others.
 """
 
 import logging
@@ -26,9 +26,9 @@ from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
 DETAILED_ATTEMPTS = 20
-"""So many attempts of a job are shown with their workers: the newest ones."""
+"""The number of newest attempts of a job that are shown with their workers."""
 TRACED_ATTEMPTS = 3
-"""So many attempts of a job keep the tracebacks of their workers."""
+"""The number of newest attempts of a job that keep the tracebacks of their workers."""
 _R = TypeVar("_R")
 _E = TypeVar("_E", bound=StrEnum)
 _log = logging.getLogger(__name__)
@@ -42,10 +42,10 @@ class UnreadableRow(RolecallError):
 
 
 def read(kind: type[_R], row: Row[Any], names: Sequence[str] = (), **values: Any) -> _R:
-    """A record from a row with its columns, or from those of `names` alone.
+    """A record from all columns of a row, or only from those in `names`.
 
-    `values` replace columns that the database knows only as text. Raises `UnreadableRow`, also for a column that the
-    record does not take.
+    `values` replace columns that the database stores as plain text. Raises `UnreadableRow` for an unreadable column,
+    even if the record doesn't have it.
     """
     found = row._asdict()  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
     for column, value in found.items():
@@ -56,7 +56,7 @@ def read(kind: type[_R], row: Row[Any], names: Sequence[str] = (), **values: Any
 
 
 def member(kind: type[_E], row: Row[Any], column: str) -> _E:
-    """The member of an enumeration that `column` holds. Raises `UnreadableRow`."""
+    """The enumeration member in `column`. Raises `UnreadableRow`."""
     text = getattr(row, column)
     try:
         return kind(text)
@@ -65,22 +65,22 @@ def member(kind: type[_E], row: Row[Any], column: str) -> _E:
 
 
 def readable(rows: Iterable[Row[Any]], parse: Callable[[Row[Any]], _R], what: str) -> Iterator[_R]:
-    """What can be read of `rows`. What can't is left out, and told once in the log as `what`."""
+    """The readable records of `rows`. Each unreadable one is logged once as `what`."""
     for row in rows:
         try:
             yield parse(row)
         except UnreadableRow as error:
-            _tell_once(f"{what} {'/'.join(str(value) for value in tuple(row)[:3])}", str(error))
+            _log_once(f"{what} {'/'.join(str(value) for value in tuple(row)[:3])}", str(error))
 
 
 @lru_cache(maxsize=1024)
-def _tell_once(what: str, why: str) -> None:
+def _log_once(what: str, why: str) -> None:
     _log.error("%s is left out: %s", what, why, extra=about("row_unreadable"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """What placing and advancing a job needs of it: nothing that may be large."""
+    """A job without large values, for placement and state transitions."""
 
     sequence: int
     id: str
@@ -112,7 +112,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord(JobSummary):
-    """A job."""
+    """A job with all its values."""
 
     name: str
     params: dict[str, Any]
@@ -120,14 +120,14 @@ class JobRecord(JobSummary):
     result: dict[str, Any] | None
     ended_at: datetime | None
     deleted_at: datetime | None = None
-    """When its deletion was asked for."""
+    """The time of the request to delete it."""
     unreadable: str | None = field(default=None, compare=False)
-    """What of it this release can't read, and why: then that column has an empty value here."""
+    """The column that this release can't read, with the reason. The column has an empty value here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSummary:
-    """One try at a job, without its plan."""
+    """One attempt of a job, without its plan."""
 
     job: str
     number: int
@@ -140,12 +140,12 @@ class AttemptSummary:
     first_step_at: datetime | None
     ended_at: datetime | None
     swept: bool = False
-    """Whether what it left in the blob store is deleted."""
+    """True if its unreferenced blobs are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord(AttemptSummary):
-    """One try at a job."""
+    """One attempt of a job."""
 
     plan: GangPlan
     resume_from: CheckpointManifest | None
@@ -170,7 +170,7 @@ class WorkerRecord:
 
     @property
     def name(self) -> str:
-        """E.g. `trainer-0`."""
+        """Such as `trainer-0`."""
         return f"{self.role}-{self.role_rank}"
 
 
@@ -192,7 +192,7 @@ class CheckpointRecord:
     manifest: CheckpointManifest
     created_at: datetime
     verify_at: datetime | None = None
-    """When the master verifies it next, because a worker reported damage; None for one that nobody doubts."""
+    """The time of its next verification; None unless a worker reported damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +236,6 @@ class TokenRecord:
 
     @property
     def limits(self) -> Limits:
-        """What its jobs may take."""
         return Limits(**{name: getattr(self, name) for name in Limits.model_fields})
 
 
@@ -260,5 +259,5 @@ class Gang:
 
     @property
     def nodes(self) -> set[str]:
-        """The names of the nodes that it has workers on."""
+        """The names of the nodes on which it has workers."""
         return {worker.node for worker in self.workers}

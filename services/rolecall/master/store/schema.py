@@ -1,4 +1,4 @@
-"""The tables as they are now; `migrations/` has the way there, and a test holds the two together."""
+"""The current tables. A test compares them with the result of `migrations/`."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ jobs = Table(
     Column("owner", String(80), nullable=False, server_default="admin"),
     Index(None, "state"),
     Index(None, "owner", "sequence"),
-    # When its deletion was asked for; its files go first, its row last.
+    # The time of the request to delete it. Its files are deleted first, its row last.
     Column("deleted_at", Moment),
     # Nodes that could not read its checkpoint.
     Column("avoid", Document(tuple[str, ...])),
@@ -88,7 +88,7 @@ attempts = Table(
     Column("started_at", Moment, nullable=False),
     Column("first_step_at", Moment),
     Column("ended_at", Moment),
-    # Whether what it left in the blob store is deleted.
+    # Whether its unreferenced blobs are deleted.
     Column("swept", Boolean, nullable=False, default=False, server_default=false()),
     Index(None, "swept"),
 )
@@ -134,7 +134,7 @@ checkpoints = Table(
     Column("created_at", Moment, nullable=False),
     # The sum of its parts' sizes.
     Column("bytes", BigInteger, nullable=False, server_default="0"),
-    # When the master verifies it next: a worker reported damage. Null when there is no such report to look into.
+    # The time of its next verification, after a worker reported damage; otherwise null.
     Column("verify_at", Moment),
     Index(None, "verify_at"),
 )
@@ -160,7 +160,7 @@ events = Table(
     Column("attempt", Integer),
     Column("kind", String(40), nullable=False),
     Column("message", Text, nullable=False),
-    # Where in a worker's stream the event was read, so that reading it again changes nothing.
+    # The position in a worker's stream, so that reading it again changes nothing.
     Column("origin", String(300), unique=True),
     Index(None, "job", "id"),
 )
@@ -190,7 +190,7 @@ tokens = Table(
     Column("last_used_at", Moment),
 )
 
-# A token that is rotated has two for a while. The secrets themselves are stored nowhere.
+# A token has two during a rotation. The secrets themselves are not stored.
 token_secrets = Table(
     "token_secrets",
     metadata,

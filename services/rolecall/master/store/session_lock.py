@@ -1,4 +1,4 @@
-"""PostgreSQL's advisory lock, held by a session of its own: the server frees it when that session ends."""
+"""PostgreSQL's advisory lock, held by a separate session. The server releases it when the session ends."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from rolecall.master.store.database import LIMITS, lock_engine
 
 KEY = 0x726F6C65
 LEASE_S = 15.0
-"""Silence after which the server ends the session of a master that was stopped or cut off."""
+"""Seconds of silence after which the server ends the session of a master that was stopped or disconnected."""
 _APPLICATION_NAME = 63  # characters that PostgreSQL keeps
 _HOLDER = """
     SELECT a.application_name, a.backend_start FROM pg_locks l JOIN pg_stat_activity a USING (pid)
@@ -19,13 +19,13 @@ _HOLDER = """
 
 
 class SessionLock:
-    """Whoever holds it calls `take` more often than every `lease_s` seconds."""
+    """A lock whose holder must call `take` at least every `lease_s` seconds."""
 
     def __init__(self, url: str, owner: str, lease_s: float = LEASE_S) -> None:
         self._engine = lock_engine(url, LIMITS)
         self._settings = {
             "application_name": owner[:_APPLICATION_NAME],
-            # From PostgreSQL 14 on. Before, a master that is stopped but not cut off keeps its lock.
+            # Since PostgreSQL 14. In older versions, a master that is stopped but connected keeps its lock.
             "idle_session_timeout": f"{lease_s * 1000:.0f}ms",
             "tcp_keepalives_idle": "5",
             "tcp_keepalives_interval": "3",
@@ -35,9 +35,9 @@ class SessionLock:
         self.held = False
 
     async def take(self) -> bool:
-        """Whether the lock is ours now; keeps the session, and with it the lock.
+        """Take the lock or renew its lease; return whether it is held.
 
-        Raises SQLAlchemy's errors when the database does not answer, or the session is gone.
+        Raises SQLAlchemy's errors if the database does not answer, or the session has ended.
         """
         if self.held:
             await self._ask("SELECT :key")
@@ -46,7 +46,7 @@ class SessionLock:
         return self.held
 
     async def holder(self) -> str:
-        """Who holds the lock, in words."""
+        """A description of the holder."""
         session = self._session or await self._connect()
         row = (await session.execute(text(_HOLDER), {"key": KEY})).one_or_none()
         if row is None:
@@ -54,7 +54,7 @@ class SessionLock:
         return f"{row.application_name or 'a master'} (connected to the database since {row.backend_start:%F %T %Z})"
 
     async def release(self) -> None:
-        """End the session, and with it the hold."""
+        """End the session, which releases the lock."""
         self.held = False
         session, self._session = self._session, None
         if session is not None:
@@ -66,7 +66,7 @@ class SessionLock:
         try:
             return (await session.execute(text(question), {"key": KEY})).scalar_one()
         except (Exception, asyncio.CancelledError):
-            # What the server did with it is not known; a new session starts from nothing.
+            # The state of the lock is unknown, so start again with a new session.
             self.held, self._session = False, None
             await session.invalidate()
             await session.close()

@@ -11,12 +11,12 @@ from rolecall.master.store.schema import signing_key
 
 
 async def load_key(database: Database) -> str:
-    """The key, 256 random bits in hexadecimal; the first start makes it."""
+    """The key: 256 random bits in hexadecimal, created at the first start."""
     try:
         async with database.write() as connection:
             return await _load_or_make(connection)
     except IntegrityError:
-        # On PostgreSQL another master may make the key at the same time: the table takes one row only.
+        # On PostgreSQL, another master can create the key at the same time; the table accepts one row.
         async with database.write() as connection:
             return await _load_or_make(connection)
 

@@ -1,7 +1,7 @@
-"""Terms of leadership: a number that grows with every master that takes the lead.
+"""Terms of leadership, numbered in ascending order.
 
-A transaction that writes looks at the number first and locks it against change until its end. So a master that
-was stopped, or cut off, while another took the lead can't commit anything any more.
+A transaction that writes first checks the number, and locks it until its end. So a master that was stopped or
+disconnected while another one took the lead can't commit anything.
 """
 
 from datetime import datetime
@@ -16,7 +16,7 @@ _ROW = 1
 
 
 async def begin(connection: AsyncConnection, leader: str, now: datetime) -> int:
-    """Begin a new term; waits for the transactions that still write in the one before. Returns its number."""
+    """Begin a new term, after the writing transactions of the previous one have ended. Returns its number."""
     values = {"leader": leader, "began_at": now}
     following = update(leadership).where(leadership.c.id == _ROW).values(term=leadership.c.term + 1, **values)
     term = (await connection.execute(following.returning(leadership.c.term))).scalar_one_or_none()
@@ -27,7 +27,7 @@ async def begin(connection: AsyncConnection, leader: str, now: datetime) -> int:
 
 
 async def check(connection: AsyncConnection, term: int) -> None:
-    """Raise `LeadershipLost` unless this is the current term; it stays so until the transaction ends."""
+    """Raise `LeadershipLost` unless this is the current term, and lock it until the transaction ends."""
     row = (await connection.execute(select(leadership).with_for_update(read=True))).one_or_none()
     if row is None or row.term != term:
         leader = f"{row.leader} has taken over" if row else "the table of terms is empty"

@@ -15,7 +15,7 @@ from rolecall.spec.errors import Conflict, NotFound
 
 
 async def add(connection: AsyncConnection, request: TokenRequest, digest: str, by: str, now: datetime) -> None:
-    """Store a token with its first secret. A name that is taken is a `Conflict`."""
+    """Store a token with its first secret. Raises `Conflict` if the name exists."""
     try:
         await connection.execute(insert(tokens).values(**request.model_dump(), created_at=now, created_by=by))
     except IntegrityError:
@@ -24,7 +24,7 @@ async def add(connection: AsyncConnection, request: TokenRequest, digest: str, b
 
 
 async def get(connection: AsyncConnection, name: str) -> TokenRecord:
-    """The token, or `NotFound`."""
+    """The token. Raises `NotFound`."""
     row = (await connection.execute(select(tokens).where(tokens.c.name == name))).one_or_none()
     if row is None:
         raise unknown(name)
@@ -32,32 +32,31 @@ async def get(connection: AsyncConnection, name: str) -> TokenRecord:
 
 
 async def lock(connection: AsyncConnection, name: str) -> None:
-    """Let nobody else count what the token's jobs take until this transaction ends (SQLite has one writer anyway)."""
+    """Prevent other transactions from checking the token's limits until this one ends (SQLite has one writer)."""
     await connection.execute(select(tokens.c.name).where(tokens.c.name == name).with_for_update())
 
 
-async def everything(connection: AsyncConnection) -> list[TokenRecord]:
-    """All tokens by name; one that can't be read is left out, and valid for nothing."""
+async def list_all(connection: AsyncConnection) -> list[TokenRecord]:
+    """All readable tokens, sorted by name. An unreadable token is invalid."""
     rows = await connection.execute(select(tokens).order_by(tokens.c.name))
     return list(readable(rows, lambda row: read(TokenRecord, row), "token"))
 
 
 async def secrets(connection: AsyncConnection) -> list[SecretRecord]:
-    """The secrets of all tokens."""
     columns = [token_secrets.c[name] for name in ("token", "created_at", "digest", "expires_at")]
     rows = await connection.execute(select(*columns))
     return list(readable(rows, lambda row: read(SecretRecord, row), "secret of token"))
 
 
 async def change(connection: AsyncConnection, name: str, values: Mapping[str, Any]) -> None:
-    """Change a token's scopes, limits or expiry; `NotFound` if there is no such token."""
+    """Change a token's scopes, limits or expiry. Raises `NotFound`."""
     await get(connection, name)
     if values:
         await connection.execute(update(tokens).where(tokens.c.name == name).values(**values))
 
 
 async def rotate(connection: AsyncConnection, name: str, digest: str, now: datetime, until: datetime) -> None:
-    """Give the token a new secret; the newest of the others stays valid until `until`, none older does."""
+    """Add a new secret. The previous one stays valid until `until`; older ones are removed."""
     await get(connection, name)
     of_token = token_secrets.c.token == name
     newest = select(token_secrets.c.digest).where(of_token).order_by(token_secrets.c.created_at.desc()).limit(1)
@@ -72,19 +71,18 @@ async def rotate(connection: AsyncConnection, name: str, digest: str, now: datet
 
 
 async def remove(connection: AsyncConnection, name: str) -> None:
-    """Revoke a token with all its secrets; `NotFound` if there is no such token."""
+    """Revoke a token with all its secrets. Raises `NotFound`."""
     if (await connection.execute(delete(tokens).where(tokens.c.name == name))).rowcount != 1:
         raise unknown(name)
 
 
 async def set_used(connection: AsyncConnection, used: Mapping[str, datetime]) -> None:
-    """Note when tokens were last used."""
+    """Store the last uses of tokens."""
     for name, at in used.items():
         await connection.execute(update(tokens).where(tokens.c.name == name).values(last_used_at=at))
 
 
 def unknown(name: str) -> NotFound:
-    """There is no such token."""
     return NotFound(f"there is no token {name!r}; GET /tokens lists them")
 
 

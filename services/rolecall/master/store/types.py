@@ -1,4 +1,4 @@
-"""Column types for what SQL has no word for."""
+"""Column types for times and JSON documents."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +12,18 @@ from sqlalchemy.types import TypeDecorator
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands in a row for a value that this release can't read, so that the other rows are read nevertheless."""
+    """A placeholder for a value that this release can't read, so that other rows can still be read."""
 
     why: str
 
 
 class _Readable(TypeDecorator[Any]):
-    """A column whose unreadable values come out as `Unreadable` instead of ending the query."""
+    """A column whose unreadable values become `Unreadable` instead of failing the query."""
 
     impl = Text
     cache_ok = True
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:  # type: ignore[override]
-        """Read a value, or say why it can't be read."""
         inner = super().result_processor(dialect, coltype)
 
         def process(value: Any) -> Any:
@@ -39,24 +38,22 @@ class _Readable(TypeDecorator[Any]):
 
 
 class Moment(_Readable):
-    """A point in time. Goes in and comes out aware and in UTC, also where the database forgets the zone (SQLite)."""
+    """An aware point in time in UTC, even if the database stores no time zone (SQLite)."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Bring `value` to UTC."""
         return value.astimezone(UTC) if value else None
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give the zone back."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class Document(_Readable):
-    """A value of a pydantic type, kept as JSON text."""
+    """A value of a pydantic type, stored as JSON."""
 
     impl = Text
     cache_ok = True
@@ -67,16 +64,14 @@ class Document(_Readable):
         self._adapter: TypeAdapter[Any] = TypeAdapter(kind)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        """Write `value` as JSON."""
         return None if value is None else self._adapter.dump_json(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        """Read and check it again."""
         return None if value is None else self._adapter.validate_json(value)
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line: where in the value, and what."""
+    """The first error in one line: the path in the value, and the message."""
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -1,4 +1,4 @@
-"""Workers: what was planned for each and what is known of it."""
+"""The workers of attempts."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import WorkerRecord, member, read, readable
 from rolecall.master.store.schema import workers
-from rolecall.spec.errors import StaleAttempt
+from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.plan import GangPlan
 from rolecall.spec.report import Failure
 from rolecall.spec.role import Role
@@ -29,7 +29,7 @@ async def add(connection: AsyncConnection, job: str, attempt: int, plan: GangPla
 
 
 async def abridge(connection: AsyncConnection, job: str, attempt: int) -> None:
-    """Shorten what an old attempt's workers said of their failures: a job may have a thousand attempts."""
+    """Shorten the failures of an old attempt's workers, because a job can have a thousand attempts."""
     guard = (workers.c.job == job, workers.c.attempt == attempt)
     rows = await connection.execute(
         select(workers.c.rank, workers.c.failure).where(*guard, workers.c.failure.is_not(None))
@@ -44,15 +44,23 @@ async def abridge(connection: AsyncConnection, job: str, attempt: int) -> None:
 async def of_attempts(
     connection: AsyncConnection, keys: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], list[WorkerRecord]]:
-    """The workers of each attempt `(job, number)`, in rank order; one that can't be read is left out."""
+    """The readable workers of each attempt `(job, number)`, in rank order."""
     found = await rows_of(connection, keys)
     return {key: list(readable(rows, record, "worker")) for key, rows in found.items()}
+
+
+async def of_attempt(connection: AsyncConnection, job: str, number: int) -> list[WorkerRecord]:
+    """The readable workers of an attempt; none of number 0. Raises `NotFound` if there is no such attempt."""
+    found = await of_attempts(connection, [(job, number)])
+    if number and not found:
+        raise NotFound(f"job {job} has no attempt {number}")
+    return found.get((job, number), [])
 
 
 async def rows_of(
     connection: AsyncConnection, keys: Sequence[tuple[str, int]]
 ) -> dict[tuple[str, int], list[Row[Any]]]:
-    """The rows of the workers of each attempt `(job, number)`, in rank order: `record` reads one."""
+    """The rows of the workers of each attempt `(job, number)`, in rank order, for `record`."""
     found: defaultdict[tuple[str, int], list[Row[Any]]] = defaultdict(list)
     if keys:
         key = tuple_(workers.c.job, workers.c.attempt)
@@ -67,14 +75,14 @@ async def on_node(connection: AsyncConnection, node: str) -> list[WorkerRecord]:
 
 
 async def on_nodes(connection: AsyncConnection, nodes: Iterable[str]) -> list[WorkerRecord]:
-    """The workers of `nodes` that have not ended, in a fixed order; one that can't be read is left out."""
+    """The readable workers of `nodes` that have not ended, in a fixed order."""
     query = select(workers).where(workers.c.node.in_(tuple(nodes)), workers.c.state.in_(_RUNNING_ON))
     order = (workers.c.job, workers.c.attempt, workers.c.rank)
     return list(readable(await connection.execute(query.order_by(*order)), record, "worker"))
 
 
 async def end_unreadable(connection: AsyncConnection, job: str) -> list[str]:
-    """Let all workers of a job count as lost, whatever their states say; return the nodes they were on."""
+    """Mark all workers of a job as lost, regardless of their states. Returns their nodes."""
     ended = tuple(state for state in WorkerState if state.ended)
     guard = (workers.c.job == job, workers.c.state.not_in(ended))
     nodes = list(await connection.scalars(select(workers.c.node).where(*guard).distinct()))
@@ -83,7 +91,7 @@ async def end_unreadable(connection: AsyncConnection, job: str) -> list[str]:
 
 
 async def change(connection: AsyncConnection, worker: WorkerRecord, **values: Any) -> None:
-    """Change a worker that is still in the record's state; raises `StaleAttempt` when it no longer is."""
+    """Change a worker. Raises `StaleAttempt` if it is no longer in the record's state."""
     guard = (
         workers.c.job == worker.job,
         workers.c.attempt == worker.attempt,
@@ -96,13 +104,12 @@ async def change(connection: AsyncConnection, worker: WorkerRecord, **values: An
 
 
 async def store(connection: AsyncConnection, before: WorkerRecord, after: WorkerRecord) -> None:
-    """Replace what is known of a worker; raises `StaleAttempt` when it is no longer in the state `before` has."""
+    """Replace the observations of a worker. Raises `StaleAttempt` if it is no longer in the state of `before`."""
     seen = ("state", "pid", "exit_code", "failure", "spawned_at", "joined_at")
     await change(connection, before, **{name: getattr(after, name) for name in seen})
 
 
 async def end_all(connection: AsyncConnection, gone: Iterable[WorkerRecord], state: WorkerState, **values: Any) -> None:
-    """End each of `gone` in the same way."""
     for worker in gone:
         await change(connection, worker, state=state, **values)
 

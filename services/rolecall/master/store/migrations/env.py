@@ -1,4 +1,4 @@
-"""What Alembic runs: inside the transaction that `Database.migrate` opened."""
+"""Alembic's environment. It runs in the transaction that `Database.migrate` opened."""
 
 from alembic import context
 

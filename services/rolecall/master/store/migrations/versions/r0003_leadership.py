@@ -1,4 +1,4 @@
-"""Who leads: the terms of the masters."""
+"""The terms of leadership."""
 
 import sqlalchemy as sa
 from alembic import op

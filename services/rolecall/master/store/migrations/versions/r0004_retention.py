@@ -1,4 +1,4 @@
-"""What retention must remember: what is to be deleted, swept, verified, and which nodes a retry avoids."""
+"""The columns for deletion, sweeping and verification, and for nodes that a retry avoids."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What the jobs of one token may take: counted when one is submitted, and while one uploads."""
+"""Limits for the jobs of one token, checked when a job is submitted and while one uploads."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -13,15 +13,15 @@ from rolecall.spec.errors import LimitReached, StorageLimitReached
 HARD_FACTOR = 2
 """Uploads of running attempts are refused only at this multiple of `max_stored_bytes`.
 
-A checkpoint is complete before an older one is deleted, and refusing one costs the job its work. So the limit itself
-stops new jobs, and this bound stops a job that would fill the disk.
+A checkpoint is complete before an older one is deleted, and refusing it costs the job its progress. So the limit itself
+stops new jobs, and this higher limit stops a job that would fill the disk.
 """
 STEP_BYTES = 32 << 20
-"""After so many bytes of one upload it is measured again what is stored."""
+"""The number of uploaded bytes after which the stored size is measured again."""
 
 
 async def check_submission(connection: AsyncConnection, owner: str, limits: Limits | None) -> None:
-    """Raise `LimitReached` if the token may not queue one more job. Holds until the transaction ends."""
+    """Raise `LimitReached` if the token can't queue another job. The result holds until the transaction ends."""
     if limits is None or (limits.max_queued is None and limits.max_stored_bytes is None):
         return
     await tokens.lock(connection, owner)
@@ -42,19 +42,19 @@ async def check_submission(connection: AsyncConnection, owner: str, limits: Limi
 
 
 async def measure(database: Database, blobs: Blobs, owner: str) -> int:
-    """How many bytes the jobs of `owner` store on the master's volume now."""
+    """The number of bytes that the jobs of `owner` currently store on the master's volume."""
     async with database.read() as connection:
         running = await jobs.holding_slots(connection, owner)
-        stored = await jobs.stored_bytes(connection, owner, besides=running)
+        stored = await jobs.stored_bytes(connection, owner, exclude=running)
     return stored + sum([await blobs.used(job) for job in running])
 
 
 async def metered(
-    pieces: AsyncIterator[bytes], owner: str, limit: int, stored_now: Callable[[], Awaitable[int]]
+    chunks: AsyncIterator[bytes], owner: str, limit: int, stored_now: Callable[[], Awaitable[int]]
 ) -> AsyncIterator[bytes]:
-    """The pieces of an upload, cut off by `StorageLimitReached` once the owner's jobs store far more than `limit`."""
+    """The chunks of an upload. Raises `StorageLimitReached` when the owner's jobs store far more than `limit`."""
     since = STEP_BYTES
-    async for piece in pieces:
+    async for chunk in chunks:
         if since >= STEP_BYTES:
             since = 0
             if (stored := await stored_now()) > HARD_FACTOR * limit:
@@ -62,5 +62,5 @@ async def metered(
                     f"the jobs of token {owner} store {stored} bytes, more than {HARD_FACTOR} times its "
                     f"max_stored_bytes of {limit}; raise the limit or delete jobs, then retry this one"
                 )
-        since += len(piece)
-        yield piece
+        since += len(chunk)
+        yield chunk

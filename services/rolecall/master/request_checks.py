@@ -1,8 +1,8 @@
-"""Checks requests beside the event loop, each within a deadline.
+"""Validation of requests outside the event loop, each within a deadline.
 
-A check runs a workload's own validators: code of a plug-in, on values of a user. It may take long, loop or sleep. So it
-gets a thread and a deadline, and each workload has few threads: neither a user nor a plug-in can hold up the master or
-other workloads. What a thread can't guard against is code that never releases the interpreter, such as a regular
+A check runs a workload's own validators: code of a plug-in, on values of a user. It can take long, loop or sleep. So it
+gets a thread and a deadline, and each workload has few threads. Neither a user nor a plug-in can block the master or
+other workloads. A thread doesn't protect against code that never releases the interpreter, such as a regular
 expression of Python's `re` that backtracks for minutes.
 """
 
@@ -20,18 +20,18 @@ from rolecall.spec.errors import BrokenWorkload, CheckTimeout, RolecallError
 from rolecall.spec.job import JobRequest
 
 DEADLINE_S = 2.0
-"""From the request's arrival to the end of its check, with the wait for a thread."""
+"""Seconds from the request's arrival to the end of its check, including the wait for a thread."""
 AT_ONCE = 2
-"""Checks of one workload that run at a time. A legal document takes milliseconds."""
+"""The number of concurrent checks of one workload. A valid request takes milliseconds."""
 _log = logging.getLogger(__name__)
 
 
 class _Overdue(BaseException):
-    """Raised inside a check whose deadline has passed; no plug-in's `except Exception` stops it."""
+    """Raised in a check whose deadline has passed. A plug-in's `except Exception` doesn't catch it."""
 
 
-class Checks:
-    """The checks that run and those that wait for a thread."""
+class RequestChecks:
+    """The running checks, and those that wait for a thread."""
 
     def __init__(self, catalogue: Catalogue, deadline_s: float = DEADLINE_S) -> None:
         self._catalogue = catalogue
@@ -39,14 +39,14 @@ class Checks:
         self._slots = {name: asyncio.Semaphore(AT_ONCE) for name in catalogue.workloads}
 
     async def run(self, request: JobRequest) -> dict[str, Any]:
-        """The fields of the job's spec, complete and checked.
+        """The complete and validated fields of the job's spec.
 
-        Raises `InvalidJob` with what is wrong, `CheckTimeout` after the deadline, `BrokenWorkload` for a plug-in that
-        raised something else.
+        Raises `InvalidJob` with the problems, `CheckTimeout` after the deadline, and `BrokenWorkload` if a plug-in
+        raised another error.
         """
         slots = self._slots.get(request.workload)
         if slots is None:
-            return self._catalogue.check_request(request)  # which names the workloads there are, and runs none
+            return self._catalogue.check_request(request)  # raises `InvalidJob` with the known workloads
         check: _Check | None = None
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -70,7 +70,7 @@ class Checks:
 
 
 class _Check:
-    """One check in a thread of its own; a daemon, so that one that hangs does not keep the master from ending."""
+    """One check in its own thread. The thread is a daemon, so that the master can exit while it hangs."""
 
     def __init__(self, check: Callable[[], dict[str, Any]], workload: str, release: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -81,7 +81,7 @@ class _Check:
         self._thread.start()
 
     def interrupt(self) -> None:
-        """Let the check end as soon as it runs Python code again; until then it keeps its slot."""
+        """End the check as soon as it runs Python code again. Until then it keeps its slot."""
         with self._guard:
             if not self._over and self._thread.ident is not None:
                 raised = ctypes.py_object(_Overdue)
@@ -98,13 +98,13 @@ class _Check:
                     self._over = True
         except BaseException as raised:  # noqa: BLE001 - foreign code may raise anything, and must not end its caller
             error = raised
-        with suppress(RuntimeError):  # the master has ended meanwhile
+        with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._settle, fields, error)
 
     def _settle(self, fields: dict[str, Any], error: BaseException | None) -> None:
         self._release()
         if self.outcome.done():
-            return  # the caller has given up
+            return  # the caller no longer waits
         if error is None:
             self.outcome.set_result(fields)
         elif isinstance(error, RolecallError):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.checks import AT_ONCE, Checks
+from rolecall.master.request_checks import AT_ONCE, RequestChecks
 from rolecall.spec.errors import BrokenWorkload, CheckTimeout, InvalidJob
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
@@ -20,10 +20,10 @@ SLOW, TOYS = JobRequest(workload="slow"), JobRequest(workload="toy")
 DEADLINE_S = 0.3
 
 
-def checks_of(check: object, deadline_s: float = DEADLINE_S) -> Checks:
+def checks_of(check: object, deadline_s: float = DEADLINE_S) -> RequestChecks:
     """A catalogue of the toy and of one whose check does what the test says."""
     slow = replace(TOY, name="slow", check_counts=check)  # type: ignore[arg-type]
-    return Checks(Catalogue({"toy": TOY, "slow": slow}), deadline_s)
+    return RequestChecks(Catalogue({"toy": TOY, "slow": slow}), deadline_s)
 
 
 def spinning(_params: Params, _counts: dict[Role, int]) -> None:
