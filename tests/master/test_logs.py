@@ -48,6 +48,28 @@ async def test_a_progress_bar_and_a_long_line_are_shown_before_they_end(client: 
     ]
 
 
+@pytest.mark.slow
+async def test_following_a_log_of_empty_lines_does_not_hold_up_the_master(client: Client) -> None:
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b"\n" * (1 << 20) + b"last\n")
+    loop, longest_s = asyncio.get_running_loop(), 0.0
+
+    async def watch_loop() -> None:
+        nonlocal longest_s
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.01)
+            longest_s = max(longest_s, loop.time() - before)
+
+    watching = asyncio.create_task(watch_loop())
+    async with client.http.stream("GET", f"/jobs/{job}/logs?follow=true", headers=bearer(TOKEN)) as answer:
+        async for raw in answer.aiter_raw():
+            if raw.endswith(b"[trainer-0] last\n\n"):
+                break
+    watching.cancel()
+    assert longest_s < 1.5, "3 s if the event loop splits the lines"
+
+
 async def test_a_worker_can_neither_end_nor_forge_what_others_are_shown(client: Client) -> None:
     """None of these ends a line of server-sent events, but each would for `str.splitlines`."""
 

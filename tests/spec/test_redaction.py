@@ -116,3 +116,15 @@ def test_no_text_in_a_log_looks_like_a_separate_record(capsys: pytest.CaptureFix
     log_to_stderr()
     logging.getLogger("rolecall").warning("refused %s", "a\x1b[2J\n2026-01-01 00:00:00,000 INFO rolecall all is well")
     assert capsys.readouterr().err.splitlines()[1:] == ["    2026-01-01 00:00:00,000 INFO rolecall all is well"]
+
+
+def test_no_text_in_a_traceback_looks_like_a_separate_record(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr()
+    try:
+        raise RuntimeError("bad\n2026-01-01 00:00:00,000 INFO rolecall.master.access token root created")
+    except RuntimeError:
+        logging.getLogger("rolecall").exception("the check is broken")
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert "the check is broken" in first
+    assert rest
+    assert all(line.startswith("    ") for line in rest)

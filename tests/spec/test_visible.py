@@ -11,6 +11,7 @@ from rolecall.spec.visible import one_line, visible, visible_log
         ("\x1b[2J\x1b[1;31mred", r"\x1b[2J\x1b[1;31mred", "\\x1b[2J\x1b[1;31mred"),
         ("10%\r20%", r"10%\x0d20%", "10%\r20%"),
         ("\x00\x7f\x9b2J", r"\x00\x7f\x9b2J", r"\x00\x7f\x9b2J"),
+        ("one\u2028two\u2029", r"one\u2028two\u2029", r"one\u2028two\u2029"),
         ("abc\u202ecba", r"abc\u202ecba", r"abc\u202ecba"),
     ],
 )

@@ -23,16 +23,15 @@ def about(
 
 
 class _TextFormatter(logging.Formatter):
-    """Formats a record as one line of text that ends with the fields."""
+    """Formats a record as text: the message with the fields, then the traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        """Escape control characters, and indent further lines so that none looks like a separate record."""
-        record.message = visible(record.message).replace("\n", "\n    ")
         fields = " ".join(f"{name}={one_line(str(value))}" for name, value in _fields(record).items())
         return super().formatMessage(record) + (f" [{fields}]" if fields else "")
 
     def format(self, record: logging.LogRecord) -> str:
-        return visible(redact_text(super().format(record)))
+        """Escape control characters, and indent all lines but the first so that none looks like a separate record."""
+        return visible(redact_text(super().format(record))).replace("\n", "\n    ")
 
 
 class _JsonFormatter(logging.Formatter):

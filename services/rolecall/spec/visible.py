@@ -2,8 +2,8 @@
 
 import re
 
-# C0 except tab and line feed, DEL, C1, and bidirectional control characters.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# C0 except tab and line feed, DEL, C1, bidirectional control characters, and the separators of lines and paragraphs.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # Allowed in logs: colors, and the carriage returns of progress bars.
 _IN_LOG = re.compile(rf"(\x1b\[[0-9;]*m|\r)|{_CONTROL.pattern}")
 

@@ -25,6 +25,8 @@ _KEEP_ALIVE_S = 15.0
 _PARTIAL_S = 1.0
 """Seconds for which a line without an end is held back from followers."""
 _BLOCK = 1 << 20
+_FOLLOWED_BLOCK = 1 << 16
+"""Smaller, because each of its bytes can be an empty line, and each line becomes an event."""
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
 _MAX_IN_ID = 16
 """In a gang with more workers, only the last line of each block has an id."""
@@ -172,13 +174,19 @@ class _Follower:
     async def news(self, *, over: bool) -> AsyncIterator[bytes]:
         """The events of new lines, in blocks. When the attempt is over, lines without an end are included."""
         for worker in self._members:
-            lines, key = self._lines[worker.rank], log_key(worker)
-            while (chunk := await asyncio.to_thread(self._streams.read_log, key, lines.next, _BLOCK)).data:
+            lines = self._lines[worker.rank]
+            # A thread splits the lines: a job decides how many there are, and the event loop must not wait for them.
+            while (events := await asyncio.to_thread(self._read, worker, lines)) is not None:
                 self._fed_at[worker.rank] = self._loop.time()
-                yield self._events(worker, lines.feed(chunk))
+                yield events
             waited_s = self._loop.time() - self._fed_at.get(worker.rank, 0.0)
             if lines.has_rest and (over or waited_s >= _PARTIAL_S):
                 yield self._events(worker, lines.flush())
+
+    def _read(self, worker: WorkerRecord, lines: Lines) -> bytes | None:
+        """The events of the next block of a worker's log, or None at the log's end."""
+        chunk = self._streams.read_log(log_key(worker), lines.next, _FOLLOWED_BLOCK)
+        return self._events(worker, lines.feed(chunk)) if chunk.data else None
 
     def _events(self, worker: WorkerRecord, lines: list[Line]) -> bytes:
         texts: list[str] = []
