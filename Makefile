@@ -45,7 +45,7 @@ check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-lock: $(INSTALLED)  ## Resolve requirements.lock, requirements-runtime.lock (its part for the images) and requirements-lowest.lock anew
+lock: $(INSTALLED)  ## Resolve requirements.lock, requirements-runtime.lock (its part for the images) and requirements-lowest.lock again
 	$(BIN)/pip install --quiet uv
 	printf "torch==$(TORCH)\ntorchvision==$(TORCHVISION)\n" | $(RESOLVE) $(WITH_DEV) --output-file requirements.lock
 	$(RESOLVE) --constraint requirements.lock --output-file requirements-runtime.lock

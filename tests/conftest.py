@@ -63,10 +63,11 @@ def anyio_backend() -> str:
 @pytest.fixture(autouse=True)
 def root_logger() -> Iterator[None]:
     """Undoes a test's `log_to_stderr`, so that later tests capture the same records in any order."""
-    root = logging.getLogger()
-    level = root.level
+    root, library = logging.getLogger(), logging.getLogger("httpx")
+    levels = root.level, library.level
     yield
-    root.setLevel(level)
+    root.setLevel(levels[0])
+    library.setLevel(levels[1])
     for handler in [one for one in root.handlers if type(one) is logging.StreamHandler]:
         root.removeHandler(handler)
 

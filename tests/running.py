@@ -58,7 +58,8 @@ class Running(ABC):
         listed = self.client.get("/jobs").raise_for_status().json()["jobs"]
         live = [job["id"] for job in listed if job["state"] not in ENDED]
         for job in live:
-            self.client.post(f"/jobs/{job}/cancel")
+            answer = self.client.post(f"/jobs/{job}/cancel")
+            assert answer.is_success or answer.status_code == 409, answer.text  # 409: it has ended meanwhile
         for job in live:
             self.until(job, lambda document: document["state"] in ENDED)
 

@@ -37,14 +37,14 @@ def train_alone(params: Params, corpus: Corpus) -> tuple[list[float], torch.Tens
     """The loss of every step and the words' vectors: plain PyTorch, one process, whole batches."""
     whole, bound = ShardSpec(0, 1, corpus.vocabulary_size), 0.5 / params.dim
     initializers = [Uniform(derive_seed(params.seed, table), bound) for table in range(2)]
-    words, neighbours = (
+    words, neighbors = (
         torch.nn.Parameter(initial_rows(whole, params.dim, initializer, torch.float64)) for initializer in initializers
     )
-    optimizer = torch.optim.Adagrad([words, neighbours], lr=params.optimizer.lr)
+    optimizer = torch.optim.Adagrad([words, neighbors], lr=params.optimizer.lr)
     losses: list[float] = []
     for epoch in range(params.epochs):
         for batch in batches(params, corpus.tokens("train"), (0, 1), epoch, 0):
-            scores = (words[batch.words].unsqueeze(1) * neighbours[batch.others]).sum(2)
+            scores = (words[batch.words].unsqueeze(1) * neighbors[batch.others]).sum(2)
             labels = torch.zeros_like(scores)
             labels[:, 0] = 1
             loss = binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(1).mean()

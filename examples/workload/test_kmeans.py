@@ -19,5 +19,5 @@ def test_two_trainers_find_the_centers_of_two_clusters(tmp_path: Path) -> None:
     params = {"data": str(rows), "columns": ["x", "y"], "clusters": 2, "epochs": 10}
     result = run_gang(WORKLOAD, params, {Role.TRAINER: 2}, tmp_path)
     with ZipFile(result.artifact("model.zip")) as archive:
-        centres = load_file(archive.extract("centres.safetensors", tmp_path))["centres"]
-    assert sorted(centres.tolist()) == [[1.5, 2.5], [101.5, -97.5]]
+        centers = load_file(archive.extract("centers.safetensors", tmp_path))["centers"]
+    assert sorted(centers.tolist()) == [[1.5, 2.5], [101.5, -97.5]]

@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 
 async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function like `asyncio.to_thread`, but without delaying the exit of the event loop and the process."""
+    """Run a function in a thread that delays the exit of neither the event loop nor the process.
+
+    Unlike `asyncio.to_thread`, it does not pass on context variables.
+    """
     future: Future[T] = Future()
 
     def run() -> None:

@@ -28,7 +28,7 @@ def installed(tmp_path: Path) -> Path:
     return target
 
 
-def test_it_finds_centres_that_are_the_means_of_their_points(
+def test_it_finds_centers_that_are_the_means_of_their_points(
     start_cluster: Callable[..., Cluster], installed: Path, rows: Path
 ) -> None:
     cluster = start_cluster("--parameter-servers", "0", environment={"PYTHONPATH": str(installed)})
@@ -39,12 +39,12 @@ def test_it_finds_centres_that_are_the_means_of_their_points(
     assert document["progress"]["loss"] < 1.5
     archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
-        centres = load(files.read("centres.safetensors"))["centres"]
+        centers = load(files.read("centers.safetensors"))["centers"]
     table = csv.read_csv(rows)
     points = np.stack([table["age"].to_numpy(), table["pay"].to_numpy()], 1)
-    nearest = np.square(points[:, None] - centres).sum(2).argmin(1)
+    nearest = np.square(points[:, None] - centers).sum(2).argmin(1)
     means = np.stack([points[nearest == number].mean(0) for number in range(5)])
-    np.testing.assert_allclose(centres, means, atol=1e-9)  # Lloyd's algorithm has come to rest
+    np.testing.assert_allclose(centers, means, atol=1e-9)  # Lloyd's algorithm has come to rest
 
 
 def test_its_parameters_are_checked_like_any_others(

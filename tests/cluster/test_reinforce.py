@@ -139,7 +139,9 @@ def test_a_lost_observer_does_not_end_the_attempt(watched: Cluster) -> None:
 
 def test_a_gang_that_misses_an_observer_is_formed_again_within_three_seconds(watched: Cluster) -> None:
     # The best of three counts, because whatever runs next to this test can only add time.
-    assert min(_time_to_form_again(watched) for _ in range(3)) <= 3.0
+    took_s = [_time_to_form_again(watched) for _ in range(3)]
+    assert min(took_s) <= 3.0
+    assert max(took_s) <= 10.0
 
 
 def _time_to_form_again(watched: Cluster) -> float:

@@ -1,10 +1,12 @@
 """One meaning of `precision` for all workloads."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from rolecall.kit import precision
 from rolecall.kit.params import Precision, check_precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.spec.errors import InputError
@@ -29,11 +31,14 @@ def test_other_types_are_computed_in_as_they_are(precision: Precision) -> None:
 
 
 @pytest.fixture
-def old_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def old_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A worker whose GPU emulates bfloat16."""
+    precision._without_bfloat16.cache_clear()  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    yield
+    precision._without_bfloat16.cache_clear()  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.usefixtures("old_gpu")

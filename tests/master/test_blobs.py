@@ -50,10 +50,10 @@ class Fault:
 FAULT = Fault()
 
 
-class TroubledFileSystem(AbstractFileSystem):
-    """A folder behind a network that has its moods."""
+class FaultyFileSystem(AbstractFileSystem):
+    """A folder whose calls can hang or fail."""
 
-    protocol = "troubled"
+    protocol = "faulty"
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
         return LocalFileSystem().ls(path, detail)
@@ -63,14 +63,14 @@ class TroubledFileSystem(AbstractFileSystem):
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> Any:  # type: ignore[override]
         FAULT.meet()
-        return TroubledFile(LocalFileSystem().open(path, mode))
+        return FaultyFile(LocalFileSystem().open(path, mode))
 
     def size(self, path: str) -> Any:
         FAULT.meet()
         return LocalFileSystem().size(path)
 
 
-class TroubledFile:
+class FaultyFile:
     """A file there."""
 
     def __init__(self, file: Any) -> None:
@@ -78,7 +78,7 @@ class TroubledFile:
         self.close = file.close
 
     def read(self, size: int) -> bytes:
-        """Read, when the store feels like it."""
+        """Read, unless the store hangs or fails."""
         FAULT.meet()
         if FAULT.stalls:
             FAULT.may_continue.clear()
@@ -91,8 +91,8 @@ class BucketError(Exception):
 
 @pytest.fixture
 def fault() -> Iterator[Fault]:
-    """The store's moods, good in the end."""
-    fsspec.register_implementation("troubled", TroubledFileSystem, clobber=True)
+    """The fault of the store; none after the test."""
+    fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     try:
         yield FAULT
     finally:
@@ -103,7 +103,7 @@ def fault() -> Iterator[Fault]:
 @asynccontextmanager
 async def with_artifact(data: Path, **settings: Any) -> AsyncIterator[tuple[Client, Node, str]]:
     """A master whose blobs are below a URL, and a running job with an artifact `model.bin` there."""
-    url = f"troubled://{data / 'shared'}"
+    url = f"faulty://{data / 'shared'}"
     async with serving(make_settings(data, blob_url=url, **settings)) as client:
         node, job = await running_job(client)
         path = data / "shared" / job / "1" / "model.bin"

@@ -1,7 +1,6 @@
 """One term of leadership, from the lock to the release of everything that it took."""
 
 import asyncio
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -87,8 +86,15 @@ async def test_a_master_that_can_not_begin_says_why_and_lets_another_one_lead(
 
 
 async def test_a_master_closes_its_database_however_its_term_ends(tmp_path: Path) -> None:
-    with suppress(KeyError):
+    def open_files() -> list[str]:
+        return [file.path for file in psutil.Process().open_files() if Path(file.path).is_relative_to(tmp_path)]
+
+    async def fail() -> None:
         async with still_master(tmp_path) as master:
             await master.view.refresh()
+            assert str(tmp_path / "rolecall.db") in open_files()
             raise KeyError("a defect")
-    assert not [file.path for file in psutil.Process().open_files() if Path(file.path).is_relative_to(tmp_path)]
+
+    with pytest.raises(KeyError, match="a defect"):
+        await fail()
+    assert not open_files()

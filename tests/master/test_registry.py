@@ -140,5 +140,8 @@ async def test_a_call_is_held_until_its_node_should_call_again_but_not_until_it_
         assert registry.longest_wait_s(master) == pytest.approx(0.1)
         first = await registry.next_answer(master, TRAINER.name, Heartbeat(started=TRAINER.started))
         waits = Heartbeat(started=TRAINER.started, seen=first.version, wait_s=30.0)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         async with asyncio.timeout(5):
             assert await registry.next_answer(master, TRAINER.name, waits) == first
+        assert loop.time() - began >= 0.09

@@ -75,7 +75,7 @@ def test_an_error_nobody_expects_costs_one_worker(master: ScriptedMaster) -> Non
     try:
         report = master.ended(master.want(launch("unexpected", "stay")))
         assert report.failure
-        assert "the node could not attend the worker: OverflowError" in report.failure.message
+        assert "the node failed to run the worker: OverflowError" in report.failure.message
     finally:
         master.reported_size = None
     assert gone({report.pid or 0}, 1.0)

@@ -44,7 +44,7 @@ def run(context: WorkerContext[Params]) -> None:
             servers=range(context.count(Role.PARAMETER_SERVER)),
             dtype=weight_dtype(params.precision),
         )
-        for table, name in enumerate(("words", "neighbours"))
+        for table, name in enumerate(("words", "neighbors"))
     ]
     SkipGram(context, corpus, ps.share_shards(context, tables)).play()
 
@@ -56,7 +56,7 @@ class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
         super().__init__(context, shards, ps.ServerOptimizers(shards, context.role_rank))
         self._corpus = corpus
         self._words = ps.ShardedEmbedding(shards.of("words"))
-        self._neighbours = ps.ShardedEmbedding(shards.of("neighbours"))
+        self._neighbors = ps.ShardedEmbedding(shards.of("neighbors"))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -73,7 +73,7 @@ class SkipGram(ps.ShardedTrainingLoop[Batch, Params]):
 
     def losses(self, batch: Batch) -> Tensor:
         """The loss [b] of each pair, which is low if the neighbor's score is high and those of random words are low."""
-        scores = torch.einsum("bd,bnd->bn", self._words(batch.words), self._neighbours(batch.others))
+        scores = torch.einsum("bd,bnd->bn", self._words(batch.words), self._neighbors(batch.others))
         return -logsigmoid(scores[:, 0]) - logsigmoid(-scores[:, 1:]).sum(1)
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
@@ -101,5 +101,5 @@ def batches(params: Params, tokens: Tensor, share: tuple[int, int], epoch: int, 
         offset *= torch.randint(2, (rows,), generator=generator) * 2 - 1
         negatives = torch.multinomial(frequencies, rows * params.negatives, replacement=True, generator=generator)
         positions, mine = torch.from_numpy(order.share(epoch, step, *share)), share_of(rows, *share)
-        neighbours = tokens[(positions + offset[mine]) % len(tokens)].long()
-        yield Batch(tokens[positions].long(), torch.cat([neighbours[:, None], negatives.view(rows, -1)[mine]], 1), rows)
+        neighbors = tokens[(positions + offset[mine]) % len(tokens)].long()
+        yield Batch(tokens[positions].long(), torch.cat([neighbors[:, None], negatives.view(rows, -1)[mine]], 1), rows)

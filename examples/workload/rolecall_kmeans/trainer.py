@@ -36,7 +36,7 @@ class Clustering(TrainingLoop[torch.Tensor, Params]):
             )
         # The same seed gives every trainer the same initial centers.
         order = torch.randperm(self._total, generator=torch.Generator().manual_seed(params.seed))
-        self.centres = points[order[: params.clusters]].to(context.device)
+        self.centers = points[order[: params.clusters]].to(context.device)
         self._points = points[context.rank :: context.world_size].to(context.device)
 
     @property
@@ -54,14 +54,14 @@ class Clustering(TrainingLoop[torch.Tensor, Params]):
 
     def train_step(self, batch: torch.Tensor) -> torch.Tensor:
         """Move each center to the mean of its nearest points. Returns the mean squared distance before the move."""
-        distances, nearest = torch.cdist(batch, self.centres).min(1)
-        sums = torch.zeros_like(self.centres).index_add_(0, nearest, batch)
-        counts = torch.bincount(nearest, minlength=len(self.centres)).to(sums)
+        distances, nearest = torch.cdist(batch, self.centers).min(1)
+        sums = torch.zeros_like(self.centers).index_add_(0, nearest, batch)
+        counts = torch.bincount(nearest, minlength=len(self.centers)).to(sums)
         inertia = distances.square().sum()
         for part in (sums, counts, inertia):
             dist.all_reduce(part)
         empty = counts == 0  # A center without points does not move.
-        self.centres = torch.where(empty[:, None], self.centres, sums / counts.clamp(min=1)[:, None])
+        self.centers = torch.where(empty[:, None], self.centers, sums / counts.clamp(min=1)[:, None])
         return inertia / self._total
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
@@ -72,16 +72,16 @@ class Clustering(TrainingLoop[torch.Tensor, Params]):
         """The first trainer writes the centers, which are equal on all trainers."""
         if self.context.rank != 0:
             return []
-        return [self.context.checkpoints.save_part(step, "centres", {"centres": self.centres})]
+        return [self.context.checkpoints.save_part(step, "centers", {"centers": self.centers})]
 
     def load(self, manifest: CheckpointManifest) -> None:
         """Restore the centers of a checkpoint."""
-        self.centres = self.context.checkpoints.load_part(manifest, "centres")["centres"].to(self.context.device)
+        self.centers = self.context.checkpoints.load_part(manifest, "centers")["centers"].to(self.context.device)
 
     def export(self) -> None:
         """The first trainer stores the centers as an artifact."""
         if self.context.rank == 0:
-            files = {"centres.safetensors": save({"centres": self.centres.cpu()})}
+            files = {"centers.safetensors": save({"centers": self.centers.cpu()})}
             self.context.artifacts.put("model.zip", write_archive(self.context.workdir.scratch, "model.zip", files))
 
 

@@ -70,7 +70,8 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """Run one pass."""
-        # Heartbeats need the database. While it is unavailable, no pass is recorded, so that no node counts as lost.
+        # The first heartbeat of a node's incarnation needs the database. While it is unavailable, no pass is recorded,
+        # so that no node counts as lost.
         await self.database.ping()
         self.presence.record_pass()
         await self.progress.flush(self.database)

@@ -1,5 +1,6 @@
 """A node's self-check: the measurements for the functions in `findings`."""
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -45,20 +46,29 @@ class SelfCheck:
         self._gpus = gpus
         self._clock = clock
         self._sample: ClockSample | None = None
+        self._machine_check: asyncio.Future[list[Finding]] | None = None
 
     async def run(self, spec: NodeSpec) -> tuple[tuple[Finding, ...], ResolvedRoute | None]:
         """The findings about the node, and its current route to the master, if there is one."""
         # The heartbeat fails as well and reports it.
         with contextlib.suppress(MasterUnreachable):
             self._sample = await compare_clocks(self._client, spec.name, self._clock)
-        network, found = await self._check_network(spec)
-        # A network file system that hangs must neither stop the daemon's loops nor delay its exit.
-        machine = await run_in_daemon_thread(self._check_machine, spec)
+        network, found = await self._check_network()
+        machine = await self._check_machine_in_thread(spec)
         if (sample := self._sample) is None:
             return (network, *machine), found
         clock = findings.clock(sample.offset_s, sample.uncertainty_s)
         version = findings.version(__version__, sample.cluster.version)
         return (clock, version, self._check_tls(spec, sample), network, *machine), found
+
+    async def _check_machine_in_thread(self, spec: NodeSpec) -> list[Finding]:
+        """Check the machine without stopping the daemon's loops or delaying its exit if a network file system hangs.
+
+        A check that hangs is awaited again instead of started again, because it keeps its thread.
+        """
+        if self._machine_check is None or self._machine_check.done():
+            self._machine_check = asyncio.ensure_future(run_in_daemon_thread(self._check_machine, spec))
+        return await asyncio.shield(self._machine_check)
 
     def _check_tls(self, spec: NodeSpec, sample: ClockSample) -> Finding:
         if sample.certificate_end is not None:
@@ -66,7 +76,7 @@ class SelfCheck:
         leaves = not is_loopback(self._settings.master_addr) and sample.cluster.boot_id != spec.machine.boot_id
         return findings.plain_http(self._client.url, leaves_machine=leaves)
 
-    async def _check_network(self, spec: NodeSpec) -> tuple[Finding, ResolvedRoute | None]:
+    async def _check_network(self) -> tuple[Finding, ResolvedRoute | None]:
         host = self._settings.master_addr
         try:
             found = await find_route(host, self._settings.port)

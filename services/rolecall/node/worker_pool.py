@@ -152,12 +152,12 @@ class WorkerPool:
             await self._fork_and_ship(worker)
         except Exception as error:  # noqa: BLE001 - a task that raises would end the daemon
             _LOG.exception(
-                "worker %s could not be attended",
+                "the node failed to run worker %s",
                 worker.key,
                 extra=about("worker_attending_failed", **worker.key._asdict()),
             )
             if not worker.actual.ended:
-                worker.finish(*worker.lost(f"the node could not attend the worker: {type(error).__name__}: {error}"))
+                worker.finish(*worker.lost(f"the node failed to run the worker: {type(error).__name__}: {error}"))
         finally:
             worker.shipped()
 

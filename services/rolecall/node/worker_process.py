@@ -98,7 +98,7 @@ class WorkerProcess:
 
     def ask(self, mode: StopMode) -> None:
         """Ask the worker to stop between two steps."""
-        _LOG.info("worker %s should leave: %s", self.key, mode, extra=self._about("worker_stop_requested"))
+        _LOG.info("worker %s is asked to stop: %s", self.key, mode, extra=self._about("worker_stop_requested"))
         self._asked_at = self._clock()
         if self._folder.is_open:
             self._folder.write(self.workdir.stop.name, mode)

@@ -150,7 +150,7 @@ def _plan(roles: Mapping[Role, int]) -> GangPlan:
 
 
 def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
-    os.environ.update(environment)
+    os.environ.update(environment | {"CUDA_VISIBLE_DEVICES": ""})
     torch.set_num_threads(1)
     workdir = Workdir.of(folder, launch.job, launch.attempt, launch.worker.rank)
     workdir.scratch.mkdir(parents=True, exist_ok=True)

@@ -60,11 +60,11 @@ def play(request: ForkRequest) -> int:
     log_to_stderr(form=read_log_format())
     launch = request.launch
     stamp_records(job=launch.job, attempt=launch.attempt, rank=launch.worker.rank)
-    # torch says it of every Gloo group in its own object collectives; nothing is to be done about it.
+    # torch warns about every Gloo group in its own object collectives, and callers can't prevent it.
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
     outputs, sandbox = Outputs.open(workdir), Sandbox()
     try:
-        # First of all, while there is one thread and nobody else's code has run.
+        # First, while the process has one thread and no code of a job has run.
         sandbox = confine(request, read_worker())
         start_beating(outputs.beat)
         _play(request, workdir, outputs.report)

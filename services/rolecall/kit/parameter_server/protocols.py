@@ -11,9 +11,9 @@ from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 from torch.optim import Optimizer
 
+from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, set_gradients, squared_norm
 from rolecall.kit.parameter_server.remote import Shards
-from rolecall.runtime.checkpoint import flatten_optimizer, restore_optimizer
 
 
 class UpdateProtocol(Protocol):

@@ -24,7 +24,7 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
 from rolecall.kit.tables.columns import PADDING
 from rolecall.kit.tables.encoded import EncodedTable
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.embedding_ddp.model import DenseLayers, Lookup, mlp
 from rolecall.workloads.embedding_ddp.params import Params
 

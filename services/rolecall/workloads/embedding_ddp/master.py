@@ -4,7 +4,7 @@ import torch
 from torch.distributed import rpc
 
 from rolecall.kit.parameter_server import make_shards
-from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer

@@ -5,8 +5,7 @@ from torch.futures import Future
 
 from rolecall.kit.parameter_server import Shards
 from rolecall.kit.same_input import require_same_in_group
-from rolecall.runtime.context import WorkerContext
-from rolecall.runtime.remote import Mailbox
+from rolecall.kit.worker import Mailbox, WorkerContext
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.build import open_dataset

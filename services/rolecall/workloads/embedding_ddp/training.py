@@ -12,7 +12,7 @@ from rolecall.kit.loop import EvalSplit
 from rolecall.kit.metrics import binary_metrics
 from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop, Shards, make_local
 from rolecall.kit.precision import weight_dtype
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense, make_protocol
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool

@@ -23,7 +23,7 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` unless this node can create the environment and the policy, which supports its spaces."""
+    """Raises `InputError` unless the node can create the environment, policies support it and builders are allowed."""
     # The master imports this file, and must not import Gymnasium and the dependencies of environments.
     import_module("rolecall.kit.environments.creation").check(params.environment)
     if isinstance(params.policy, Custom):

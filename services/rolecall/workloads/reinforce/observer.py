@@ -6,7 +6,7 @@ from torch.distributed import rpc
 
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import ActFn, AgentOutputBuffer, Collector, EnvOutputs
-from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.reinforce import inference, remote
@@ -26,7 +26,7 @@ def run(context: WorkerContext[Params]) -> None:
     observer = _Observer(context)
     try:
         while True:
-            remote.requests.serve(observer.execute)
+            remote.mailbox.serve(observer.execute)
     except _ShutDown:
         if remote.job_stopped.is_set():
             raise Stopped("stopped with the agent, as requested") from None

@@ -16,8 +16,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
-from rolecall.runtime.context import worker_name
-from rolecall.runtime.remote import Mailbox
+from rolecall.kit.worker import Mailbox, worker_name
 from rolecall.spec.errors import PeerLost
 from rolecall.spec.role import Role
 
@@ -55,7 +54,7 @@ class RolloutResult:
 
 
 # The state of an observer, which RPC handlers can reach only by module-level names.
-requests: Mailbox[CollectRollout | RunEvaluation | None, RolloutResult | None] = Mailbox()
+mailbox: Mailbox[CollectRollout | RunEvaluation | None, RolloutResult | None] = Mailbox()
 shutdown_requested = threading.Event()
 job_stopped = threading.Event()
 
@@ -63,7 +62,7 @@ job_stopped = threading.Event()
 @rpc.functions.async_execution
 def execute(request: CollectRollout | RunEvaluation) -> Future[RolloutResult | None]:
     """Called by the agent: execute a request in the main thread."""
-    return requests.post(request)
+    return mailbox.post(request)
 
 
 def shutdown(stopped: bool) -> None:
@@ -71,7 +70,7 @@ def shutdown(stopped: bool) -> None:
     if stopped:
         job_stopped.set()
     shutdown_requested.set()
-    requests.post(None)
+    mailbox.post(None)
 
 
 class ObserverPool:

@@ -1,6 +1,6 @@
 """The trainer is the agent: it trains the policy on the observers' rollouts."""
 
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.training import Training
 

@@ -12,7 +12,7 @@ from rolecall.kit.checkpoint import strip_prefix
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
 from rolecall.kit.loop import JobLoop
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import PeerLost, Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role

@@ -1,6 +1,6 @@
 """The master drives the stages, from choosing the cuts to the job's result."""
 
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.training import PipelineTraining
 

@@ -1,10 +1,10 @@
 """Tensors between stages by RPC: point to point, or by the protocol of PyTorch's RPC pipeline tutorial.
 
-Point-to-point tensors are received by key in any order. The tutorial's protocol is corrected: RRefs, distributed
-autograd, DistributedOptimizer (https://docs.pytorch.org/tutorials/intermediate/dist_pipeline_parallel_tutorial.html).
-One distributed autograd context per step has all micro-batches, with one backward call from all their losses (two calls
-in one context hang). Micro-batches pass each stage in order, so that running statistics are deterministic. Optimizer
-state is in the stages and not accessible.
+A stage receives point-to-point tensors by key, in any order. The tutorial's protocol uses RRefs, distributed autograd
+and `DistributedOptimizer` (https://docs.pytorch.org/tutorials/intermediate/dist_pipeline_parallel_tutorial.html), with
+corrections: all micro-batches of a step share one autograd context and one backward call from all their losses, because
+two calls in one context hang. Micro-batches pass each stage in order, so that running statistics are deterministic. The
+optimizers' state stays in the stages and can't be saved.
 """
 
 import threading
@@ -145,7 +145,7 @@ class TutorialStage:
             return self._part.scaled_loss(self._part.compute(inputs), target).cpu()
 
 
-class TutorialProtocol:
+class TutorialPipeline:
     """The master's side."""
 
     def __init__(self, params: Params, stages: Sequence["rpc.RRef[TutorialStage]"]) -> None:

@@ -19,8 +19,7 @@ from rolecall.kit.images.loader import ImageSplit, TrainBatches, augmentation, e
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
 from rolecall.kit.pipelining import one_forward_one_backward
 from rolecall.kit.precision import weight_dtype
-from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.runtime.remote import Mailbox
+from rolecall.kit.worker import Mailbox, WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role

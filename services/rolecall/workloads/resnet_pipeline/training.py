@@ -11,13 +11,13 @@ from rolecall.kit.loop import EvalSplit, TrainingLoop
 from rolecall.kit.metrics import merge
 from rolecall.kit.pipelining import best_cuts
 from rolecall.kit.same_input import require_same
-from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
-from rolecall.workloads.resnet_pipeline.remote import TutorialProtocol
+from rolecall.workloads.resnet_pipeline.remote import TutorialPipeline
 from rolecall.workloads.resnet_pipeline.stage import DatasetInfo, PipelineStage, execute
 
 
@@ -49,9 +49,9 @@ class PipelineTraining(TrainingLoop[int, Params]):
         self._stages = Stages(context.count(Role.STAGE), params.replicas)
         self._dataset = self._open_datasets()
         self._build()
-        self._tutorial: TutorialProtocol | None = None
+        self._tutorial: TutorialPipeline | None = None
         if params.protocol == "tutorial":
-            self._tutorial = TutorialProtocol(params, call(self._stages.all, PipelineStage.tutorial_ref))
+            self._tutorial = TutorialPipeline(params, call(self._stages.all, PipelineStage.tutorial_ref))
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`, then shuts down all stages."""

@@ -18,7 +18,7 @@ from rolecall.kit.parameter_server import (
     sharded_embedding,
 )
 from rolecall.kit.precision import weight_dtype
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.model import Recurrent
 from rolecall.workloads.rnn_lm.params import Params

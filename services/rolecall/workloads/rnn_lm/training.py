@@ -15,7 +15,7 @@ from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop,
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.rnn_lm.build import make_protocol, make_recurrent
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rolecall.kit.export import write_archive
 from rolecall.kit.text.corpus import Corpus
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.transformer_pipeline import model
 from rolecall.workloads.transformer_pipeline.model import Decoder, Shape, sample_token
 from rolecall.workloads.transformer_pipeline.params import Params

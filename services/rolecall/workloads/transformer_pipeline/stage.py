@@ -2,7 +2,7 @@
 
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.text.corpus import open_corpus
-from rolecall.runtime.context import WorkerContext
+from rolecall.kit.worker import WorkerContext
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.training import Training

@@ -15,7 +15,7 @@ from rolecall.kit.optimizers import scale_rates
 from rolecall.kit.pipelining import bubble
 from rolecall.kit.text.batches import IGNORED, SequenceBatches, Sequences
 from rolecall.kit.text.corpus import Corpus
-from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.build import decoder_shape, make_optimizer
