@@ -78,7 +78,7 @@ async def download(job: str, name: str, master: Running) -> StreamingResponse:
 
 def _series(master: Master, worker: WorkerRecord, points: int) -> Series:
     key = StreamKey(worker.job, worker.attempt, worker.rank, "progress")
-    steps = series(key, master.streams.lines(key), points)
+    steps = series(master.streams.lines(key), points)
     return Series(attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=steps)
 
 
