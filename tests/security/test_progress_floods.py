@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from sqlalchemy import event
 from tests.master.harness import ManualClock, line
 
+from rolecall.master import progress
 from rolecall.master.progress import ProgressBook, series
 from rolecall.master.store import attempts, events, jobs
 from rolecall.master.store.database import Database, sqlite_url
@@ -191,13 +193,26 @@ def test_a_series_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
+async def test_long_streams_take_one_thread_for_their_series(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = threading.Lock()
+
+    def read(lines: Any, max_points: int) -> list[Any]:
+        assert turns.acquire(blocking=False)
+        time.sleep(0.05)
+        turns.release()
+        return series(lines, max_points)
+
+    monkeypatch.setattr(progress, "series", read)
+    assert await asyncio.gather(*(master.book.series(KEY, 10) for _ in range(4))) == [[]] * 4
+
+
 async def test_a_job_s_progress_is_small_whatever_its_metrics_are_called(master: Master) -> None:
     names = (b"%04d" % number + b"x" * 10_000 for number in range(1500))
     await master.get(*(b'{"kind":"step","at":0,"step":1,"metrics":{"%s":1}}\n' % name for name in names))
     await master.get(*(b'{"kind":"step","at":0,"step":1,"metrics":{"%0200d":1}}\n' % number for number in range(1500)))
-    progress = master.book.of_job("toy-1", 1) or Progress()
-    assert len(progress.metrics) == 1000
-    assert len(progress.model_dump_json()) < 250_000
+    newest = master.book.of_job("toy-1", 1) or Progress()
+    assert len(newest.metrics) == 1000
+    assert len(newest.model_dump_json()) < 250_000
 
 
 @pytest.mark.parametrize("findings", [b"{}," * 20_000 + b"{}", b'{"nodes":[' + b"1," * 20_000 + b"1]}"])

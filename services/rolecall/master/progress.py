@@ -51,6 +51,7 @@ class ProgressBook:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._readers: dict[str, _JobReader] = {}
+        self._series_lock = asyncio.Lock()
 
     async def ingest(self, database: Database, key: StreamKey) -> None:
         """Read the new lines of a stream of a job's current attempt.
@@ -60,6 +61,11 @@ class ProgressBook:
         reader = self._readers.setdefault(key.job, _JobReader(self._streams))
         while await reader.read_batch(database, key):
             pass
+
+    async def series(self, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
+        """The steps of a stream (see `series`). Reads one stream at a time, because each can take a thread for long."""
+        async with self._series_lock:
+            return await asyncio.to_thread(series, self._streams.lines(key), max_points)
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
         """The newest progress of the attempt, or None if this master has read none."""
