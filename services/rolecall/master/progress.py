@@ -20,7 +20,7 @@ from rolecall.master.store.database import Database
 from rolecall.master.store.events import WorkerEvent
 from rolecall.master.streams import MAX_LINE_BYTES, StreamKey, Streams
 from rolecall.spec.job import Progress
-from rolecall.spec.report import MAX_METRICS, ProgressLine, shorten
+from rolecall.spec.report import MAX_METRICS, ProgressLine
 from rolecall.spec.visible import one_line
 
 _STEPS = frozenset({"first_step", "step"})
@@ -74,8 +74,11 @@ class ProgressBook:
 
     async def flush(self, database: Database) -> None:
         """Store new progress. After a failed commit, it is still new."""
-        newest = [(job, reader, reader.latest) for job, reader in self._readers.items()]
-        news = [(job, reader, latest) for job, reader, latest in newest if latest and latest is not reader.stored]
+        news = [
+            (job, reader, latest)
+            for job, reader in self._readers.items()
+            if (latest := reader.latest) and latest is not reader.stored
+        ]
         if not news:
             return
         async with database.write() as connection:
@@ -153,7 +156,7 @@ class _JobReader:
     def _skip(self, key: StreamKey, error: Exception, count: int = 1) -> None:
         """Count skipped lines of a stream, and log the first."""
         if key not in self._skipped:
-            reason = shorten(one_line(str(error)), _ERROR_CHARS)
+            reason = one_line(str(error)[:_ERROR_CHARS])
             _log.warning("a progress line is not legal and is skipped: %s", reason, extra=_about_skipped_line(key))
         self._skipped[key] += count
 
