@@ -355,8 +355,8 @@ async def test_events_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             for number in range(30):
                 await events.add(connection, "toy-1", START, "checkpoint", f"own {number}")
                 for _ in range(2):
-                    origin = f"toy-1/1/0/{number}"
-                    await events.add_once(connection, "toy-1", START, f"told {number}", attempt=1, origin=origin)
+                    told = events.WorkerEvent(f"toy-1/1/0/{number}", START, f"told {number}")
+                    await events.add_once(connection, "toy-1", 1, [told])
         await world.cleaner.clean()
         async with world.database.read() as connection:
             found = [event.message for event in await events.of_job(connection, "toy-1")]

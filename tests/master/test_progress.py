@@ -26,7 +26,7 @@ KEY = StreamKey("toy-1", 1, 0, "progress")
 
 @pytest.mark.parametrize(("steps", "most"), [(0, 10), (1, 10), (10, 10), (11, 10), (41, 10), (1234, 100)])
 def test_a_series_is_thinned_evenly_and_ends_with_the_last_step(steps: int, most: int) -> None:
-    found = [point["step"] for point in series(KEY, (LINE % step for step in range(1, steps + 1)), most)]
+    found = [point["step"] for point in series((LINE % step for step in range(1, steps + 1)), most)]
     assert len(found) <= most + 1
     assert found[-1:] == ([steps] if steps else [])
     assert len(found) >= min(steps, most // 2)
@@ -38,9 +38,9 @@ def test_a_long_series_takes_little_memory() -> None:
     def lines() -> Iterator[bytes]:
         yield from (LINE % step for step in range(20_000))
 
-    series(KEY, (LINE % 1,), 10)
+    series((LINE % 1,), 10)
     tracemalloc.start()
-    series(KEY, lines(), 10)
+    series(lines(), 10)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -81,13 +81,15 @@ def test_what_a_line_does_not_tell_stays() -> None:
     assert advance(after, progress_line("step", step=3, metrics={"loss": math.nan})).loss is None
 
 
-def test_what_is_no_progress_line_is_skipped_and_offsets_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_progress_line_is_skipped_and_offsets_go_on() -> None:
     first, other = progress_line("step", step=1), progress_line("event", message="saved")
     raw = [first.model_dump_json().encode() + b"\n", b"no JSON\n", other.model_dump_json().encode() + b"\n"]
-    assert list(parse(KEY, b"".join(raw), 100)) == [(100, first), (100 + len(raw[0]) + len(raw[1]), other)]
-    (record,) = (vars(record) for record in caplog.records)
-    assert record["event"] == "progress_line_skipped"
-    assert (record["job"], record["attempt"], record["rank"]) == ("toy-1", 1, 0)
+    batch = parse(KEY, raw, 100)
+    assert batch.steps == [first]
+    assert batch.events == [(f"toy-1/1/0/{100 + len(raw[0]) + len(raw[1])}", other.at, "saved")]
+    assert batch.end == 100 + sum(map(len, raw))
+    assert batch.invalid == 1
+    assert "Invalid JSON" in str(batch.error)
 
 
 def test_a_result_has_findings_only_where_something_was_examined() -> None:

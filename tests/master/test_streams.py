@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rolecall.master.progress import parse
 from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.errors import NotFound
 
@@ -45,23 +46,26 @@ async def test_a_piece_that_is_there_changes_nothing_and_one_behind_a_gap_is_not
 
 
 async def test_only_whole_lines_of_progress_are_read(streams: Streams) -> None:
-    assert streams.read(PROGRESS) == b""
+    assert list(streams.lines(PROGRESS)) == []
     await append(streams, PROGRESS, 0, b'{"a": 1}\n{"b"')
-    assert streams.read(PROGRESS) == b'{"a": 1}\n'
+    assert parse(PROGRESS, streams.lines(PROGRESS), 0).end == 9
     await append(streams, PROGRESS, 13, b": 2}\n")
-    assert streams.read(PROGRESS, 9) == b'{"b": 2}\n'
-    assert streams.read(PROGRESS, 18) == b""
+    assert list(streams.lines(PROGRESS, 9)) == [b'{"b": 2}\n']
+    assert parse(PROGRESS, streams.lines(PROGRESS, 9), 9).end == 18
+    assert list(streams.lines(PROGRESS, 18)) == []
 
 
 async def test_a_line_without_an_end_that_fills_a_piece_is_skipped(streams: Streams) -> None:
     await append(streams, PROGRESS, 0, b"x" * (1 << 20), b"y\n{}\n")
-    assert len(streams.read(PROGRESS)) == 1 << 20
-    assert streams.read(PROGRESS, 1 << 20) == b"y\n{}\n"
+    piece, *rest = streams.lines(PROGRESS)
+    assert len(piece) == 1 << 20
+    assert rest == [b"y\n", b"{}\n"]
+    assert parse(PROGRESS, streams.lines(PROGRESS), 0).end == 1 << 20
 
 
 async def test_all_lines_are_given_also_a_last_one_without_an_end(streams: Streams) -> None:
     await append(streams, PROGRESS, 0, b"one\ntwo\nthr")
-    assert list(streams.lines(PROGRESS)) == [b"one", b"two", b"thr"]
+    assert list(streams.lines(PROGRESS)) == [b"one\n", b"two\n", b"thr"]
     assert list(streams.lines(StreamKey("toy-2", 1, 0, "progress"))) == []
 
 

@@ -14,8 +14,7 @@ import pytest
 from tests.master.harness import NODE_TOKEN, Node, bearer, line, make_settings, one_trainer, serving
 from tests.master.harness import make_node as make_spec
 
-from rolecall.master.progress import parse
-from rolecall.master.streams import StreamKey
+from rolecall.master.progress import parse_line
 from rolecall.node.reconcile import Actual, Ask, Key, actions
 from rolecall.spec.finding import Level
 from rolecall.spec.fork import FORK_REPLY, ForkRequest
@@ -67,7 +66,7 @@ def test_the_previous_releases_messages_are_read_and_ours_have_all_their_fields(
 
 def test_the_previous_releases_lines_are_read() -> None:
     progress = (RECORDED / "progress.jsonl").read_bytes()
-    assert [read.kind for _, read in parse(StreamKey("job", 1, 0, "progress"), progress, 0)] == [
+    assert [parse_line(raw).kind for raw in progress.splitlines(keepends=True)] == [
         "forked",
         "rendezvous",
         "joined",

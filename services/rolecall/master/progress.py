@@ -3,25 +3,32 @@
 import asyncio
 import logging
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from itertools import islice
 from typing import Any
 
-from pydantic import ValidationError
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.edge.logs import about
 from rolecall.master.store import attempts, events, jobs
 from rolecall.master.store.database import Database
-from rolecall.master.streams import StreamKey, Streams
+from rolecall.master.store.events import WorkerEvent
+from rolecall.master.streams import MAX_LINE_BYTES, StreamKey, Streams
 from rolecall.spec.job import Progress
-from rolecall.spec.report import ProgressLine
+from rolecall.spec.report import MAX_METRICS, ProgressLine
+from rolecall.spec.visible import one_line
 
-_STORED = frozenset({"first_step", "event", "result"})
 _STEPS = frozenset({"first_step", "step"})
-_METRICS = 1000
-"""The maximum number of metrics in a job's progress, because each line can have others."""
+_BATCH_LINES = 500
+_BATCH_BYTES = 64 << 10
+"""A batch ends with the line that reaches one of these limits, because other calls wait for its thread and writes."""
+_ERROR_CHARS = 300
+_Write = Callable[[AsyncConnection], Awaitable[None]]
 _log = logging.getLogger(__name__)
 
 
@@ -43,98 +50,199 @@ class ProgressBook:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._parsed: dict[StreamKey, int] = {}
-        self._latest: dict[str, Latest] = {}
-        self._unstored: set[str] = set()
+        self._readers: dict[str, _JobReader] = {}
+        self._series_lock = asyncio.Lock()
 
     async def ingest(self, database: Database, key: StreamKey) -> None:
         """Read the new lines of a stream of a job's current attempt.
 
-        Only lines to be stored need the database. Reading lines twice changes nothing.
+        Only lines to be stored need the database. Concurrent calls for a stream share the work.
         """
-        start = self._parsed.get(key, 0)
-        while chunk := await asyncio.to_thread(self._streams.read, key, start):
-            lines = list(parse(key, chunk, start))
-            if kept := [(offset, line) for offset, line in lines if line.kind in _STORED]:
-                async with database.write() as connection:
-                    for offset, line in kept:
-                        await _store_if_possible(connection, key, offset, line)
-            for _, line in lines:
-                if line.kind in _STEPS:
-                    self._step(key, line)
-            start += len(chunk)
-            # The lines before this offset are committed and need not be read again.
-            self._parsed[key] = max(start, self._parsed.get(key, 0))
+        reader = self._readers.setdefault(key.job, _JobReader(self._streams))
+        while await reader.read_batch(database, key):
+            pass
+
+    async def series(self, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
+        """The steps of a stream (see `series`). Reads one stream at a time, because each can take a thread for long."""
+        async with self._series_lock:
+            return await asyncio.to_thread(series, self._streams.lines(key), max_points)
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
         """The newest progress of the attempt, or None if this master has read none."""
-        latest = self._latest.get(job)
+        latest = self._readers[job].latest if job in self._readers else None
         return latest.progress if latest and latest.attempt == attempt else None
 
     async def flush(self, database: Database) -> None:
         """Store new progress. After a failed commit, it is still new."""
-        news = {job: self._latest[job] for job in self._unstored}
+        news = [
+            (job, reader, latest)
+            for job, reader in self._readers.items()
+            if (latest := reader.latest) and latest is not reader.stored
+        ]
         if not news:
             return
         async with database.write() as connection:
-            for job, latest in news.items():
+            for job, _, latest in news:
                 await jobs.set_progress(connection, job, latest.progress)
-        self._unstored -= {job for job, latest in news.items() if self._latest.get(job) is latest}
+        for _, reader, latest in news:
+            reader.stored = latest
 
     def forget(self, job: str) -> None:
         """Remove the progress of a job whose attempt has ended from memory."""
-        self._latest.pop(job, None)
-        self._unstored.discard(job)
-        self._parsed = {key: offset for key, offset in self._parsed.items() if key.job != job}
-
-    def _step(self, key: StreamKey, line: ProgressLine) -> None:
-        before = self._latest.get(key.job)
-        if before is None or before.attempt < key.attempt:
-            before = Latest(key.attempt, key.rank, Progress())
-        if is_newer(before, key, line):
-            self._latest[key.job] = Latest(key.attempt, key.rank, advance(before.progress, line))
-            self._unstored.add(key.job)
+        if reader := self._readers.pop(job, None):
+            reader.log_skipped()
 
 
-async def _store_if_possible(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
-    """Store a line, or skip it if the database rejects its content, which a retry would not change.
+class _JobReader:
+    """Reads the streams of one job, one batch of lines at a time."""
 
-    Otherwise the stream would never advance, and the node would not report the worker's end.
-    """
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self.latest: Latest | None = None
+        self.stored: Latest | None = None
+        """The progress that is stored."""
+        self._lock = asyncio.Lock()
+        self._offsets: dict[StreamKey, int] = {}
+        self._skipped: Counter[StreamKey] = Counter()
+        self._has_all_events = False
+        """True if the job can have no more events from its workers."""
+
+    async def read_batch(self, database: Database, key: StreamKey) -> bool:
+        """Read the next lines of a stream; return whether there were any."""
+        async with self._lock:
+            start = self._offsets.get(key, 0)
+            batch, latest = await asyncio.to_thread(self._read, key, start)
+            await self._store(database, key, batch)
+            if batch.error is not None:
+                self._skip(key, batch.error, batch.invalid)
+            self.latest = latest
+            # The lines before this offset are committed and need not be read again.
+            self._offsets[key] = batch.end
+            return batch.end > start
+
+    def log_skipped(self) -> None:
+        """Log the number of skipped lines of each stream, of which only the first was logged."""
+        for key, count in self._skipped.items():
+            if count > 1:
+                _log.warning("%d more progress lines were skipped", count - 1, extra=_about_skipped_line(key))
+
+    def _read(self, key: StreamKey, start: int) -> "tuple[Batch, Latest | None]":
+        batch = parse(key, self._streams.lines(key, start), start)
+        return batch, newest(self.latest, key, batch.steps)
+
+    async def _store(self, database: Database, key: StreamKey, batch: "Batch") -> None:
+        """Store what the database needs. Content that it rejects is skipped, because a retry would not change that.
+
+        Otherwise the stream would never advance, and the node would not report the worker's end.
+        """
+        reported = [] if self._has_all_events else batch.events
+        writes: list[_Write] = []
+        if batch.first_step is not None:
+            writes.append(partial(attempts.set_first_step, job=key.job, number=key.attempt, at=batch.first_step))
+        if batch.result is not None:
+            writes.append(partial(jobs.set_result, job=key.job, attempt=key.attempt, result=batch.result))
+        if not reported and not writes:
+            return
+        async with database.write() as connection:
+            if reported and await _rejection(connection, partial(self._add_events, key=key, reported=reported)):
+                writes += [partial(self._add_events, key=key, reported=[one]) for one in reported]
+            for write in writes:
+                if error := await _rejection(connection, write):
+                    self._skip(key, error)
+
+    async def _add_events(self, connection: AsyncConnection, key: StreamKey, reported: list[WorkerEvent]) -> None:
+        self._has_all_events = await events.add_once(connection, key.job, key.attempt, reported)
+
+    def _skip(self, key: StreamKey, error: Exception, count: int = 1) -> None:
+        """Count skipped lines of a stream, and log the first."""
+        if key not in self._skipped:
+            reason = one_line(str(error)[:_ERROR_CHARS])
+            _log.warning("a progress line is not legal and is skipped: %s", reason, extra=_about_skipped_line(key))
+        self._skipped[key] += count
+
+
+async def _rejection(connection: AsyncConnection, write: _Write) -> Exception | None:
+    """The error with which the database rejects what `write` stores, or None if it is stored."""
     try:
         async with connection.begin_nested():
-            await _store(connection, key, offset, line)
+            await write(connection)
     except (StatementError, OverflowError) as error:
         if isinstance(error, DBAPIError) and not isinstance(error, DataError | IntegrityError):
             raise  # the database fails, not the line
-        _log.warning("a progress line can't be stored and is skipped: %s", error, extra=_about_skipped_line(key))
+        return error
+    return None
 
 
-async def _store(connection: AsyncConnection, key: StreamKey, offset: int, line: ProgressLine) -> None:
-    match line.kind:
-        case "first_step":
-            await attempts.set_first_step(connection, key.job, key.attempt, line.at)
-        case "event":
-            origin = f"{key.job}/{key.attempt}/{key.rank}/{offset}"
-            await events.add_once(connection, key.job, line.at, line.message or "", attempt=key.attempt, origin=origin)
-        case "result":
-            await jobs.set_result(connection, key.job, key.attempt, result(line))
-        case "step" | "forked" | "rendezvous" | "joined":
-            pass  # `_latest` has the steps, and the node's report the others.
+@dataclass(slots=True)
+class Batch:
+    """The content of consecutive lines of a stream."""
+
+    end: int
+    """The offset of the next line."""
+    steps: list[ProgressLine] = field(default_factory=list[ProgressLine])
+    first_step: datetime | None = None
+    """The earliest time of a first step."""
+    events: list[WorkerEvent] = field(default_factory=list[WorkerEvent])
+    result: dict[str, Any] | None = None
+    """The last result."""
+    invalid: int = 0
+    """The number of invalid lines, which are skipped."""
+    error: Exception | None = None
+    """The error of the first one."""
 
 
-def parse(key: StreamKey, chunk: bytes, start: int) -> Iterator[tuple[int, ProgressLine]]:
-    """The lines of `chunk` with their offsets in the stream. Invalid lines are logged and skipped."""
-    for raw in chunk.splitlines(keepends=True):
+def parse(key: StreamKey, lines: Iterable[bytes], start: int) -> Batch:
+    """The content of the first complete ones of `lines`, which start at offset `start`; bounded."""
+    batch = Batch(start)
+    for raw in islice(lines, _BATCH_LINES):
+        if _is_incomplete(raw) or batch.end - start >= _BATCH_BYTES:
+            break
         try:
-            yield start, ProgressLine.model_validate_json(raw)
-        except ValidationError as error:
-            _log.warning("a progress line is not legal and is skipped: %s", error, extra=_about_skipped_line(key))
-        start += len(raw)
+            line = parse_line(raw)
+        except ValueError as error:
+            batch.error = batch.error or error
+            batch.invalid += 1
+        else:
+            _add(batch, key, line)
+        batch.end += len(raw)
+    return batch
+
+
+def _add(batch: Batch, key: StreamKey, line: ProgressLine) -> None:
+    if line.kind in _STEPS:
+        batch.steps.append(line)
+    if line.kind == "first_step":
+        batch.first_step = min(batch.first_step or line.at, line.at)
+    elif line.kind == "event":
+        origin = f"{key.job}/{key.attempt}/{key.rank}/{batch.end}"
+        batch.events.append(WorkerEvent(origin, line.at, line.message or ""))
+    elif line.kind == "result":
+        batch.result = result(line)
+
+
+def _is_incomplete(raw: bytes) -> bool:
+    return not raw.endswith(b"\n") and len(raw) < MAX_LINE_BYTES
+
+
+def parse_line(raw: bytes) -> ProgressLine:
+    """The line that `raw` contains. Raises `ValueError`."""
+    if len(raw) >= MAX_LINE_BYTES:
+        raise ValueError(f"it has {MAX_LINE_BYTES} bytes or more")
+    return ProgressLine.model_validate_json(raw)
 
 
 def _about_skipped_line(key: StreamKey) -> dict[str, object]:
     return about("progress_line_skipped", job=key.job, attempt=key.attempt, rank=key.rank)
+
+
+def newest(latest: Latest | None, key: StreamKey, steps: Iterable[ProgressLine]) -> Latest | None:
+    """A job's newest progress after further steps of one of its streams."""
+    for line in steps:
+        if latest is None or latest.attempt < key.attempt:
+            latest = Latest(key.attempt, key.rank, Progress())
+        if is_newer(latest, key, line):
+            latest = Latest(key.attempt, key.rank, advance(latest.progress, line))
+    return latest
 
 
 def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
@@ -148,7 +256,7 @@ def advance(progress: Progress, line: ProgressLine) -> Progress:
     reported = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
     loss = line.metrics.get("loss", progress.loss)
     others = {name: value for name, value in line.metrics.items() if name != "loss" and math.isfinite(value)}
-    metrics = dict(list((progress.metrics | others).items())[:_METRICS])
+    metrics = dict(list((progress.metrics | others).items())[:MAX_METRICS])
     news = {"loss": loss if loss is None or math.isfinite(loss) else None, "metrics": metrics}
     return progress.model_copy(update=reported | news)
 
@@ -164,14 +272,13 @@ def result(line: ProgressLine) -> dict[str, Any]:
     return finite(line.metrics) | ({"findings": findings} if findings else {})
 
 
-def series(key: StreamKey, lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
+def series(lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
     """The steps of one worker's progress stream, thinned evenly to about `max_points`; the last one stays.
 
     Holds a few times `max_points` lines in memory, however many there are.
     """
     kept, last, stride = list[ProgressLine](), None, 1
-    steps = (line for raw in lines for _, line in parse(key, raw, 0) if line.kind in _STEPS and line.metrics)
-    for place, line in enumerate(steps):
+    for place, line in enumerate(_plotted(lines)):
         last = line
         if place % stride == 0:
             kept.append(line)
@@ -185,3 +292,14 @@ def series(key: StreamKey, lines: Iterable[bytes], max_points: int) -> list[dict
         | finite(line.metrics)
         for line in kept[(len(kept) - 1) % thin :: thin]
     ]
+
+
+def _plotted(lines: Iterable[bytes]) -> Iterator[ProgressLine]:
+    """The valid lines about steps with metrics."""
+    for raw in lines:
+        try:
+            line = parse_line(raw)
+        except ValueError:
+            continue
+        if line.kind in _STEPS and line.metrics:
+            yield line

@@ -15,7 +15,8 @@ from rolecall.master.space import bytes_below
 from rolecall.spec.errors import NotFound
 
 Kind = Literal["log", "progress"]
-_CHUNK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20
+"""Progress lines are shorter. The result of `preflight` has findings for each pair of nodes."""
 _REST_S = 60.0
 """The time to wait for the rest of the log of an ended worker."""
 _REMEMBERED = 1000
@@ -95,23 +96,17 @@ class Streams:
         size, until = self._expected.get(key, (0, 0.0))
         return self._now() > until or await asyncio.to_thread(self.size, key) >= size
 
-    def read(self, key: StreamKey, start: int = 0) -> bytes:
-        """The complete lines of a progress stream from byte `start`, about a MiB at most."""
-        path = self._progress(key)
-        if not path.exists():
-            return b""
-        with path.open("rb") as file:
-            file.seek(start)
-            chunk = file.read(_CHUNK_BYTES)
-        # No progress line is that long. A chunk without a line feed is an invalid line, which the reader skips.
-        return chunk if b"\n" not in chunk and len(chunk) == _CHUNK_BYTES else chunk[: chunk.rfind(b"\n") + 1]
+    def lines(self, key: StreamKey, start: int = 0) -> Iterator[bytes]:
+        """The lines of a progress stream from byte `start`, with their ends. Reads one at a time. Blocks.
 
-    def lines(self, key: StreamKey) -> Iterator[bytes]:
-        """All lines of a progress stream, including a last one without an end. Reads one at a time."""
+        The last line can be incomplete. A line longer than `MAX_LINE_BYTES` comes in pieces of this size.
+        """
         path = self._progress(key)
         if path.exists():
             with path.open("rb") as file:
-                yield from (line.rstrip(b"\n") for line in file)
+                file.seek(start)
+                while piece := file.readline(MAX_LINE_BYTES):
+                    yield piece
 
     def read_log(self, key: StreamKey, start: int, max_bytes: int) -> Chunk:
         """Up to `max_bytes` bytes of a log from `start`, or from the end of a gap; empty at the end of the log."""

@@ -15,7 +15,7 @@ from rolecall.spec.report import ProgressLine
 
 CHUNK_BYTES = 256 * 1024
 MAX_LINE_BYTES = 64 * 1024
-"""A progress line that is longer is skipped."""
+"""A progress line that is longer is skipped. Only results, which the node doesn't need, can be that long."""
 _MAX_LINES = 1000
 """The maximum number of progress lines per read, because the event loop waits meanwhile."""
 FULL_S = 5.0
@@ -180,12 +180,12 @@ class ProgressReader:
         try:
             return ProgressLine.model_validate_json(raw)
         except ValidationError as error:
-            self._log_invalid(raw, str(error))
+            self._log_invalid(raw, error)
             return None
 
-    def _log_invalid(self, raw: bytes, why: str) -> None:
+    def _log_invalid(self, raw: bytes, why: object) -> None:
         if not self._logged:
             text = "worker %s wrote a line that is not a progress line: %r (%s)"
             extra = about("progress_line_unreadable", **self._key._asdict())
-            _LOG.warning(text, self._key, raw[:200], why[:200], extra=extra)
+            _LOG.warning(text, self._key, raw[:200], str(why)[:200], extra=extra)
         self._logged = True

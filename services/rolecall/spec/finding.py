@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from rolecall.spec.bounds import Text
 from rolecall.spec.model import Value
@@ -38,7 +41,7 @@ class Finding(Value):
 class NodeFinding(Finding):
     """A finding about one or several nodes."""
 
-    nodes: tuple[Text, ...]
+    nodes: Annotated[tuple[Text, ...], Field(fail_fast=True)]
     """One node, or the two ends of a link. If the direction matters, the caller comes first."""
 
 

@@ -14,7 +14,10 @@ _MESSAGE_CHARS, _TRACEBACK_CHARS = 4096, 32768
 """The maximum lengths of a failure's texts. They are part of heartbeats, whose size the master limits."""
 _SUMMARY_CHARS = 200
 """The same for past attempts, because a job can have a thousand of them."""
-_MAX_METRICS = 1000
+MAX_METRICS = 1000
+"""The maximum number of metrics of a progress line, and of a job's progress."""
+_METRIC_NAME_CHARS = 200
+_MetricName = Annotated[Text, Field(max_length=_METRIC_NAME_CHARS)]
 _Count = Annotated[int, Field(ge=0, le=MAX_BIGINT)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -78,11 +81,11 @@ class ProgressLine(Value):
     epoch: _Count | None = None
     samples_per_s: _Finite | None = None
     seconds_left: _Finite | None = None
-    metrics: Annotated[dict[Text, float], at_most(_MAX_METRICS)] = Field(default_factory=dict)
+    metrics: Annotated[dict[_MetricName, float], at_most(MAX_METRICS)] = Field(default_factory=dict)
     """`loss` and other values that the workload reports; for `result`, the final metrics."""
     message: Annotated[str, _SHORT_MESSAGE] | None = None
     """For `event`."""
-    findings: tuple[NodeFinding, ...] = ()
+    findings: Annotated[tuple[NodeFinding, ...], Field(fail_fast=True)] = ()
     """For `result`: the findings of an examination of the cluster."""
     port: int | None = Field(default=None, ge=0, le=65535)
     """For `rendezvous`: the port of the gang's store on rank 0's node."""

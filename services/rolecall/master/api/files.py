@@ -1,6 +1,5 @@
 """The routes below `/jobs/{job}/` for its results: step series, events, checkpoints, artifacts."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -9,7 +8,6 @@ from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.program import Master
-from rolecall.master.progress import series
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
@@ -40,7 +38,7 @@ async def metrics(
         record = await jobs.get(connection, job)
         numbers = range(1, record.attempt + 1) if attempt is None else [attempt]
         members = [worker for number in numbers for worker in await workers.of_attempt(connection, job, number)]
-    found = [await asyncio.to_thread(_series, master, worker, points) for worker in members]
+    found = [await _series(master, worker, points) for worker in members]
     return SeriesList(series=[one for one in found if one.points])
 
 
@@ -76,9 +74,8 @@ async def download(job: str, name: str, master: Running) -> StreamingResponse:
     return StreamingResponse(await master.blobs.read(job, artifact.blob), 200, headers, "application/octet-stream")
 
 
-def _series(master: Master, worker: WorkerRecord, points: int) -> Series:
-    key = StreamKey(worker.job, worker.attempt, worker.rank, "progress")
-    steps = series(key, master.streams.lines(key), points)
+async def _series(master: Master, worker: WorkerRecord, points: int) -> Series:
+    steps = await master.progress.series(StreamKey(worker.job, worker.attempt, worker.rank, "progress"), points)
     return Series(attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=steps)
 
 

@@ -1,8 +1,10 @@
 """The events of jobs."""
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import NamedTuple
 
-from sqlalchemy import exists, func, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import EventRecord, read
@@ -10,6 +12,15 @@ from rolecall.master.store.schema import events
 
 MAX_EVENTS = 1000
 """The maximum number of events of a job from the master, and of those from its workers."""
+
+
+class WorkerEvent(NamedTuple):
+    """An event that a worker reported."""
+
+    origin: str
+    """Its position in the worker's stream."""
+    at: datetime
+    message: str
 
 
 async def add(
@@ -20,30 +31,24 @@ async def add(
     )
 
 
-async def add_once(
-    connection: AsyncConnection, job: str, at: datetime, message: str, *, attempt: int, origin: str
-) -> None:
-    """Store an event from a worker's stream at `origin`, unless it is stored already.
+async def add_once(connection: AsyncConnection, job: str, attempt: int, reported: Sequence[WorkerEvent]) -> bool:
+    """Store events from a worker's stream, except stored ones. Returns whether the job can have no more of them.
 
     If there are more than `MAX_EVENTS`, the last one says that later ones are not stored. The earliest ones stay, so
     that reading a stream again stores none twice.
     """
-    count_stored = select(func.count()).where(events.c.job == job, events.c.origin.is_not(None))
-    if (
-        not await connection.scalar(select(exists().where(events.c.origin == origin)))
-        and (count := await connection.scalar(count_stored) or 0) < MAX_EVENTS
-    ):
-        if count == MAX_EVENTS - 1:
-            message = f"workers reported {MAX_EVENTS} events: later ones are in their logs only"
-        values = {
-            "job": job,
-            "at": at,
-            "attempt": attempt,
-            "kind": "worker",
-            "message": _text(message),
-            "origin": origin,
-        }
-        await connection.execute(insert(events).values(values))
+    of_workers = select(events.c.origin).where(events.c.job == job, events.c.origin.is_not(None))
+    known = set(await connection.scalars(of_workers))
+    fresh = [one for one in reported if one.origin not in known][: max(0, MAX_EVENTS - len(known))]
+    is_full = len(known) + len(fresh) >= MAX_EVENTS
+    if fresh and is_full:
+        notice = f"workers reported {MAX_EVENTS} events: later ones are in their logs only"
+        fresh[-1] = fresh[-1]._replace(message=notice)
+    if fresh:
+        values = {"job": job, "attempt": attempt, "kind": "worker"}
+        rows = [values | {"at": one.at, "message": _text(one.message), "origin": one.origin} for one in fresh]
+        await connection.execute(insert(events), rows)
+    return is_full
 
 
 async def of_job(connection: AsyncConnection, job: str, after: int = 0) -> list[EventRecord]:
