@@ -186,10 +186,13 @@ def _permitted_by_mode(path: Path) -> bool:
 
 
 def _refused(error: BaseException | None) -> Path | None:
-    """The path of a `PermissionError` in the chain of causes."""
-    while error is not None:
+    """The path of a `PermissionError` in the chain of causes. A job can construct any errors, paths and chains."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes | os.PathLike):
-            return Path(os.fsdecode(error.filename)).resolve()
+            path = os.fsdecode(error.filename)
+            return None if "\0" in path else Path(os.path.realpath(path))
         error = error.__cause__ or error.__context__
     return None
 
