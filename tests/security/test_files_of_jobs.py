@@ -400,5 +400,8 @@ def test_a_local_cluster_opens_no_private_folder(
     monkeypatch.setenv("ROLECALL_DATA_ROOTS", "/a")
     assert _data_roots(Path(folder), Path("/srv/data")) == "/a"
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"jobs can't read files in {folder}, ")
+    assert line.startswith(f"{folder} is not a data root, because it contains ")
     assert line.endswith("; start in the folder of the data, or set ROLECALL_DATA_ROOTS")
+    monkeypatch.setenv("ROLECALL_DATA_ROOTS", folder)
+    assert _data_roots(Path(folder), Path("/srv/data")) == folder
+    assert not capsys.readouterr().err

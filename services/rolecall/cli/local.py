@@ -121,10 +121,12 @@ def cluster(
 def _data_roots(started_in: Path, data: Path) -> str:
     """The configured or default roots, and the folder in which the command was started, unless it is private."""
     roots = read_worker().data_roots
+    if started_in in roots:
+        return ":".join(map(str, roots))
     if private := _private_content(started_in, data):
         err.print(
-            f"jobs can't read files in {started_in}, because it contains {private}; start in the folder of the data, "
-            "or set ROLECALL_DATA_ROOTS"
+            f"{started_in} is not a data root, because it contains {private}; start in the folder of the data, or set "
+            "ROLECALL_DATA_ROOTS"
         )
         return ":".join(map(str, roots))
     if ":" in str(started_in):
@@ -132,11 +134,11 @@ def _data_roots(started_in: Path, data: Path) -> str:
             Exit.USAGE,
             f"{started_in} contains a colon, the separator of ROLECALL_DATA_ROOTS; start in another folder",
         )
-    return ":".join(map(str, dict.fromkeys([*roots, started_in])))
+    return ":".join(map(str, [*roots, started_in]))
 
 
 def _private_content(folder: Path, data: Path) -> str | None:
-    """The reason why `folder` is no data root; None if it can be one. Its own data folder is closed to jobs anyway."""
+    """The reason why `folder` must not be a data root, or None. A data folder inside it is closed to jobs anyway."""
     for content, path in (("your home folder", Path.home()), ("the connection file", connection_file().parent)):
         if path.resolve().is_relative_to(folder):
             return content
