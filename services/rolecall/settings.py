@@ -4,9 +4,10 @@ Each secret may come from a variable or, with `_FILE` appended to its name, from
 """
 
 import hmac
+import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,6 +23,9 @@ _S = TypeVar("_S", bound="_Environment")
 SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_METRICS_TOKEN", "ROLECALL_DATABASE_URL")
 """Variables that hold secrets, each of which may also be read from a file. No worker gets to see them."""
 
+_SECRET_FILES = (*(f"{name}_FILE" for name in SECRETS), "ROLECALL_TLS_KEY")
+_PRIVATE_PATHS = "ROLECALL_PRIVATE_PATHS"
+"""A variable that Rolecall sets for the programs that it starts: the private paths of its own environment, as JSON."""
 _MASTERS_OWN = ("ROLECALL_TOKEN", "ROLECALL_DATABASE_URL")
 _LIBRARY_PATHS = (
     "AWS_CA_BUNDLE",
@@ -216,15 +220,40 @@ def read_node_token() -> str:
 
 def readable_secret_files() -> tuple[Path, ...]:
     """The files with secrets, as the environment names them, that every user of this system can read."""
-    variables = [*(f"{name}_FILE" for name in SECRETS), "ROLECALL_TLS_KEY"]
-    named = [Path(path) for name in variables if (path := os.environ.get(name))]
+    named = _secret_files(os.environ)
     return tuple(path for path in named if path.exists() and path.stat().st_mode & stat.S_IROTH)
+
+
+def connection_file(environment: Mapping[str, str] = os.environ) -> Path:
+    """The file in which `rolecall local` stores its address and token for the other commands."""
+    base = environment.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(base, "rolecall", "local.json")
+
+
+def private_paths(environment: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """The paths that jobs may never read: the folder of the connection file, and the files with secrets.
+
+    They include those of the parent programs, whose variables `environment` may lack.
+    """
+    inherited = map(Path, json.loads(environment.get(_PRIVATE_PATHS) or "[]"))
+    found = (connection_file(environment).parent, *_secret_files(environment), *inherited)
+    return tuple(dict.fromkeys(path.absolute() for path in found))
+
+
+def without(environment: Mapping[str, str], hidden: Collection[str]) -> dict[str, str]:
+    """`environment` for another program, without the variables `hidden`. The paths that they name stay private."""
+    kept = {name: value for name, value in environment.items() if name not in hidden}
+    return kept | {_PRIVATE_PATHS: json.dumps([str(path) for path in private_paths(environment)])}
 
 
 def for_nodes(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without the secrets that only the control program needs, for a node in the same container."""
-    hidden = {variable for name in _MASTERS_OWN for variable in (name, f"{name}_FILE")}
-    return {name: value for name, value in environment.items() if name not in hidden}
+    return without(environment, {variable for name in _MASTERS_OWN for variable in (name, f"{name}_FILE")})
+
+
+def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without any secrets."""
+    return without(environment, {variable for name in SECRETS for variable in (name, f"{name}_FILE")})
 
 
 def read_role() -> str:
@@ -258,6 +287,10 @@ def read_log_format() -> Literal["text", "json"]:
 def read_library_paths() -> tuple[Path, ...]:
     """Files and folders in variables of the workers' libraries, which have to read them."""
     return tuple(Path(part) for name in _LIBRARY_PATHS for part in os.environ.get(name, "").split(":") if part)
+
+
+def _secret_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
+    return tuple(Path(path) for name in _SECRET_FILES if (path := environment.get(name)))
 
 
 def _read(kind: type[_S], given: dict[str, Any]) -> _S:

@@ -117,6 +117,58 @@ def test_what_is_no_lock_file_holds_up_no_eviction(tmp_path: Path, plant: Callab
     assert not (cache / "loader/real").exists()
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "other.draft", "a" * 250])
+def test_a_planted_lock_with_another_name_fails_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The lock files are of no entry that the cache itself can make."""
+    monkeypatch.setenv("ROLECALL_CACHE_BYTES", "1")
+    folder = tmp_path / "cache/loader"
+    for kept in (folder / name, folder / "real", tmp_path / "outside"):
+        kept.mkdir(parents=True, exist_ok=True)
+        (kept / "numbers").write_bytes(bytes(1 << 16))
+    for lock in (folder / f"{name}.lock", folder / "real.lock"):
+        lock.touch()
+        os.utime(lock, (1, 1))
+    assert build_once(folder, "key", lambda draft: None).exists()
+    assert not (folder / "real").exists()
+    assert (folder / name / "numbers").exists()
+    assert (tmp_path / "outside/numbers").exists()
+
+
+def test_an_entry_that_can_not_be_deleted_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in ("good", "stuck", "stuck-too"):
+        (tmp_path / "mine" / key).mkdir(parents=True)
+        (tmp_path / "mine" / key / "numbers").write_bytes(bytes(1 << 16))
+        (tmp_path / "mine" / f"{key}.lock").touch()
+        os.utime(tmp_path / "mine" / f"{key}.lock", (0, key == "good"))
+    delete = cache.delete_tree
+
+    def fail(path: Path) -> None:
+        if path.name.startswith("stuck"):
+            raise OSError("stale file handle")
+        delete(path)
+
+    monkeypatch.setattr(cache, "delete_tree", fail)
+    assert evict(tmp_path, 1) == 1 << 16
+    assert not (tmp_path / "mine/good").exists()
+    (warning,) = caplog.messages
+    assert warning == f"the eviction from the cache {tmp_path} had errors (2), first: stale file handle"
+
+
+def test_a_cache_that_can_not_be_listed_fails_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(found: Path) -> Iterator[cache.Entry]:
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr(cache, "_entries", fail)
+    assert build_once(tmp_path / "mine", "key", lambda draft: None).exists()
+    assert f"the eviction from the cache {tmp_path} had errors (1), first: stale file handle" in caplog.text
+
+
 @pytest.mark.slow
 def test_entries_however_deep_are_evicted(tmp_path: Path) -> None:
     with user(tmp_path / "mine", "key"):

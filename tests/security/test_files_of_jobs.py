@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rolecall.cli.exits import CommandError
 from rolecall.cli.local import _data_roots
 from rolecall.kit.data_access import DataAccess
 from rolecall.kit.files import find
 from rolecall.kit.images.params import Idx
 from rolecall.kit.images.sources import check_source, open_source
 from rolecall.master.catalogue import load
-from rolecall.settings import WorkerSettings
+from rolecall.settings import WorkerSettings, for_nodes, for_workers
 from rolecall.spec.errors import InputError, InvalidJob
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
@@ -204,6 +205,38 @@ def test_the_deepest_folder_decides(
         access.resolve(path)
 
 
+@pytest.mark.parametrize(
+    "roots", ["/", "/home/me", "/home/me/.config/rolecall", "/home/me/.config/rolecall/local.json"]
+)
+def test_no_root_opens_the_connection_file_or_a_secret(monkeypatch: pytest.MonkeyPatch, roots: str) -> None:
+    """Nor in a worker, which has its own `XDG_CONFIG_HOME` and lacks the variables that name the files."""
+    secrets = {"ROLECALL_TOKEN_FILE": "/home/me/admin", "ROLECALL_NODE_TOKEN_FILE": "/home/me/node"}
+    shell = {"XDG_CONFIG_HOME": "/home/me/.config", "ROLECALL_TLS_KEY": "/home/me/key.pem", **secrets}
+    worker = for_workers(for_nodes(shell)) | {"XDG_CONFIG_HOME": "/scratch", "ROLECALL_DATA_ROOTS": roots}
+    assert not secrets.keys() & worker.keys()
+    for name, value in worker.items():
+        monkeypatch.setenv(name, value)
+    access = DataAccess.of(WorkerSettings())
+    for path in (".config/rolecall/local.json", ".config/rolecall/.local.json.7", "admin", "node", "key.pem"):
+        with pytest.raises(InputError):
+            access.check_written(f"/home/me/{path}")
+        with pytest.raises(InputError):
+            access.resolve(f"/home/me/{path}")
+    if roots in {"/", "/home/me"}:
+        access.resolve("/home/me/.config/other")
+
+
+def test_a_link_to_the_connection_file_is_not_followed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(root / "config"))
+    (root / "private").mkdir()
+    (root / "private/local.json").write_text(SECRET)
+    (root / "config").mkdir()
+    (root / "config/rolecall").symlink_to(root / "private")
+    (root / "rows").symlink_to(root / "private/local.json")
+    for path in (root / "config/rolecall/local.json", root / "private/local.json", root / "rows", root / "r*"):
+        assert "ROLECALL_DATA_ROOTS" in refusal(str(path))
+
+
 def swap(path: Path, target: Path) -> None:
     """Put a link in a file's place, at once."""
     fresh = path.with_name("fresh")
@@ -347,7 +380,28 @@ def test_what_only_a_node_can_know_the_master_leaves_to_it(root: Path) -> None:
 
 
 def test_a_local_cluster_reads_below_the_folder_it_was_started_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, data = Path("/here"), Path("/here/.rolecall")
     monkeypatch.setenv("ROLECALL_DATA_ROOTS", "/a:/b")
-    assert _data_roots(Path("/here")) == "/a:/b:/here"
+    assert _data_roots(here, data) == "/a:/b:/here"
     monkeypatch.delenv("ROLECALL_DATA_ROOTS")
-    assert _data_roots(Path("/here")) == "/data:/opt/rolecall/examples:/here"
+    assert _data_roots(here, data) == "/data:/opt/rolecall/examples:/here"
+    with pytest.raises(CommandError, match="contains a colon"):
+        _data_roots(Path("/he:re"), data)
+
+
+@pytest.mark.parametrize(
+    "folder", ["/", "/home", "/home/me", "/etc", "/etc/me/rolecall", "/srv/data", "/srv/data/logs"]
+)
+def test_a_local_cluster_opens_no_private_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/etc/me")
+    monkeypatch.setenv("ROLECALL_DATA_ROOTS", "/a")
+    assert _data_roots(Path(folder), Path("/srv/data")) == "/a"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{folder} is not a data root, because it contains ")
+    assert line.endswith("; start in the folder of the data, or set ROLECALL_DATA_ROOTS")
+    monkeypatch.setenv("ROLECALL_DATA_ROOTS", folder)
+    assert _data_roots(Path(folder), Path("/srv/data")) == folder
+    assert not capsys.readouterr().err

@@ -12,6 +12,7 @@ from tests.node.harness import ROOT, launch
 
 from rolecall import landlock
 from rolecall.node.folder import short_name
+from rolecall.settings import for_workers
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.workdir import Workdir
 
@@ -118,6 +119,27 @@ print(json.dumps([read("{tmp_path}/rows.csv"), read("{tmp_path}/data/token")]))
 """
     path = f"{ROOT / 'services'}:{tmp_path}"
     assert run(request_of, code, PYTHONPATH=path) == ["done", "PermissionError"]
+
+
+@pytest.mark.parametrize(
+    "root", ["", "home", "home/.config", "home/.config/rolecall", "home/.config/rolecall/local.json"]
+)
+def test_no_root_opens_the_connection_file_or_a_secret(request_of: ForkRequest, tmp_path: Path, root: str) -> None:
+    """They lie below a root, as where `rolecall local` was started in the user's home folder."""
+    config, token, key = tmp_path / "home/.config", tmp_path / "home/keys/admin", tmp_path / "home/keys/key.pem"
+    for path in (config / "rolecall/local.json", config / "other", token, key, tmp_path / "home/rows"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("secret")
+    named = {"ROLECALL_TOKEN_FILE": str(token), "ROLECALL_TLS_KEY": str(key)}
+    inherited = for_workers({"XDG_CONFIG_HOME": str(config), "ROLECALL_DATA_ROOTS": str(tmp_path / root), **named})
+    code = f"""
+confine(request, read_worker())
+paths = "{config}/rolecall/local.json", "{token}", "{key}", "{config}/other", "{tmp_path}/home/rows"
+print(json.dumps([read(path) for path in paths]))
+"""
+    said = run(request_of, code, **inherited)
+    open_below = {"": ["done"] * 2, "home": ["done"] * 2, "home/.config": ["done", "PermissionError"]}
+    assert said == ["PermissionError"] * 3 + open_below.get(root, ["PermissionError"] * 2)
 
 
 def test_neither_the_node_s_working_folder_nor_a_login_is_open(request_of: ForkRequest, tmp_path: Path) -> None:

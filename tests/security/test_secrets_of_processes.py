@@ -1,5 +1,6 @@
 """Who may look into our programs' memory and environment: nobody of the same user."""
 
+import json
 import os
 import shutil
 import signal
@@ -51,7 +52,9 @@ def test_nodes_get_no_secret_of_the_control_programs_own(tmp_path: Path) -> None
     own = {"ROLECALL_TOKEN": "t", "ROLECALL_DATABASE_URL": "u", "ROLECALL_DATABASE_URL_FILE": "/u"}
     control, node = programs({**shared, **own, "ROLECALL_TOKEN_FILE": "/t"})
     assert control.environment == {**shared, **own, "ROLECALL_TOKEN_FILE": "/t"}
-    assert node.environment == shared
+    paths = node.environment["ROLECALL_PRIVATE_PATHS"]
+    assert node.environment == shared | {"ROLECALL_PRIVATE_PATHS": paths}
+    assert {"/m", "/t", "/u"} < set(json.loads(paths)), "closed to jobs"
     local, *nodes = cluster(Connection("http://127.0.0.1:1", "t"), tmp_path, {Role.TRAINER: 1}, shared | own)
     assert own.items() <= local.environment.items()
     assert not own.keys() & nodes[0].environment.keys()

@@ -59,6 +59,16 @@ def test_every_database_can_store_the_texts() -> None:
     assert "\\u0000" not in line.model_dump_json() + failure.model_dump_json()
 
 
+def test_the_message_of_a_failure_is_one_line() -> None:
+    """A job's code can write the failure itself."""
+    failure = Failure.model_validate({"message": "a\nb\r\x1bc" + "\n" * 10_000, "traceback": "b\nc", "at": NOON})
+    assert failure.message.startswith("a\\nb\\x0d\\x1bc\\n")
+    assert len(failure.message.splitlines()) == 1
+    assert len(failure.message) == 4096
+    assert failure.traceback == "b\nc"
+    assert Failure.model_validate_json(failure.model_dump_json()) == failure
+
+
 def test_a_line_has_a_bounded_number_of_metrics() -> None:
     with pytest.raises(ValidationError, match="at most 1000"):
         ProgressLine(kind="step", at=NOON, metrics={str(name): 0.0 for name in range(1001)})

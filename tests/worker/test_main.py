@@ -4,14 +4,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.node.harness import ROOT
 
+from rolecall.landlock import READ
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
+from rolecall.worker.main import _failure
+from rolecall.worker.sandbox import Sandbox
 
 PROGRAM = """
 import sys
@@ -56,3 +60,37 @@ def test_the_failure_of_a_worker_is_a_record_too(tmp_path: Path) -> None:
     (record,) = [json.loads(line) for line in ended.stderr.splitlines()]
     assert (record["event"], record["job"], record["attempt"], record["rank"]) == ("worker_failed", "a1", 2, 0)
     assert "ValidationError" in record["traceback"]
+
+
+class Mute(RuntimeError):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+
+def test_an_error_that_can_not_be_formatted_is_reported_with_its_type() -> None:
+    failure = _failure(Mute(), Sandbox())
+    assert failure.message == "Mute: <exception str() failed>"
+    assert "Mute: <exception str() failed>" in failure.traceback
+    assert failure.retryable
+    assert not failure.consequence
+
+
+def _loop() -> BaseException:
+    first, second = PermissionError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    return first
+
+
+def _link_to_itself(folder: Path) -> BaseException:
+    (folder / "link").symlink_to("link")
+    return PermissionError(13, "refused", str(folder / "link"))
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "make", [lambda folder: _loop(), lambda folder: PermissionError(13, "refused", "a\0b"), _link_to_itself]
+)
+def test_an_unusual_refusal_is_reported_too(tmp_path: Path, make: Callable[[Path], BaseException]) -> None:
+    assert _failure(make(tmp_path), Sandbox([(tmp_path, READ)])).message.startswith("PermissionError: ")

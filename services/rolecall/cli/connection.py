@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolecall.cli.exits import CommandError, Exit
+from rolecall.settings import connection_file
 from rolecall.spec.trust import Trust
 
 _DEFAULT = "127.0.0.1:8080"
@@ -21,15 +22,9 @@ class Connection:
     """The CA and name for the verification of the master's certificate, if the environment configures them."""
 
 
-def stored_path() -> Path:
-    """The file that `rolecall local` writes and the other commands read."""
-    base = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    return Path(base) / "rolecall" / "local.json"
-
-
 def store(connection: Connection) -> Path:
     """Write `connection` to a file that only its owner can read; returns the path."""
-    path = stored_path()
+    path = connection_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_secret(path, json.dumps({"url": connection.url, "token": connection.token}))
     return path
@@ -46,18 +41,20 @@ def write_secret(path: Path, text: str) -> None:
 def forget(connection: Connection) -> None:
     """Remove the stored cluster if it is still this one."""
     if stored() == connection:
-        stored_path().unlink(missing_ok=True)
+        connection_file().unlink(missing_ok=True)
 
 
 def stored() -> Connection | None:
     """The cluster that `rolecall local` stored, or None."""
     try:
-        content = json.loads(stored_path().read_text())
+        content = json.loads(connection_file().read_text())
         return Connection(content["url"], content["token"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
-        raise CommandError(Exit.USAGE, f"{stored_path()} can't be read ({error}); remove it, or pass --url") from None
+        raise CommandError(
+            Exit.USAGE, f"{connection_file()} can't be read ({error}); remove it, or pass --url"
+        ) from None
 
 
 def find(url: str | None, token: str | None) -> Connection:

@@ -21,7 +21,7 @@ from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
-from rolecall.settings import for_nodes, read_worker
+from rolecall.settings import connection_file, for_nodes, read_worker, without
 from rolecall.spec.role import Role
 from rolecall.supervisor import Ended, Program, Supervisor
 
@@ -75,9 +75,8 @@ def local(  # noqa: PLR0917 - the command line is the signature
         raise CommandError(Exit.USAGE, "the token is too short; it needs at least 16 characters")
     connection = Connection(f"http://{_HOST}:{_free_port(port)}", token or _data_folder_token(data))
     lock = _lock(data)
-    programs = cluster(
-        connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": _data_roots(Path.cwd())}
-    )
+    roots = _data_roots(Path.cwd(), data.resolve())
+    programs = cluster(connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": roots})
     err.print(f"starting a master and {len(programs) - 1} nodes; this takes a few seconds")
     with lock, Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _wait_until_ready(supervisor, connection, programs)
@@ -100,7 +99,7 @@ def cluster(
     logs.mkdir(parents=True, exist_ok=True)
     slots = sum(count for role, count in counts.items() if role.computes)
     metrics = environment.get("ROLECALL_METRICS_TOKEN") or secrets.token_urlsafe(32)
-    shared = {name: value for name, value in environment.items() if name not in _OVERRIDDEN} | {
+    shared = without(environment, _OVERRIDDEN) | {
         "ROLECALL_NODE_TOKEN": secrets.token_urlsafe(32),
         "ROLECALL_METRICS_TOKEN": metrics,
         "ROLECALL_HOST": _HOST,
@@ -119,14 +118,31 @@ def cluster(
     return [Program("master", _command("master"), control, logs / "master.log"), *nodes]
 
 
-def _data_roots(started_in: Path) -> str:
-    """The configured or default roots, and the folder in which the command was started."""
+def _data_roots(started_in: Path, data: Path) -> str:
+    """The configured or default roots, and the folder in which the command was started, unless it is private."""
+    roots = read_worker().data_roots
+    if started_in in roots:
+        return ":".join(map(str, roots))
+    if private := _private_content(started_in, data):
+        err.print(
+            f"{started_in} is not a data root, because it contains {private}; start in the folder of the data, or set "
+            "ROLECALL_DATA_ROOTS"
+        )
+        return ":".join(map(str, roots))
     if ":" in str(started_in):
         raise CommandError(
             Exit.USAGE,
             f"{started_in} contains a colon, the separator of ROLECALL_DATA_ROOTS; start in another folder",
         )
-    return ":".join(map(str, dict.fromkeys([*read_worker().data_roots, started_in])))
+    return ":".join(map(str, [*roots, started_in]))
+
+
+def _private_content(folder: Path, data: Path) -> str | None:
+    """The reason why `folder` must not be a data root, or None. A data folder inside it is closed to jobs anyway."""
+    for content, path in (("your home folder", Path.home()), ("the connection file", connection_file().parent)):
+        if path.resolve().is_relative_to(folder):
+            return content
+    return "the cluster's data" if folder.is_relative_to(data) else None
 
 
 # Set by this command; a secret's `_FILE` would take precedence over the value.

@@ -21,6 +21,7 @@ from rolecall.untrusted_files import delete_tree, open_regular
 
 _log = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
+_MAX_NAME_BYTES = 255
 _held_locks: dict[Path, int] = {}
 """File descriptors of this process's locks; never released, because the process may map an entry until it ends."""
 
@@ -38,7 +39,7 @@ def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     """The entry `key` in `folder`. If it is missing, `build` fills an empty folder while other processes wait.
 
     `folder` is the workload's folder in the node's cache. `key` identifies everything that the content depends on,
-    for example by a hash. The entry is not evicted before this process ends.
+    for example by a hash, and has no dot. The entry is not evicted before this process ends.
     """
     target = folder / key
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,18 +57,31 @@ def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
 def evict(cache: Path, max_bytes: int) -> int:
     """Delete the least recently used unlocked entries of `cache`, down to `max_bytes`; 0 means no limit.
 
-    Returns the number of bytes freed.
+    Returns the number of bytes freed. Raises no `OSError`, because a job can write in the cache, and the eviction is
+    part of other jobs.
     """
-    found = sorted(_entries(cache), key=lambda entry: entry.used_at)
+    failures: list[OSError] = []
+    try:
+        found = sorted(_entries(cache), key=lambda entry: entry.used_at)
+    except OSError as error:
+        found, failures = [], [error]
     excess = sum(entry.size for entry in found) - max_bytes
     evicted = 0
     for entry in found if max_bytes else ():
         if evicted >= excess:
             break
-        if _delete_unused(entry.lock):
+        try:
+            deleted = _delete_unused(entry.lock)
+        except OSError as error:
+            failures.append(error)
+            continue
+        if deleted:
             evicted += entry.size
             extra = about("cache_evicted")
             _log.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size, extra=extra)
+    if failures:
+        text = "the eviction from the cache %s had errors (%d), first: %s"
+        _log.warning(text, cache, len(failures), failures[0], extra=about("eviction_failed"))
     return evicted
 
 
@@ -75,12 +89,17 @@ def _entries(cache: Path) -> Iterator[Entry]:
     """All entries. Follows no links that a job may have created: the evicting node is not sandboxed."""
     folders = [folder for folder in cache.glob("*") if not folder.is_symlink()]
     for lock in (lock for folder in folders for lock in folder.glob(f"*{_LOCK}")):
-        with contextlib.suppress(FileNotFoundError):  # another node's daemon may evict concurrently
+        with contextlib.suppress(OSError):  # another node's daemon may evict concurrently
             found = lock.lstat()
-            if stat.S_ISREG(found.st_mode):
+            if stat.S_ISREG(found.st_mode) and _is_legal(lock):
                 target = lock.with_suffix("")
                 size = sum(_disk_usage(folder) for folder in (target, target.with_suffix(_DRAFT)))
                 yield Entry(lock, found.st_mtime, size)
+
+
+def _is_legal(lock: Path) -> bool:
+    """True if `build_once` can have made the lock: the draft beside it has a legal name, and the key has no dot."""
+    return "." not in lock.stem and len(os.fsencode(lock.with_suffix(_DRAFT).name)) <= _MAX_NAME_BYTES
 
 
 def _disk_usage(folder: Path) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from rolecall.settings import WorkerSettings, read_worker
+from rolecall.settings import WorkerSettings, private_paths, read_worker
 from rolecall.spec.errors import InputError
 from rolecall.untrusted_files import NotRegular, open_regular
 
@@ -26,14 +26,15 @@ class DataPath(str):
 
 @dataclass(frozen=True, slots=True)
 class _PathRules:
-    """Readable (`open`) and forbidden (`closed`) folders; absolute, with a trailing slash."""
+    """Readable (`open`) folders, and forbidden (`closed`, `private`) ones; absolute, with a trailing slash."""
 
     open: tuple[str, ...]
     closed: tuple[str, ...]
+    private: tuple[str, ...]
 
     def allows(self, path: str) -> bool:
-        """True if the deepest listed folder that contains the absolute, normalized `path` is open."""
-        depth = _depth(path, self.open)
+        """True if the deepest folder around the absolute, normalized `path` is open, and no private one contains it."""
+        depth = 0 if _depth(path, self.private) else _depth(path, self.open)
         return depth > 0 and depth >= _depth(path, self.closed)
 
 
@@ -47,10 +48,13 @@ class DataAccess:
 
     @classmethod
     def of(cls, settings: WorkerSettings) -> Self:
-        """The rules of `settings`. System folders and `ROLECALL_DATA` are closed, except for roots in them."""
-        roots, closed = settings.data_roots, (*map(Path, _SYSTEM), settings.data)
-        written = _PathRules(_folders(map(_normal, roots)), _folders(map(_normal, closed)))
-        real = _PathRules(_folders(map(os.path.realpath, roots)), _folders(map(os.path.realpath, closed)))
+        """The rules of `settings`. System folders and `ROLECALL_DATA` are closed, except for roots in them.
+
+        Private paths are always closed.
+        """
+        paths = settings.data_roots, (*map(Path, _SYSTEM), settings.data), private_paths()
+        written = _PathRules(*(_folders(map(_normal, group)) for group in paths))
+        real = _PathRules(*(_folders(map(os.path.realpath, group)) for group in paths))
         return cls(written, real, settings.data_schemes)
 
     def check_written(self, path: str) -> None:

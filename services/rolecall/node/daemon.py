@@ -94,12 +94,7 @@ class Daemon:
         """Keep the cache of prepared inputs below its maximum size."""
         cache, max_bytes = self._settings.data / "cache", read_worker().cache_bytes
         while True:
-            try:
-                await run_in_daemon_thread(evict, cache, max_bytes)
-            except OSError as error:
-                _LOG.warning(
-                    "cache entries in %s could not be evicted: %s", cache, error, extra=about("eviction_failed")
-                )
+            await run_in_daemon_thread(evict, cache, max_bytes)
             await asyncio.sleep(_EVICT_EVERY_S)
 
     async def _drain(self) -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rolecall.edge.logs import about
 from rolecall.process import describe_exit
 from rolecall.retry import delays_s
-from rolecall.settings import SECRETS
+from rolecall.settings import for_workers
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkRequest, Ready, Refused
 
@@ -193,11 +193,9 @@ def _settle(future: "asyncio.Future[ForkedWorker] | asyncio.Future[int]", outcom
 
 
 def _spawn(fd: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-    hidden = {name + end for name in SECRETS for end in ("", "_FILE")}
-    environment = {name: value for name, value in os.environ.items() if name not in hidden} | _ONE_THREAD
     return subprocess.Popen(  # noqa: S603 - a constant command
         [*COMMAND, str(fd), *arguments],
-        env=environment,
+        env=for_workers(os.environ) | _ONE_THREAD,
         pass_fds=(fd,),
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # A terminal's Ctrl-C must reach only the node.

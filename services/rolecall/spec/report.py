@@ -9,6 +9,7 @@ from rolecall.spec.finding import NodeFinding
 from rolecall.spec.model import Value
 from rolecall.spec.redaction import Redacted, redact_text
 from rolecall.spec.state import WorkerState
+from rolecall.spec.visible import one_line
 
 _MESSAGE_CHARS, _TRACEBACK_CHARS = 4096, 32768
 """The maximum lengths of a failure's texts. They are part of heartbeats, whose size the master limits."""
@@ -32,6 +33,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 _SHORT_MESSAGE = AfterValidator(lambda text: shorten(storable(text), _MESSAGE_CHARS))
+_SHORT_LINE = AfterValidator(lambda text: shorten(one_line(storable(text)), _MESSAGE_CHARS))
 _SHORT_TRACEBACK = AfterValidator(lambda text: shorten(storable(text), _TRACEBACK_CHARS))
 
 
@@ -52,7 +54,7 @@ class StartTimes(Value):
 class Failure(Value):
     """The reason why a worker failed. A gang's cause is its earliest failure that is not a consequence."""
 
-    message: Annotated[Redacted, _SHORT_MESSAGE]
+    message: Annotated[Redacted, _SHORT_LINE]
     """One line: the error's class and text, or how the process ended. The middle of a long text is omitted."""
     traceback: Annotated[Redacted, _SHORT_TRACEBACK] = ""
     """The last lines of the traceback, shortened likewise."""

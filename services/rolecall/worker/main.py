@@ -131,23 +131,24 @@ def _device(gpu: str | None) -> torch.device:
 
 
 def _failure(error: BaseException, sandbox: Sandbox) -> Failure:
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    text = str(error).strip().splitlines()
-    headline = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    formatted = traceback.TracebackException.from_exception(error)
+    lines = "".join(formatted.format()).splitlines()
+    # Unlike `str(error)`, this has a substitute for the text if `__str__` fails, which can be a job's code.
+    text = str(formatted).strip()
+    headline = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     return Failure(
         message=headline + sandbox.hint(error),
         # The message describes the error of the input; the log has the traceback.
         traceback="" if isinstance(error, InputError) else "\n".join(lines[-_TRACEBACK_LINES:]),
         retryable=error.retryable if isinstance(error, RolecallError) else True,
-        consequence=_is_consequence(error),
+        consequence=_is_consequence(error, text),
         condemns_checkpoint=isinstance(error, DamagedCheckpoint),
         at=datetime.now(UTC),
     )
 
 
-def _is_consequence(error: BaseException) -> bool:
-    """True if the error only reports the loss of another worker of the gang."""
+def _is_consequence(error: BaseException, text: str) -> bool:
+    """True if the error with this text only reports the loss of another worker of the gang."""
     if isinstance(error, PeerLost):
         return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(sign in text for sign in _PEER_LOST)
+    return isinstance(error, RuntimeError) and any(sign in text.lower() for sign in _PEER_LOST)

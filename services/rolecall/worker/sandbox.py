@@ -26,7 +26,7 @@ from rolecall.edge.logs import about
 from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, Access
 from rolecall.process import keep_capabilities
 from rolecall.runtime.blobs import make_job_folder
-from rolecall.settings import WorkerSettings, read_library_paths
+from rolecall.settings import WorkerSettings, private_paths, read_library_paths
 from rolecall.spec.errors import SandboxUnavailable
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.workdir import Workdir
@@ -118,10 +118,13 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     yield from _SYSTEM
     yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))  # The driver creates some on first use.
     libraries = [path.resolve() for path in read_library_paths()]
-    readable = [*libraries, *(path.resolve() for path in (*settings.plugins, *settings.data_roots))]
+    plugins = [path.resolve() for path in settings.plugins]
+    private = [path.resolve() for path in private_paths()]
     tokens = [path / name for path in libraries for name in _TOKENS if (path / name).exists()]
-    for path in dict.fromkeys((*_SOFTWARE, *readable)):
-        yield from _except(path, (data.resolve(), *_NEVER, *tokens))
+    roots = [path.resolve() for path in settings.data_roots]
+    roots = [root for root in roots if not any(root.is_relative_to(path) for path in private)]
+    for path in dict.fromkeys((*_SOFTWARE, *libraries, *plugins, *roots)):
+        yield from _except(path, (data.resolve(), *_NEVER, *private, *tokens))
     yield _SHARED_MEMORY, WRITE
     # The worker writes only to files that were opened before (see `worker.outputs`).
     yield request.workdir, READ
@@ -183,10 +186,13 @@ def _permitted_by_mode(path: Path) -> bool:
 
 
 def _refused(error: BaseException | None) -> Path | None:
-    """The path of a `PermissionError` in the chain of causes."""
-    while error is not None:
+    """The path of a `PermissionError` in the chain of causes. A job can construct any errors, paths and chains."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, PermissionError) and isinstance(error.filename, str | bytes | os.PathLike):
-            return Path(os.fsdecode(error.filename)).resolve()
+            path = os.fsdecode(error.filename)
+            return None if "\0" in path else Path(os.path.realpath(path))
         error = error.__cause__ or error.__context__
     return None
 
