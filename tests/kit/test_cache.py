@@ -199,3 +199,9 @@ def test_an_entry_that_another_builds_and_keeps_in_the_meantime_is_shared(
         monkeypatch.setattr(cache, "_exclusive", too_late)
         found = build_once(tmp_path / "mine", "key", lambda draft: pytest.fail("it is there"))
         assert (found / "numbers").stat().st_size == 1 << 16
+
+
+def test_a_key_with_a_dot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the key 'a\.lock' of a cache entry has a dot"):
+        build_once(tmp_path / "cache" / "kind", "a.lock", lambda draft: None)
+    assert not (tmp_path / "cache").exists()

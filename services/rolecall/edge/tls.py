@@ -12,7 +12,7 @@ from rolecall.edge.logs import about
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.trust import SYSTEM, Trust
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 # OpenSSL's X509_V_ERR_… codes, for which Python has no names.
 _EXPIRED, _NOT_YET_VALID = 10, 9
 _WRONG_NAME = {62, 64}
@@ -36,10 +36,10 @@ class Certificate:
             try:
                 self._current = _load(*self._files)
                 text = "the certificate %s has changed; new connections get it"
-                _log.info(text, self._files[0], extra=about("certificate_reloaded"))
+                _LOG.info(text, self._files[0], extra=about("certificate_reloaded"))
             except SettingsError as error:
                 text = "%s; the previous certificate stays in use"
-                _log.warning(text, error, extra=about("certificate_unreadable"))
+                _LOG.warning(text, error, extra=about("certificate_unreadable"))
         connection.context = self._current
 
     def _read_stamps(self) -> tuple[tuple[int, int] | None, ...]:

@@ -19,7 +19,7 @@ from rolecall.edge.logs import about
 from rolecall.settings import read_worker
 from rolecall.untrusted_files import delete_tree, open_regular
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
 _MAX_NAME_BYTES = 255
 _held_locks: dict[Path, int] = {}
@@ -39,8 +39,11 @@ def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     """The entry `key` in `folder`. If it is missing, `build` fills an empty folder while other processes wait.
 
     `folder` is the workload's folder in the node's cache. `key` identifies everything that the content depends on,
-    for example by a hash, and has no dot. The entry is not evicted before this process ends.
+    for example by a hash. The entry is not evicted before this process ends. Raises `ValueError` for a key with a dot,
+    which separates keys from the endings of locks and drafts.
     """
+    if "." in key:
+        raise ValueError(f"the key {key!r} of a cache entry has a dot; use other characters")
     target = folder / key
     folder.mkdir(parents=True, exist_ok=True)
     if not target.exists():
@@ -78,10 +81,10 @@ def evict(cache: Path, max_bytes: int) -> int:
         if deleted:
             evicted += entry.size
             extra = about("cache_evicted")
-            _log.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size, extra=extra)
+            _LOG.info("evicted %s from the cache: %d bytes", entry.lock.stem, entry.size, extra=extra)
     if failures:
         text = "the eviction from the cache %s had errors (%d), first: %s"
-        _log.warning(text, cache, len(failures), failures[0], extra=about("eviction_failed"))
+        _LOG.warning(text, cache, len(failures), failures[0], extra=about("eviction_failed"))
     return evicted
 
 

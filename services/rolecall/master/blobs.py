@@ -25,7 +25,7 @@ from rolecall.spec.errors import NotFound, QuotaExceeded, RolecallError, Setting
 from rolecall.spec.redaction import redact_text
 
 _CHUNK_BYTES = 1 << 20
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _UPLOAD = ".upload-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -264,7 +264,7 @@ async def _chunks(file: StoreFile[IO[bytes]], name: str) -> AsyncIterator[bytes]
             yield chunk
     except StoreUnavailable as error:
         # The response has started, so the client only sees that the connection breaks off.
-        _log.error("the download of blob %s failed: %s", name, error, extra=about("download_failed"))
+        _LOG.error("the download of blob %s failed: %s", name, error, extra=about("download_failed"))
         raise
     finally:
         file.close(methodcaller("close"))

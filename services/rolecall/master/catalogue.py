@@ -23,7 +23,7 @@ from rolecall.workloads.catalogue import installed
 
 _MAX_EXPLAINED = 1000
 """The maximum number of errors that are explained. pydantic can't return only a part of its errors."""
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _MAX_DATA_PROBLEMS = 20
 
 
@@ -83,7 +83,7 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
         except BaseException as error:  # noqa: BLE001 - foreign code may raise anything; it is logged and shown
             broken[point.name] = f"{type(error).__name__}: {error}"
             message = "workload %s from %s is broken: %s"
-            _log.error(message, point.name, point.value, broken[point.name], extra=about("workload_broken"))
+            _LOG.error(message, point.name, point.value, broken[point.name], extra=about("workload_broken"))
         else:
             workloads[workload.name] = workload
     return Catalogue(workloads, broken)

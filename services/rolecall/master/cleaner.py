@@ -33,7 +33,7 @@ _STORE_S = 120.0
 _BATCH = 50
 _MAX_FAILURES = 3
 """The number of consecutive failures after which the blob store counts as unavailable until the next pass."""
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -87,7 +87,7 @@ class Cleaner:
 
     async def _clear_uploads(self) -> None:
         if cleared := await self.blobs.clear_uploads(self._begun):
-            _log.info("deleted %d uploads that a killed master left", cleared, extra=about("uploads_deleted"))
+            _LOG.info("deleted %d uploads that a killed master left", cleared, extra=about("uploads_deleted"))
 
     async def _expire(self) -> None:
         """Delete what only time expires: old jobs, keys, events, audit entries, checkpoints of succeeded jobs."""
@@ -119,7 +119,7 @@ class Cleaner:
             if gone:
                 async with self.database.write() as connection:
                     await deletion.remove(connection, gone)
-                _log.info("deleted %d jobs: %s", len(gone), ", ".join(gone), extra=about("jobs_deleted"))
+                _LOG.info("deleted %d jobs: %s", len(gone), ", ".join(gone), extra=about("jobs_deleted"))
             if len(gone) < len(marked) or not marked:
                 return not marked
 
@@ -144,7 +144,7 @@ class Cleaner:
             known = blobs_of(record.manifest for record in await checkpoints.of_job(connection, job))
             shared = {artifact.blob for artifact in await artifacts.of_job(connection, job)}
         if swept := await self.blobs.sweep(job, number, shared | known):
-            _log.info("job %s: deleted %d leftover files", job, swept, extra=about("leftovers_deleted", job=job))
+            _LOG.info("job %s: deleted %d leftover files", job, swept, extra=about("leftovers_deleted", job=job))
         async with self.database.write() as connection:
             await attempts.set_swept(connection, job, number)
 

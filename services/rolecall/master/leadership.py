@@ -29,7 +29,7 @@ from rolecall.spec.errors import SettingsError
 
 LOOK_EVERY_S = 0.5
 BEAT_S = 2.0
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class Leadership:
@@ -54,7 +54,7 @@ class Leadership:
         while (other := await self._other_leader()) is not None:
             waits()
             if other and reasons.is_new(other):
-                _log.warning("standing by: %s", other, extra=about("standing_by"))
+                _LOG.warning("standing by: %s", other, extra=about("standing_by"))
             must_lead = other and not self._settings.standby
             if must_lead and self._clock.monotonic() - begun > self._settings.node_timeout_s:
                 raise SettingsError(f"{other}; end that one, or start this one with ROLECALL_STANDBY=1 and PostgreSQL")
@@ -75,7 +75,7 @@ class Leadership:
             else:
                 database.fence(term)
                 self._errors.recovered("taking the lead")
-                _log.info("%s leads in term %d", self._me, term, extra=about("term_began"))
+                _LOG.info("%s leads in term %d", self._me, term, extra=about("term_began"))
                 return term
 
     async def watch(self, database: Database, term: int) -> None:

@@ -33,7 +33,7 @@ from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
 from rolecall.spec.plan import GangPlan
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 Offer = tuple[NodeRecord, bool, str | None]
 """A node, its liveness, and the reason why it accepts no workers."""
@@ -177,7 +177,7 @@ class Placer:
         self.waking.gang(job.id, {worker.node for worker in plan.workers})
         self.placement_seconds.observe((now - job.queued_at).total_seconds())
         fields = about("job_placed", job=job.id, attempt=job.attempt + 1)
-        _log.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size, extra=fields)
+        _LOG.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size, extra=fields)
         return True
 
     async def _check_incarnations(self, connection: AsyncConnection, plan: GangPlan) -> None:

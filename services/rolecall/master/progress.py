@@ -29,7 +29,7 @@ _BATCH_BYTES = 64 << 10
 """A batch ends with the line that reaches one of these limits, because other calls wait for its thread and writes."""
 _ERROR_CHARS = 300
 _Write = Callable[[AsyncConnection], Awaitable[None]]
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class _JobReader:
         """Log the number of skipped lines of each stream, of which only the first was logged."""
         for key, count in self._skipped.items():
             if count > 1:
-                _log.warning("%d more progress lines were skipped", count - 1, extra=_about_skipped_line(key))
+                _LOG.warning("%d more progress lines were skipped", count - 1, extra=_about_skipped_line(key))
 
     def _read(self, key: StreamKey, start: int) -> "tuple[Batch, Latest | None]":
         batch = parse(key, self._streams.lines(key, start), start)
@@ -157,7 +157,7 @@ class _JobReader:
         """Count skipped lines of a stream, and log the first."""
         if key not in self._skipped:
             reason = one_line(str(error)[:_ERROR_CHARS])
-            _log.warning("a progress line is not legal and is skipped: %s", reason, extra=_about_skipped_line(key))
+            _LOG.warning("a progress line is not legal and is skipped: %s", reason, extra=_about_skipped_line(key))
         self._skipped[key] += count
 
 

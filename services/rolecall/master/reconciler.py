@@ -26,7 +26,7 @@ from rolecall.spec.state import JobState
 
 FORGET_NODE_S = 3600.0
 """Seconds of silence after which a lost node is removed."""
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -62,7 +62,7 @@ class Reconciler:
                 self.pulse.succeeded()
             except Conflict as conflict:
                 # A call committed first, and has requested the next pass.
-                _log.debug("overtaken: %s", conflict, extra=about("pass_overtaken"))
+                _LOG.debug("overtaken: %s", conflict, extra=about("pass_overtaken"))
             except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
                 self._errors.failed("reconciling", error)
                 self.pulse.failed(error)
@@ -96,14 +96,14 @@ class Reconciler:
         self.progress.forget(job)
         self.waking.gang(job, busy)
         self.garbage.notify()
-        _log.error("job %s is set aside: %s", job, reason, extra=about("job_set_aside", job=job))
+        _LOG.error("job %s is set aside: %s", job, reason, extra=about("job_set_aside", job=job))
         return ended
 
     async def _forget_unreadable(self, node: str, why: str) -> bool:
         async with self.database.write() as connection:
             await nodes.remove(connection, node)
         self.view.unreadable_nodes.pop(node, None)
-        _log.error("node %s has to register again: %s", node, why, extra=about("node_row_deleted", node=node))
+        _LOG.error("node %s has to register again: %s", node, why, extra=about("node_row_deleted", node=node))
         return True
 
     async def _lose_silent_nodes(self) -> None:
@@ -117,7 +117,7 @@ class Reconciler:
             async with self.database.write() as connection:
                 affected_jobs = await transitions.lose_workers(connection, name, why, self.clock.now())
             self.waking.jobs(*affected_jobs)
-            _log.warning("%s", why, extra=about("node_lost", node=name))
+            _LOG.warning("%s", why, extra=about("node_lost", node=name))
         if nodes_with_workers:
             await self.view.refresh()
         for name in lost:
@@ -177,7 +177,7 @@ class Reconciler:
         job, attempt = gang.job.id, gang.attempt.number
         fields = about(f"job_{step.after}", job=job, attempt=attempt)
         reason = f" ({step.reason.splitlines()[0]})" if step.reason else ""
-        _log.info("job %s attempt %d: %s%s", job, attempt, step.after, reason, extra=fields)
+        _LOG.info("job %s attempt %d: %s%s", job, attempt, step.after, reason, extra=fields)
         if not step.after.holds_slots:
             self.progress.forget(gang.job.id)
             self.garbage.notify()

@@ -28,7 +28,7 @@ from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 async def register(master: Master, spec: NodeSpec) -> None:
@@ -126,7 +126,7 @@ def _note(master: Master, name: str, beat: Heartbeat) -> None:
 @lru_cache(maxsize=1024)
 def _log_once(name: str, entry: str) -> None:
     message = "a part of node %s's heartbeat is ignored, because this release can't read it: %s"
-    _log.warning(message, name, entry, extra=about("heartbeat_part_ignored", node=name))
+    _LOG.warning(message, name, entry, extra=about("heartbeat_part_ignored", node=name))
 
 
 async def _has_news(connection: AsyncConnection, node: nodes.Incarnation, name: str, beat: Heartbeat) -> bool:

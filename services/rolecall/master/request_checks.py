@@ -23,7 +23,7 @@ DEADLINE_S = 2.0
 """Seconds from the request's arrival to the end of its check, including the wait for a thread."""
 AT_ONCE = 2
 """The number of concurrent checks of one workload. A valid request takes milliseconds."""
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class _Overdue(BaseException):
@@ -111,6 +111,6 @@ class _Check:
             self.outcome.set_exception(error)
         else:
             message = "the check of workload %s is broken"
-            _log.error(message, self._workload, exc_info=error, extra=about("workload_check_broken"))
+            _LOG.error(message, self._workload, exc_info=error, extra=about("workload_check_broken"))
             what = f"the check of workload {self._workload} is broken ({type(error).__name__}: {error})"
             self.outcome.set_exception(BrokenWorkload(f"{what}; the master's log has the traceback for its author"))

@@ -73,7 +73,7 @@ _SWITCH_S = 0.0005
 """The maximum wait of the event loop for a computing thread. Calls switch threads often, and Python's 5 ms add up."""
 _PROBE = 1 << 16
 """The approximate size of the database's first transaction."""
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class _Application(FastAPI):
@@ -143,7 +143,7 @@ class Server(uvicorn.Server):
         for one in sockets or ():
             host, port = one.getsockname()[:2]
             address = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-            _log.info("master listening on %s", address, extra=about("master_listening"))
+            _LOG.info("master listening on %s", address, extra=about("master_listening"))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if (master := self.program.master) is not None:
@@ -187,7 +187,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
         try:
             asyncio.run(_serve(settings, catalogue, listener, certificate))
         except LeadershipLost as lost:
-            _log.error("ended, so as not to be a second master: %s", lost, extra=about("leadership_lost"))
+            _LOG.error("ended, so as not to be a second master: %s", lost, extra=about("leadership_lost"))
             return os.EX_TEMPFAIL
     return os.EX_OK
 
@@ -232,7 +232,7 @@ def check_standby(settings: MasterSettings) -> None:
             "ROLECALL_STANDBY needs PostgreSQL (ROLECALL_DATABASE_URL): SQLite can't be shared by two machines"
         )
     if settings.blob_url is None:
-        _log.warning(
+        _LOG.warning(
             "ROLECALL_STANDBY without ROLECALL_BLOB_URL: checkpoints and artifacts lie in ROLECALL_DATA; unless all "
             "masters share that folder, jobs start from the beginning after a takeover",
             extra=about("standby_without_blob_store"),
@@ -253,7 +253,7 @@ async def await_database(url: str) -> None:
         except OperationalError as error:
             if reasons.is_new(reason := " ".join(str(error.orig).split())):
                 message = "the database (ROLECALL_DATABASE_URL) does not answer: %s; trying again"
-                _log.warning(message, reason, extra=about("database_unavailable"))
+                _LOG.warning(message, reason, extra=about("database_unavailable"))
         await asyncio.sleep(delay)
     await database.close()
 

@@ -15,7 +15,7 @@ from rolecall.spec.state import JobState
 NOTICE_S = 2.0
 """The time within which a node that exits at the same time reports it."""
 _LOOK_EVERY_S = 0.1
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 async def drain_before_exit(master: Master, grace_s: float) -> None:
@@ -30,11 +30,11 @@ async def drain_before_exit(master: Master, grace_s: float) -> None:
             return
         if leaving and not logged:
             message = "shutting down: waiting for the workers of %s to stop"
-            _log.info(message, ", ".join(busy), extra=about("shutdown_waiting"))
+            _LOG.info(message, ", ".join(busy), extra=about("shutdown_waiting"))
             logged = True
         await asyncio.sleep(_LOOK_EVERY_S)
     message = "exiting after %g s (ROLECALL_STOP_GRACE_S) although workers are still stopping"
-    _log.warning(message, grace_s, extra=about("shutdown_timed_out"))
+    _LOG.warning(message, grace_s, extra=about("shutdown_timed_out"))
 
 
 async def _observe(master: Master) -> tuple[list[str], bool]:

@@ -16,7 +16,7 @@ _FULL = "the master's volume (ROLECALL_DATA, or the database's) is full: nothing
 # Parts of the messages of SQLite and PostgreSQL.
 _FULL_DATABASE = re.compile("disk is full|No space left on device")
 _LOCKED = re.compile("database is locked|lock timeout")
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class StoreUnavailable(RolecallError):
@@ -72,12 +72,12 @@ class ErrorLog:
         """Log the failure of `step`, with a traceback unless the storage is the cause."""
         if self._reasons.is_new(reason := describe(error), step):
             exc_info = error if storage_error(error) is None else None
-            _log.error("%s failed, retrying: %s", step, reason, exc_info=exc_info, extra=about("step_failed", job=job))
+            _LOG.error("%s failed, retrying: %s", step, reason, exc_info=exc_info, extra=about("step_failed", job=job))
 
     def recovered(self, step: str, job: str | None = None) -> None:
         """Log that `step` succeeded, if it has failed before."""
         if self._reasons.end(step):
-            _log.info("%s recovered", step, extra=about("step_recovered", job=job))
+            _LOG.info("%s recovered", step, extra=about("step_recovered", job=job))
 
     async def attempt(self, name: str, step: Awaitable[bool], job: str | None = None) -> bool:
         """Return the result of `step`, or False if it fails: then it must not block other steps, and is retried."""
@@ -85,7 +85,7 @@ class ErrorLog:
             taken = await step
         except Conflict as conflict:
             # A call committed first, and has requested the next pass.
-            _log.debug("%s was overtaken: %s", name, conflict, extra=about("step_overtaken", job=job))
+            _LOG.debug("%s was overtaken: %s", name, conflict, extra=about("step_overtaken", job=job))
         except Exception as error:  # noqa: BLE001 - each step is a tick of its own
             self.failed(name, error, job)
         else:

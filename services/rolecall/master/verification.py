@@ -30,7 +30,7 @@ AGAIN = timedelta(seconds=60)
 _LOOK_EVERY_S = 15.0
 _PART_S, _BYTES_PER_S = 60.0, 5e6
 """The time limit for reading a part: a constant, and its size divided by a minimum rate."""
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Verifier:
             message = f"{checkpoint} can't be verified and is kept: {verdict.obstacle}; the master tries again"
             if self._reasons.is_new("unverified", subject):
                 fields = about("checkpoint_unverified", job=job, attempt=manifest.attempt)
-                _log.warning("job %s: %s", job, message, extra=fields)
+                _LOG.warning("job %s: %s", job, message, extra=fields)
                 await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
             return
         self._reasons.end(subject)
@@ -109,7 +109,7 @@ class Verifier:
                 "credentials"
             )
         fields = about("checkpoint_damaged", job=job, attempt=manifest.attempt)
-        _log.warning("job %s: %s", job, message, extra=fields)
+        _LOG.warning("job %s: %s", job, message, extra=fields)
         await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
         backoff = timedelta(seconds=lifecycle.backoff_s(max(1, record.crashes)))
         await jobs.release(connection, record, record.queued_at + backoff)

@@ -22,7 +22,7 @@ from rolecall.kit.tables.params import Data
 from rolecall.kit.tables.rows import BadRows, Rows, read
 from rolecall.spec.errors import InputError
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _LAYOUT = 1
 _SPLITS = ("train", "validation", "test")
 
@@ -98,7 +98,7 @@ def _build(source: TableSource, folder: Path) -> None:
         counted = bad if split in source.files and split != "train" else BadRows(source.data.max_bad_rows)
         rows[split] = _write(folder / split, columns, source, split, counted)
     for report in bad.first:
-        _log.warning("skipped a row: %s", report, extra=about("rows_skipped"))
+        _LOG.warning("skipped a row: %s", report, extra=about("rows_skipped"))
     description = {"columns": asdict(columns), "rows": rows, "bad_rows": bad.count}
     (folder / "about.json").write_text(json.dumps(description))
 

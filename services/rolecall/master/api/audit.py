@@ -19,7 +19,7 @@ from rolecall.spec.bounds import MAX_INTEGER
 
 router = APIRouter(tags=["access"], dependencies=[Depends(needs(TokenScope.ADMIN))])
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @router.get("/audit", summary="Show the audit log")
@@ -86,4 +86,4 @@ async def _add(master: Master, scope: Scope, answer: Message, caller: Principal)
         async with master.database.write() as connection:
             await audit.add(connection, [entry])
     except (SQLAlchemyError, OSError) as error:
-        _log.error("not in the audit log (%s): %s", error, entry, extra=about("audit_entry_lost"))
+        _LOG.error("not in the audit log (%s): %s", error, entry, extra=about("audit_entry_lost"))

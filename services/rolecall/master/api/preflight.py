@@ -21,7 +21,7 @@ router = APIRouter(prefix="/nodes", tags=["cluster"], dependencies=[Depends(need
 WORKLOAD = "preflight"
 _LOOK_BACK = 20
 _FINDINGS = TypeAdapter(tuple[NodeFinding, ...])
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 @router.get("/{node}/preflight", summary="Show the findings about a node")
@@ -55,5 +55,5 @@ def _findings(job: JobRecord) -> tuple[NodeFinding, ...]:
         return _FINDINGS.validate_python((job.result or {}).get("findings", ()))
     except ValidationError as error:
         fields = about("findings_ignored", job=job.id)
-        _log.warning("the findings of job %s are ignored: %s", job.id, error, extra=fields)
+        _LOG.warning("the findings of job %s are ignored: %s", job.id, error, extra=fields)
         return ()

@@ -31,7 +31,7 @@ TRACED_ATTEMPTS = 3
 """The number of newest attempts of a job that keep the tracebacks of their workers."""
 _R = TypeVar("_R")
 _E = TypeVar("_E", bound=StrEnum)
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class UnreadableRow(RolecallError):
@@ -75,7 +75,7 @@ def readable(rows: Iterable[Row[Any]], parse: Callable[[Row[Any]], _R], what: st
 
 @lru_cache(maxsize=1024)
 def _log_once(what: str, why: str) -> None:
-    _log.error("%s is left out: %s", what, why, extra=about("row_unreadable"))
+    _LOG.error("%s is left out: %s", what, why, extra=about("row_unreadable"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
