@@ -70,6 +70,7 @@ $(INSTALLED): $(LOCK) pyproject.toml
 		echo >&2 "Rolecall needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version); name a newer one: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo >&2 "$(PYTHON) can't make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "installing PyTorch and the other packages into $(VENV): about 6 GB, which takes minutes the first time"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --requirement $(LOCK)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

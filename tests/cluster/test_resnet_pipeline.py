@@ -209,7 +209,7 @@ def test_fashion_mnist_is_learnt(stages: Cluster, tmp_path: Path) -> None:
             for kind, (file, head, row) in files.items()
         }
     request["params"] |= {"epochs": 1, "batch_size": 128, "micro_batches": 4}
-    result = stages.wait_for(stages.submit(request), "succeeded", 240)["result"]
+    result = stages.wait_for(stages.submit(request), "succeeded", 480)["result"]
     assert result["test_accuracy"] >= 0.8
 
 

@@ -77,7 +77,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
     lock = _lock(data)
     roots = _data_roots(Path.cwd(), data.resolve())
     programs = cluster(connection, data.resolve(), counts, os.environ | {"ROLECALL_DATA_ROOTS": roots})
-    err.print(f"starting a master and {len(programs) - 1} nodes; this takes a few seconds")
+    err.print(f"starting a master and {len(programs) - 1} nodes; each imports PyTorch, which can take a minute")
     with lock, Supervisor(programs, grace_s=_GRACE_S) as supervisor, ExitStack() as stack:
         _wait_until_ready(supervisor, connection, programs)
         if supervisor.should_exit:
