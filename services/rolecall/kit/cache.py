@@ -63,6 +63,8 @@ def evict(cache: Path, max_bytes: int) -> int:
     Returns the number of bytes freed. Raises no `OSError`, because a job can write in the cache, and the eviction is
     part of other jobs.
     """
+    if not max_bytes:
+        return 0
     failures: list[OSError] = []
     try:
         found = sorted(_entries(cache), key=lambda entry: entry.used_at)
@@ -70,7 +72,7 @@ def evict(cache: Path, max_bytes: int) -> int:
         found, failures = [], [error]
     excess = sum(entry.size for entry in found) - max_bytes
     evicted = 0
-    for entry in found if max_bytes else ():
+    for entry in found:
         if evicted >= excess:
             break
         try:
