@@ -9,6 +9,10 @@ TORCHVISION ?= 0.29.1
 LOWEST_TORCH ?= 2.11.0
 # How many tests run at once. Many wait for processes of their own; more than two make those with time limits fail.
 WORKERS ?= 2
+# The GPU tests: `cpu` rehearses them. With WHEELS=build/wheels they run in PYTHON, which must have torch, without .venv.
+DEVICE ?= cuda
+GPU_REPORT ?= build/gpu.json
+WHEELS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -18,7 +22,7 @@ PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope
 WITH_DEV = --upgrade --group pyproject.toml:dev -
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test-fast test test-versions check lock audit sbom clean
+.PHONY: help setup demo test-fast test test-versions test-gpu wheels-gpu check lock audit sbom clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -38,6 +42,13 @@ test-versions:  ## Run the fast tests and the numerics with the lowest torch tha
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock setup
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock test-fast
 	.venv-lowest/bin/pytest tests/numerics
+
+test-gpu: $(if $(WHEELS),,$(INSTALLED))  ## Run what needs an NVIDIA GPU, and write figures to build/gpu.json (DEVICE=cpu rehearses it)
+	$(if $(WHEELS),$(PYTHON),$(BIN)/python) -m tests.gpu --device $(DEVICE) --report $(GPU_REPORT) \
+		$(addprefix --wheels=,$(WHEELS))
+
+wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs beside torch, for a machine without network, to build/wheels
+	$(BIN)/python -m tests.gpu.wheels build/wheels
 
 check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
 	$(BIN)/ruff format --check

@@ -29,7 +29,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOKEN = "a-token-for-the-tests-only-and-long"
 ROLECALL = (sys.executable, "-m", "rolecall.cli")
-START_S = 90
+START_S = 200
 ROOT = Path(__file__).parent.parent
 # The wall clock says nothing of an example's cost on a machine that runs other tests beside it.
 settings.register_profile("tests", deadline=None)

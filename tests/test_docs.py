@@ -42,11 +42,18 @@ def test_every_variable_is_documented() -> None:
 
 
 def _definitions(path: Path) -> set[str]:
-    """The names of a module's functions and classes, and `Class.method`."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    top = [node for node in ast.parse(path.read_text()).body if isinstance(node, kinds)]
-    inner = [(owner, node) for owner in top for node in owner.body if isinstance(node, kinds)]
-    return {node.name for node in top} | {f"{owner.name}.{node.name}" for owner, node in inner}
+    """The names of a module's functions, classes and constants, and `Class.method` and `Class.attribute`."""
+    top = ast.parse(path.read_text()).body
+    inner = {f"{owner.name}.{name}" for owner in top if isinstance(owner, ast.ClassDef) for name in _names(owner.body)}
+    return _names(top) | inner
+
+
+def _names(body: list[ast.stmt]) -> set[str]:
+    """The names that these statements define."""
+    names = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    targets += [node.target for node in body if isinstance(node, ast.AnnAssign)]
+    return names | {target.id for target in targets if isinstance(target, ast.Name)}
 
 
 def test_the_path_through_the_code_names_what_exists() -> None:
@@ -58,6 +65,41 @@ def test_the_path_through_the_code_names_what_exists() -> None:
         missing = set(re.findall(r"`([\w.]+)`", names)) - _definitions(ROOT / "services/rolecall" / file)
         assert not missing, f"docs/architecture.md: {file} does not define {', '.join(missing)}"
     assert path.count(".py`:") == len(found)
+
+
+def _tutorials() -> dict[str, list[list[str]]]:
+    """The rows of the table of each tutorial in docs/tutorials.md, as cells; by the section's title."""
+    sections = (ROOT / "docs/tutorials.md").read_text().split("\n## ")[1:]
+    tables = {section.partition("\n")[0]: re.findall(r"^\|(.*)\|$", section, re.MULTILINE) for section in sections}
+    cells = {title: [re.split(r"(?<!\\)\|", row) for row in rows] for title, rows in tables.items() if rows}
+    assert all([cell.strip() for cell in rows[0]][1:] == ["here", "code", "test"] for rows in cells.values())
+    return {title: rows[2:] for title, rows in cells.items()}
+
+
+@pytest.mark.parametrize("tutorial", _tutorials())
+def test_every_technique_of_a_tutorial_names_its_code_and_test(tutorial: str) -> None:
+    rows = _tutorials()[tutorial]
+    assert len(rows) >= 10
+    for row in rows:
+        assert len(row) == 4, f"not four cells, or a | without a backslash: {'|'.join(row)}"
+        technique, here, code, test = (cell.strip() for cell in row)
+        assert technique
+        assert here, technique
+        assert _check_links(code, technique), f"{technique}: the code is missing"
+        tests = _check_links(test, technique)
+        assert any(name.startswith("test_") for name in tests), f"{technique}: the test is missing"
+
+
+def _check_links(cell: str, technique: str) -> set[str]:
+    """The names after the links to Python files, [`file.py`](../path/file.py): `name`, which the files must define."""
+    found = re.findall(r"\[`([^`]+)`\]\(([^)]+\.py)\): ((?:`[\w.]+`(?:, )?)+)", cell)
+    assert len(found) == cell.count(".py)"), f"{technique}: a link without a name: {cell}"
+    for shown, target, names in found:
+        path = (ROOT / "docs" / target).resolve()
+        assert target.endswith(shown), f"{technique}: {shown} links to {target}"
+        missing = set(re.findall(r"`([\w.]+)`", names)) - _definitions(path)
+        assert not missing, f"{technique}: {target} does not define {', '.join(missing)}"
+    return {name for _, _, names in found for name in re.findall(r"`([\w.]+)`", names)}
 
 
 def test_the_worked_example_is_shown_as_it_is() -> None:

@@ -182,6 +182,8 @@ class NodeSettings(_Settings):
     """Maximum number of workers at a time; by default as many as the machine has capacity for."""
     cpu_slots: Annotated[int | None, Field(validation_alias="ROLECALL_CPU_SLOTS", ge=1)] = None
     """Number of equal shares into which the machine's cores are divided; by default one per core."""
+    workers_per_gpu: Annotated[int, Field(validation_alias="ROLECALL_WORKERS_PER_GPU", ge=1, le=64)] = 1
+    """Number of workers that can use one of the machine's GPUs at the same time; set it equally on its nodes."""
     metrics_port: Annotated[int, Field(validation_alias="ROLECALL_METRICS_PORT", ge=0, le=65535)] = 9100
     """Port on which the node serves `/metrics` and `/healthz`; 0 selects a free port."""
     worker_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_WORKER_TIMEOUT_S", gt=0)] = 30.0

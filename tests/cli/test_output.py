@@ -5,7 +5,10 @@ from io import StringIO
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.output import Terminal
+from rolecall.cli.output import Terminal, roles
+from rolecall.spec.job import JobDocument
+from rolecall.spec.resources import Resources
+from rolecall.spec.role import Role
 
 HOSTILE = "\x1b]52;c;eA==\x07 \x1b[2J [red]"
 
@@ -22,3 +25,17 @@ def test_texts_send_no_control_characters_to_a_terminal() -> None:
     assert "\x1b]" not in text
     assert "\x1b[2J" not in text
     assert "\x1b[1m" in text, "its own styles stay"
+
+
+def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:
+    counts = {Role.PARAMETER_SERVER: 2, Role.TRAINER: 1, Role.STAGE: 1, Role.OBSERVER: 1}
+    resources = {
+        Role.PARAMETER_SERVER: Resources(gpus=1, threads=4),
+        Role.TRAINER: Resources(threads=1),
+        Role.STAGE: Resources(busy=True),
+        Role.OBSERVER: Resources(gpus=0),
+    }
+    document = JobDocument.model_construct(roles=counts, resources=resources)
+    assert roles(document) == (
+        "2 parameter-server with a GPU and 4 threads, 1 trainer with 1 thread, 1 stage, 1 observer on the CPU"
+    )

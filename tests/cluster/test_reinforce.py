@@ -22,7 +22,8 @@ from tests.conftest import Cluster, running_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-EXAMPLE = json.loads((Path(__file__).parents[2] / "examples/reinforce.json").read_text())
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLE = json.loads((EXAMPLES / "reinforce.json").read_text())
 PLAY = """
 import gymnasium
 from model import load
@@ -111,14 +112,21 @@ def test_tasks_are_solved_in_time(watched: Cluster, params: dict[str, Any], boun
 
 
 def test_the_agent_decides_for_its_observers(watched: Cluster) -> None:
-    document = watched.wait_for(watched.submit(job(policy_at="agent")), "succeeded", 60)
+    params = job(policy_at="agent", target_return="threshold")
+    document = watched.wait_for(watched.submit(params), "succeeded", 60)
     assert document["result"]["evaluation_return"] >= 475
+    assert document["result"]["env_steps"] < document["params"]["env_steps"]
 
 
 def test_the_tutorials_protocol_runs(watched: Cluster) -> None:
-    params = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1, "protocol": "tutorial"}
-    document = watched.wait_for(watched.submit(endless(max_updates=30, **params)), "succeeded", 60)
-    assert document["result"]["episodes"] == 60
+    example = json.loads((EXAMPLES / "tutorials/reinforcement-learning.json").read_text())
+    example["params"] |= {"max_updates": 20}
+    submitted = watched.submit(example)
+    document = watched.wait_for(submitted, "succeeded", 60)
+    assert document["result"]["episodes"] == 40
+    assert document["result"]["running_return"] > 0
+    log = watched.client.get(f"/jobs/{submitted}/logs", params={"role": "trainer"}).text
+    assert "update 20: lowest return of an observer " in log
 
 
 def test_a_lost_observer_does_not_end_the_attempt(watched: Cluster) -> None:

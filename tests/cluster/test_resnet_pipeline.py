@@ -72,7 +72,7 @@ def test_the_example_trains_a_model_and_hands_it_over(stages: Cluster, tmp_path:
     request = example()
     request["params"]["epochs"] = 2
     job = stages.submit(request)
-    document = stages.wait_for(job, "succeeded", 240)
+    document = stages.wait_for(job, "succeeded", 480)
     assert document["result"]["test_accuracy"] > 0.65
     assert [worker["role"] for worker in document["attempts"][0]["workers"]] == ["master", "stage", "stage"]
     assert "cut before " in stages.client.get(f"/jobs/{job}/events").text

@@ -12,11 +12,13 @@ from tests.deploy.stack import FILE, configuration, engine
 from rolecall import __version__
 from rolecall.settings import SECRETS, MasterSettings, NodeSettings, WorkerSettings
 from rolecall.spec.job import JobRequest
+from rolecall.spec.resources import count_and_resources
 from rolecall.spec.role import Role
 from rolecall.workloads.catalogue import load
 
 GPU = ROOT / "compose.gpu.yaml"
 HOSTS = ROOT / "compose.hosts.yaml"
+RDMA = ROOT / "compose.rdma.yaml"
 DOCKERFILE = (ROOT / "docker/Dockerfile").read_text()
 MANUAL = "".join((ROOT / "docs" / page).read_text() for page in ("docker.md", "operations.md"))
 NODES = [role.value for role in Role if role is not Role.MASTER]
@@ -167,7 +169,7 @@ def test_monitoring_gets_what_its_files_name() -> None:
     assert set(services["grafana"]["networks"]) == set(services["prometheus"]["networks"]) == {"control"}
 
 
-def test_gpus_are_seen_by_all_who_train(composed: dict[str, Any]) -> None:
+def test_gpus_are_seen_by_all_who_can_use_them(composed: dict[str, Any]) -> None:
     _check_gpus(configuration(FILE, GPU)["services"], composed)
 
 
@@ -181,15 +183,27 @@ def test_gpus_of_several_machines() -> None:
 def _check_gpus(services: dict[str, Any], without: dict[str, Any]) -> None:
     gpus = {"capabilities": ["gpu"], "count": -1, "driver": "nvidia"}
     for role in ROLES:
-        if role in {"trainer", "stage"}:
+        if role in {"parameter-server", "trainer", "stage"}:
             assert services[role]["deploy"]["resources"]["reservations"]["devices"] == [gpus]
-            assert services[role]["deploy"]["replicas"] == 1, "ranks of two containers have no NVLink"
+            assert services[role]["deploy"].get("replicas", 1) == 1, "ranks of two containers have no NVLink"
+            assert services[role]["environment"] == without[role]["environment"] | {"ROLECALL_WORKERS_PER_GPU": ""}
             assert services[role]["ipc"] == "host"
             assert services[role]["ulimits"] == {"memlock": -1}
             continue
         hidden = {"NVIDIA_VISIBLE_DEVICES": "none"} if Role(role).computes else {}
         environment = without[role]["environment"] | hidden
         assert services[role] == without[role] | {"environment": environment}
+
+
+def test_rdma_between_several_machines() -> None:
+    with_gpus = configuration(HOSTS, GPU, **MACHINE)["services"]
+    with_rdma = configuration(HOSTS, GPU, RDMA, **MACHINE)["services"]
+    for role in ("trainer", "stage"):
+        (device,) = with_rdma[role].pop("devices")
+        assert (device["source"], device["target"]) == ("/dev/infiniband", "/dev/infiniband")
+        assert with_rdma[role]["environment"].pop("NCCL_IB_HCA") == "mlx5"
+        assert with_rdma[role]["ulimits"] == {"memlock": -1}
+    assert with_rdma == with_gpus
 
 
 def test_the_manual_says_how_many_gpus_the_examples_need() -> None:
@@ -199,7 +213,8 @@ def test_the_manual_says_how_many_gpus_the_examples_need() -> None:
     for path in (ROOT / "examples").glob("*.json"):
         job = JobRequest.model_validate_json(path.read_text())
         counts = load(job.workload).roles
-        as_is = sum(job.roles.get(role, count.default) for role, count in counts.items() if role in with_gpu)
+        asked = {role: count_and_resources(demand)[0] for role, demand in job.roles.items()}
+        as_is = sum(asked.get(role) or count.default for role, count in counts.items() if role in with_gpu)
         assert said.pop(path.stem) == (as_is, sum(count.least for role, count in counts.items() if role in with_gpu))
     assert not said
 
@@ -250,7 +265,7 @@ def test_the_repositorys_own_files_can_be_read_where_selinux_is() -> None:
 
 
 def test_every_variable_is_explained() -> None:
-    used = _variables(FILE, GPU, HOSTS)
+    used = _variables(FILE, GPU, HOSTS, RDMA)
     assert {name for name in used if f"`{name}`" not in MANUAL} == set()
 
 

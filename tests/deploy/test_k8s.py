@@ -13,6 +13,7 @@ from tests.deploy.manifests import (
     COMPONENTS,
     K8S,
     OVERLAYS,
+    RDMA,
     ROOT,
     Object,
     build,
@@ -238,6 +239,7 @@ def test_all_gpus_of_a_pod_are_slots() -> None:
                 "ephemeral-storage": resources["requests"]["ephemeral-storage"]
             }
             assert environment(one)["ROLECALL_CPU_SLOTS"] == str(gpus)
+            assert environment(one)["ROLECALL_WORKERS_PER_GPU"] == "1", "as many CPU slots as workers on GPUs"
             assert int(resources["limits"]["cpu"]) % gpus == 0
             assert environment(one)["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert with_gpus == {Role.TRAINER, Role.STAGE}
@@ -247,6 +249,26 @@ def test_who_computes_without_a_gpu_does_not_miss_it() -> None:
     for one in roles(render("gpu")):
         hidden = Role(role_of(one)).computes and "nvidia.com/gpu" not in container(one)["resources"]["limits"]
         assert environment(one).get("NVIDIA_VISIBLE_DEVICES") == ("none" if hidden else None)
+
+
+def test_rdma_changes_the_pods_with_gpus_alone() -> None:
+    """As the overlay `gpu`, with an adapter, and the right to lock memory, which only root gets."""
+    expected = json.loads(json.dumps(render("gpu")))
+    named(expected, "Namespace", "rolecall")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "privileged"
+    for one in roles(expected):
+        resources = container(one)["resources"]
+        if "nvidia.com/gpu" in resources["limits"]:
+            for kind in ("requests", "limits"):
+                resources[kind]["rdma/hca_shared_devices_a"] = 1
+            container(one)["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
+            container(one)["env"].insert(0, {"name": "NCCL_IB_HCA", "value": "mlx5"})
+            pod_spec(one)["securityContext"] |= {"runAsNonRoot": False, "runAsUser": 0}
+    found = json.loads(json.dumps(render(RDMA)))
+    for one in [*roles(found), *roles(expected)]:
+        container(one)["env"].sort(key=lambda variable: variable["name"])
+    assert found == expected
+    for one in roles(found):
+        check_schema(one, newest_versions(1)[0])
 
 
 @OVERLAY

@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolecall.kit.pipelining import (
+    Side,
     Task,
     best_cuts,
     bubble,
+    cut_indices,
     fill_and_drain,
     makespan,
     one_forward_one_backward,
 )
+from rolecall.spec.errors import InputError
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 7])
@@ -111,3 +114,30 @@ def test_no_partition_is_better(costs: list[list[float]]) -> None:
 )
 def test_cuts(costs: list[list[float]], cuts: list[int]) -> None:
     assert best_cuts(costs) == cuts
+
+
+def test_cuts_are_found_by_name() -> None:
+    assert cut_indices([("b", "beginning"), ("c", "end")], ["a", "b", "c", "d"]) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "expected"),
+    [
+        ([("a", "beginning")], "no block a to cut before; valid: b, c$"),
+        ([("c", "end")], "no block c to cut after; valid: a, b$"),
+        ([("e", "end")], "no block e to cut after"),
+        ([("c", "beginning"), ("b", "beginning")], "in the model's order"),
+        ([("b", "beginning"), ("b", "beginning")], "at most once"),
+        ([("a", "end"), ("b", "beginning")], "at most once"),
+    ],
+)
+def test_cuts_that_the_model_cant_have_are_refused(cuts: list[tuple[str, Side]], expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        cut_indices(cuts, ["a", "b", "c"])
+
+
+def test_a_refused_cut_lists_at_most_64_names() -> None:
+    with pytest.raises(InputError) as caught:
+        cut_indices([("head", "beginning")], [f"layers.{index}" for index in range(1000)])
+    assert str(caught.value).endswith("layers.62, layers.63, …, layers.999")
+    assert str(caught.value).count("layers.") == 64

@@ -57,15 +57,34 @@ TOY = Workload(
         Role.OBSERVER: RoleCount(default=0, least=0),
     },
     expendable=frozenset({Role.OBSERVER}),
+    cpu_only=frozenset({Role.OBSERVER}),
     check_counts=_even,
 )
 CATALOGUE = Catalogue({"toy": TOY}, {"sad": "ImportError: no module named sad"})
 
 
-def make_node(name: str, role: Role, slots: int = 2, *, boot: str = "m0", gpus: int = 0, cores: int = 4) -> NodeSpec:
-    """A node on machine `boot`, which has one CPU slot per core."""
+def make_node(
+    name: str,
+    role: Role,
+    slots: int = 2,
+    *,
+    boot: str = "m0",
+    gpus: int = 0,
+    cores: int = 4,
+    cpu_slots: int | None = None,
+    workers_per_gpu: int = 1,
+) -> NodeSpec:
+    """A node on machine `boot`, which has one CPU slot per core unless `cpu_slots` is given."""
     cards = tuple(Gpu(uuid=f"GPU-{boot}-{i}", name="card", memory_bytes=1) for i in range(gpus))
-    machine = Machine(boot_id=boot, hostname=boot, cores=cores, cpu_slots=cores, memory_bytes=1, gpus=cards)
+    machine = Machine(
+        boot_id=boot,
+        hostname=boot,
+        cores=cores,
+        cpu_slots=cpu_slots or cores,
+        memory_bytes=1,
+        gpus=cards,
+        workers_per_gpu=workers_per_gpu,
+    )
     return NodeSpec(
         name=name,
         role=role,

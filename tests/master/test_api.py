@@ -44,6 +44,17 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     ({"roles": {"stage": 2}}, "roles.stage", "there is no role 'stage'", "observer, parameter-server, trainer"),
     ({"roles": {"trainer": -1}}, "roles.trainer", "can't run with -1", "1 to 256"),
     ({"roles": {"trainer": "2"}}, "roles.trainer", "valid integer", "integer"),
+    ({"roles": {"trainer": {"cuont": 2}}}, "roles.trainer.cuont", "did you mean 'count'", "count, gpus, threads"),
+    ({"roles": {"trainer": {"count": 257}}}, "roles.trainer", "can't run with 257", "1 to 256"),
+    ({"roles": {"trainer": {"gpus": "1"}}}, "roles.trainer.gpus", "valid integer", "integer ≥ 0"),
+    ({"roles": {"trainer": {"threads": 0}}}, "roles.trainer.threads", "greater than or equal to 1", "integer ≥ 1"),
+    ({"roles": {"trainer": {"gpus": 2}}}, "roles.trainer.gpus", "for 2 GPUs request 2 workers with one each", "0 or 1"),
+    (
+        {"roles": {"observer": {"gpus": 1}}},
+        "roles.observer.gpus",
+        "observer workers of toy can't use a GPU",
+        "0, or omit it",
+    ),
     ({"max_restarts": True}, "max_restarts", "valid integer", "integer ≥ 0"),
     ({"roles": {"trainer": 13}}, "roles", "bad luck", "counts that fit"),
     ({"priority": 1000}, "priority", "less than or equal to 100", "integer ≥ -100 ≤ 100"),
@@ -72,6 +83,21 @@ async def test_a_wrong_request_is_told_field_value_and_what_is_legal(client: Cli
         assert legal in error["legal"], error
         assert error["given"]
     assert (await client.user("GET", "/jobs")).json() == {"jobs": [], "next_cursor": None}
+
+
+async def test_resources_that_no_live_node_has_are_refused_and_others_shown(client: Client) -> None:
+    asked = {"trainer": {"count": 1, "gpus": 1, "threads": 4}, "parameter-server": {"count": 0, "threads": 99}}
+    job = await client.submit(roles=asked)
+    assert (job["roles"], job["resources"]) == ({"trainer": 1}, {"trainer": {"gpus": 1, "threads": 4, "busy": False}})
+    waits = await client.until(job["id"], "queued", also=lambda job: job["waiting_for"])
+    assert waits["waiting_for"].startswith("waiting for 1 trainer slot with a GPU and 4 threads: the cluster has 0")
+    await one_trainer(client)
+    response = await client.user("POST", "/jobs", json={"workload": "toy", "roles": asked})
+    (error,) = check_problem(response, 422)["errors"]
+    assert (error["field"], error["message"]) == ("roles.trainer.gpus", "no live trainer node has a GPU")
+    node = await one_trainer(client, "trainer-1", gpus=1, boot="m1")
+    (worker,) = await node.workers()
+    assert (worker.launch.worker.gpu, worker.launch.worker.threads) == ("GPU-m1-0", 4)
 
 
 async def test_broken_and_oversized_bodies(client: Client) -> None:

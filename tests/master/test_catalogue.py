@@ -9,6 +9,7 @@ import pytest
 from rolecall.master.catalogue import load
 from rolecall.spec.errors import InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.workloads.catalogue import GROUP
 
@@ -82,6 +83,21 @@ def test_roles_of_a_workload_that_runs_everywhere_are_not_asked_for() -> None:
     assert catalogue.is_per_node("preflight")
     assert not catalogue.is_per_node("embedding-ddp")
     assert not catalogue.is_per_node("gone")
+
+
+def test_workloads_declare_what_their_roles_need() -> None:
+    catalogue = load()
+    request = JobRequest(workload="rnn-lm", params={"text": {"train": "text.txt"}})
+    assert catalogue.check_request(request)["resources"] == {Role.PARAMETER_SERVER: Resources(busy=True)}
+    observed = CATALOGUE.check_request(JobRequest(workload="toy", roles={Role.OBSERVER: 2}))
+    assert observed["resources"] == {Role.OBSERVER: Resources(gpus=0)}
+
+
+def test_a_master_rank_gets_no_gpu() -> None:
+    roles = {"master": {"gpus": 1}, "stage": {"gpus": 1}}
+    with pytest.raises(InvalidJob, match="master workers of resnet-pipeline can't use a GPU") as caught:
+        load().check_request(JobRequest.model_validate({"workload": "resnet-pipeline", "roles": roles}))
+    assert [one["field"] for one in caught.value.problems if one["field"].startswith("roles")] == ["roles.master.gpus"]
 
 
 def test_a_workload_that_is_no_longer_installed_has_no_expendable_roles() -> None:

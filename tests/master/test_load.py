@@ -13,9 +13,10 @@ from sqlalchemy import event
 
 from rolecall.master import placer
 from rolecall.master.clock import Clock
-from rolecall.master.placement import Flow
+from rolecall.master.placement import needs_of
 from rolecall.master.program import Master
 from rolecall.master.scheduler import schedule
+from rolecall.master.seats import Flow
 from rolecall.master.store import jobs
 from rolecall.spec.job import JobSpec
 from rolecall.spec.role import Role
@@ -242,7 +243,8 @@ async def test_a_stale_plan_is_not_committed(tmp_path: Path) -> None:
             async with master.database.write() as connection:
                 spec = JobSpec(id="toy-1", workload="toy", roles={Role.TRAINER: 1}, params={})
                 job = await jobs.add(connection, spec, _now())
-            plan = master.placer._cluster_of(master.placer._offers()).seating(()).place(job.roles)  # pyright: ignore[reportPrivateUsage]
+            cluster = master.placer._cluster_of(master.placer._offers())  # pyright: ignore[reportPrivateUsage]
+            plan = cluster.seating(()).place(needs_of(job.roles))
             node.spec = node.spec.model_copy(update={"started": "second"})
             await node.enter()
             assert not await master.placer._errors.attempt("placing", master.placer._begin(job, plan))  # pyright: ignore

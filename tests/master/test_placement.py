@@ -4,16 +4,19 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolecall.master.placement import Cluster, Outcome, Waiting
+from rolecall.master.placement import Cluster, Outcome, Waiting, needs_of
+from rolecall.master.seats import Need
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import RANK_ORDER, Role
 
 from .harness import alive, make_node
@@ -26,14 +29,24 @@ TWO_MACHINES = [
 ]
 
 
-def place(roles: Mapping[Role, int], nodes: Iterable[NodeState], taken: Sequence[WorkerPlan]) -> Outcome:
+NOTHING_ASKED: Mapping[Role, Resources] = MappingProxyType({})
+
+
+def place(
+    roles: Mapping[Role, int],
+    nodes: Iterable[NodeState],
+    taken: Sequence[WorkerPlan],
+    resources: Mapping[Role, Resources] = NOTHING_ASKED,
+) -> Outcome:
     """The plan of a gang on these nodes, of which `taken` is occupied, or the reason why there is none."""
-    return Cluster(nodes).seating(taken).place(roles)
+    return Cluster(nodes).seating(taken).place(needs_of(roles, resources))
 
 
-def capacity(role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = ()) -> int:
+def capacity(
+    role: Role, nodes: Iterable[NodeState], taken: Sequence[WorkerPlan] = (), resources: Resources | None = None
+) -> int:
     """The number of workers of `role` that the nodes can accept in addition to `taken`."""
-    return Cluster(nodes).seating(taken).room(role)
+    return Cluster(nodes).seating(taken).room(Need.of(role, resources))
 
 
 def nodes_of(plan: GangPlan | Waiting) -> list[str]:
@@ -215,12 +228,22 @@ clusters = st.lists(
 )
 wants = st.fixed_dictionaries({TRAINER: st.integers(0, 3), OBSERVER: st.integers(0, 2), SERVER: st.integers(0, 2)})
 gpus = st.fixed_dictionaries({"m0": st.integers(0, 2), "m1": st.just(0)})
+devices = st.sampled_from([None, 0, 1])
+asks = st.fixed_dictionaries(
+    {
+        role: st.builds(Resources, gpus=devices, threads=st.sampled_from([None, 1, 2]), busy=st.booleans())
+        for role in (TRAINER, OBSERVER, SERVER)
+    }
+)
 
 
-def build(cluster: list[tuple[Role, int, str]], cards: dict[str, int]) -> list[NodeState]:
+def build(
+    cluster: list[tuple[Role, int, str]], cards: dict[str, int], cpu_slots: int = 2, workers_per_gpu: int = 1
+) -> list[NodeState]:
     """Nodes of machines with two cores each."""
+    shape: dict[str, Any] = {"cores": 2, "cpu_slots": cpu_slots, "workers_per_gpu": workers_per_gpu}
     return [
-        alive(make_node(f"n{i}", role, slots, boot=boot, cores=2, gpus=cards[boot]))
+        alive(make_node(f"n{i}", role, slots, boot=boot, gpus=cards[boot], **shape))
         for i, (role, slots, boot) in enumerate(cluster)
     ]
 
@@ -230,23 +253,29 @@ def check_ledgers(nodes: list[NodeState], workers: list[WorkerPlan]) -> None:
     specs = {node.spec.name: node.spec for node in nodes}
     assert all(count <= specs[name].slots for name, count in Counter(w.node for w in workers).items())
     cards = Counter((specs[w.node].machine.boot_id, w.gpu) for w in workers if w.gpu)
-    assert all(count == 1 for count in cards.values())
+    assert all(count <= specs[workers[0].node].machine.workers_per_gpu for count in cards.values())
     for boot in ("m0", "m1"):
         mine = [w for w in workers if specs[w.node].machine.boot_id == boot and not w.gpu]
-        assert sum(w.role.weight for w in mine if w.role.computes) <= 2
-        assert sum(w.role.weight for w in mine if not w.role.computes) <= 2
+        assert sum(w.threads for w in mine if w.role.computes) <= 2
+        assert sum(w.threads if w.threads > 1 else w.role.weight for w in mine if not w.role.computes) <= 2
 
 
 @settings(max_examples=150, deadline=None)
-@given(clusters, wants, wants, gpus)
+@given(clusters, st.tuples(wants, wants), gpus, st.tuples(asks, asks), st.tuples(st.integers(1, 2), st.integers(1, 2)))
 def test_never_over_a_ledger_and_whole_or_nothing(
-    cluster: list[tuple[Role, int, str]], first: dict[Role, int], second: dict[Role, int], cards: dict[str, int]
+    cluster: list[tuple[Role, int, str]],
+    jobs: tuple[dict[Role, int], dict[Role, int]],
+    cards: dict[str, int],
+    resources: tuple[dict[Role, Resources], dict[Role, Resources]],
+    settings: tuple[int, int],
 ) -> None:
-    nodes = build(cluster, cards)
+    nodes = build(cluster, cards, *settings)
     taken: list[WorkerPlan] = []
-    for wanted in (first, second):
-        plan = place(wanted, nodes, taken)
+    for wanted, own in zip(jobs, resources, strict=True):
+        plan = place(wanted, nodes, taken, own)
         if isinstance(plan, GangPlan):
+            assert all(own[w.role].gpus in {None, int(w.gpu is not None)} for w in plan.workers)
+            assert all(own[w.role].threads in {None, w.threads} for w in plan.workers)
             assert Counter(w.role for w in plan.workers) == Counter(wanted)
             assert [w.rank for w in plan.workers] == list(range(plan.world_size))
             assert [w.role for w in plan.workers] == sorted((w.role for w in plan.workers), key=RANK_ORDER.index)
@@ -255,25 +284,50 @@ def test_never_over_a_ledger_and_whole_or_nothing(
 
 
 @settings(max_examples=150, deadline=None)
-@given(clusters, st.fixed_dictionaries({TRAINER: st.integers(0, 3), OBSERVER: st.integers(0, 2)}))
-def test_a_gang_is_found_whenever_there_is_one(cluster: list[tuple[Role, int, str]], wanted: dict[Role, int]) -> None:
-    nodes = build(cluster, {"m0": 0, "m1": 0})
-    ranges = [range(min(n.spec.slots, 2) + 1) if n.spec.role.computes else range(1) for n in nodes]
-    exists = any(
-        all(sum(k for k, n in zip(ks, nodes, strict=True) if n.spec.role is r) == c for r, c in wanted.items())
-        and all(
-            sum(k for k, n in zip(ks, nodes, strict=True) if n.spec.machine.boot_id == b) <= 2 for b in ("m0", "m1")
+@given(
+    clusters,
+    st.fixed_dictionaries({TRAINER: st.integers(0, 3), OBSERVER: st.integers(0, 2)}),
+    gpus,
+    st.fixed_dictionaries({TRAINER: devices, OBSERVER: devices}),
+    st.integers(1, 2),
+)
+def test_a_gang_is_found_whenever_there_is_one(
+    cluster: list[tuple[Role, int, str]],
+    wanted: dict[Role, int],
+    cards: dict[str, int],
+    asked: dict[Role, int | None],
+    workers_per_gpu: int,
+) -> None:
+    nodes = build(cluster, cards, workers_per_gpu=workers_per_gpu)
+    places = {boot: count * workers_per_gpu for boot, count in cards.items()}
+
+    def uses_gpu(node: NodeState) -> bool:
+        return asked[node.spec.role] == 1 or (asked[node.spec.role] is None and cards[node.spec.machine.boot_id] > 0)
+
+    def fits(counts: Sequence[int]) -> bool:
+        seated = [(node, count) for node, count in zip(nodes, counts, strict=True) if count]
+        return all(sum(k for n, k in seated if n.spec.role is role) == most for role, most in wanted.items()) and all(
+            sum(k for n, k in seated if n.spec.machine.boot_id == boot and uses_gpu(n) is on_gpu)
+            <= (places[boot] if on_gpu else 2)
+            for boot in ("m0", "m1")
+            for on_gpu in (True, False)
         )
-        for ks in product(*ranges)
-    )
-    assert isinstance(place(wanted, nodes, []), GangPlan) == exists
+
+    ranges = [range(min(n.spec.slots, 4) + 1) if n.spec.role.computes else range(1) for n in nodes]
+    exists = any(fits(counts) for counts in product(*ranges))
+    resources = {role: Resources(gpus=own) for role, own in asked.items()}
+    assert isinstance(place(wanted, nodes, [], resources), GangPlan) == exists
 
 
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(clusters, wants, gpus, st.lists(st.booleans(), min_size=8, max_size=8))
+@given(clusters, wants, gpus, st.lists(st.booleans(), min_size=8, max_size=8), asks)
 def test_the_room_is_the_largest_number_that_can_be_placed(
-    cluster: list[tuple[Role, int, str]], first: dict[Role, int], cards: dict[str, int], seen: list[bool]
+    cluster: list[tuple[Role, int, str]],
+    first: dict[Role, int],
+    cards: dict[str, int],
+    seen: list[bool],
+    resources: dict[Role, Resources],
 ) -> None:
     nodes = [
         alive(_with_a_part(node.spec, seen[2 * number : 2 * number + 2]))
@@ -282,8 +336,8 @@ def test_the_room_is_the_largest_number_that_can_be_placed(
     before = place(first, nodes, [])
     taken = before.workers if isinstance(before, GangPlan) else ()
     for role in (TRAINER, OBSERVER, SERVER):
-        most = max(count for count in range(40) if isinstance(place({role: count}, nodes, taken), GangPlan))
-        assert capacity(role, nodes, taken) == most
+        placed = (count for count in range(40) if isinstance(place({role: count}, nodes, taken, resources), GangPlan))
+        assert capacity(role, nodes, taken, resources[role]) == max(placed)
 
 
 def _with_a_part(spec: NodeSpec, seen: list[bool]) -> NodeSpec:

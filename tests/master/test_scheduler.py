@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rolecall.master.placement import Waiting
 from rolecall.master.scheduler import Allowance, QueuedJob, schedule
 from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 
 from .harness import alive, make_node
@@ -70,6 +71,15 @@ def test_rivals_for_the_same_cores_are_held_back_too() -> None:
     one = schedule([watcher], nodes, [], NOW, WINDOW)["watcher"]
     assert isinstance(one, GangPlan)
     outcomes = schedule([job("large", 2, age_s=61), watcher], nodes, one.workers, NOW, WINDOW)
+    assert not any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
+
+
+def test_rivals_for_the_same_gpus_are_held_back_too() -> None:
+    nodes = [alive(make_node(f"{role}-0", role, 9, gpus=2)) for role in (Role.TRAINER, Role.PARAMETER_SERVER)]
+    server = replace(job("server", 0, servers=1), resources={Role.PARAMETER_SERVER: Resources(gpus=1)})
+    one = schedule([server], nodes, [], NOW, WINDOW)["server"]
+    assert isinstance(one, GangPlan)
+    outcomes = schedule([job("large", 2, age_s=61), server], nodes, one.workers, NOW, WINDOW)
     assert not any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
 
 

@@ -33,6 +33,7 @@ from rolecall.spec.access import Limits, Scope, TokenRequest
 from rolecall.spec.errors import Conflict, IllegalTransition, NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerPlan
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, WorkerState
 from rolecall.spec.wire import ArtifactNotice
@@ -73,7 +74,9 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
 
 def spec(name: str = "toy-1") -> JobSpec:
     """A job for one trainer."""
-    return JobSpec(id=name, workload="toy", roles={Role.TRAINER: 1}, params={"a": [1, "ü\0"]}, deadline_s=5)
+    resources = {Role.TRAINER: Resources(gpus=1, threads=2)}
+    own = {"params": {"a": [1, "ü\0"]}, "deadline_s": 5, "resources": resources}
+    return JobSpec(id=name, workload="toy", roles={Role.TRAINER: 1}, **own)
 
 
 async def place_and_fail(database: Database) -> None:
@@ -103,6 +106,7 @@ async def test_a_job_comes_back_as_it_went_in(database: Database) -> None:
     async with database.read() as connection:
         assert await jobs.get(connection, "toy-1") == stored
         assert stored.params == {"a": [1, "ü\0"]}
+        assert stored.resources == {Role.TRAINER: Resources(gpus=1, threads=2)}
         assert stored.created_at == NOW
         assert stored.deadline_at is not None
         assert (stored.deadline_at - NOW).total_seconds() == 5

@@ -9,6 +9,7 @@ from rolecall.node.devices import (
     available_cores,
     available_memory,
     count_installed,
+    default_slots,
     describe_machine,
     find_gpus,
     has_quota,
@@ -19,6 +20,7 @@ from rolecall.node.devices import (
     visible,
 )
 from rolecall.spec.node import Gpu
+from rolecall.spec.role import Role
 
 GPUS = tuple(Gpu(uuid=f"GPU-{letter}", name="H", memory_bytes=1) for letter in "abc")
 
@@ -28,6 +30,20 @@ def test_this_machine() -> None:
     assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
     assert machine.cpu_slots == machine.cores
     assert describe_machine(7, ()).cpu_slots == 7
+
+
+@pytest.mark.parametrize(
+    ("role", "gpus", "workers_per_gpu", "slots"),
+    [
+        (Role.TRAINER, 0, 2, 4),
+        (Role.TRAINER, 3, 1, 7),
+        (Role.TRAINER, 3, 2, 10),
+        (Role.PARAMETER_SERVER, 3, 2, 38),
+        (Role.MASTER, 0, 1, 32),
+    ],
+)
+def test_a_node_offers_its_gpus_and_its_cpu_shares(role: Role, gpus: int, workers_per_gpu: int, slots: int) -> None:
+    assert default_slots(describe_machine(4, GPUS[:gpus], workers_per_gpu), role) == slots
 
 
 def test_cores_by_cgroup_quota(tmp_path: Path) -> None:
@@ -87,6 +103,54 @@ def test_gpus_are_asked_of_the_driver(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\necho 'GPU-1, NVIDIA H200, 143771'\n")
     program.chmod(0o755)
     assert query_gpus(str(program)) == (Gpu(uuid="GPU-1", name="NVIDIA H200", memory_bytes=143771 << 20),)
+
+
+# In the form of NVIDIA's MIG User Guide: a divided GPU, and one that is whole.
+LISTING = """GPU 0: A100-SXM4-40GB (UUID: GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0)
+  MIG 3g.20gb     Device  0: (UUID: MIG-c7384736-a75d-5afc-978f-d2f1294409fd)
+  MIG 1c.3g.20gb  Device  1: (UUID: MIG-a28ad590-3fda-56dd-84fc-0a0b96edc58d)
+GPU 1: A100-SXM4-40GB (UUID: GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56)
+"""
+ROWS = """GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0, A100-SXM4-40GB, 40536
+GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56, A100-SXM4-40GB, 40536
+"""
+
+
+@pytest.fixture
+def divided(tmp_path: Path) -> str:
+    """A driver's program on a machine with one divided GPU and one whole GPU."""
+    program = tmp_path / "nvidia-smi"
+    for name, text in (("listing", LISTING), ("rows", ROWS), ("pairs", " GPU0\tX\tNS\t\n GPU1\tNS\tX\t\n")):
+        (tmp_path / name).write_text(text)
+    cases = "-L) cat listing;; topo) cat pairs;; *) cat rows;;"
+    program.write_text(f'#!/bin/sh\ncd {tmp_path}\ncase "$1" in {cases} esac\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_each_slice_of_a_gpu_is_a_gpu_of_its_own(divided: str) -> None:
+    first, second, whole = query_gpus(divided)
+    assert first == Gpu(
+        uuid="MIG-c7384736-a75d-5afc-978f-d2f1294409fd",
+        name="A100-SXM4-40GB 3g.20gb",
+        memory_bytes=20_000_000_000,
+        parent="GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0",
+    )
+    assert (second.name, second.whole) == ("A100-SXM4-40GB 1c.3g.20gb", first.whole)
+    assert whole == Gpu(
+        uuid="GPU-6b62ae9c-1f1c-4ed9-8bd5-6fc0b22a4c56", name="A100-SXM4-40GB", memory_bytes=40536 << 20
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "usable", "pairs"),
+    [("all", 3, [(0, 1)]), ("MIG-c7384736", 1, []), ("MIG-a28ad590,GPU-6b62ae9c", 2, [(0, 1)])],
+)
+def test_slices_are_chosen_by_their_uuids(divided: str, chosen: str, usable: int, pairs: list[tuple[int, int]]) -> None:
+    """The inventory counts whole GPUs, and names them by the driver's indices."""
+    found, inventory = find_gpus({"CUDA_VISIBLE_DEVICES": chosen}, divided)
+    assert len(found) == usable
+    assert (inventory.usable, inventory.no_peer_access) == (len({gpu.whole for gpu in found}), pairs)
 
 
 def test_a_driver_that_fails_is_told_with_its_words(tmp_path: Path) -> None:

@@ -67,10 +67,12 @@ async def test_a_node_without_a_route_or_a_data_folder_says_so_beside_the_rest(t
     assert found_by_check.keys() >= {"memory", "sandbox", "secret files", "shm", "gpus"}
 
 
-async def test_only_a_node_that_computes_is_asked_for_gpus(tmp_path: Path) -> None:
+async def test_only_a_node_that_computes_or_sees_gpus_is_asked_for_them(tmp_path: Path) -> None:
     async with self_check(ScriptedMaster(), tmp_path) as check:
         findings, _ = await check.run(make_node("server-0", Role.PARAMETER_SERVER))
-    assert "gpus" not in by_check(findings)
+        assert "gpus" not in by_check(findings)
+        findings, _ = await check.run(make_node("server-0", Role.PARAMETER_SERVER, gpus=1, workers_per_gpu=2))
+    assert by_check(findings).keys() >= {"gpus", "shared gpus"}
 
 
 async def test_a_file_with_a_secret_that_every_user_can_read_is_a_finding(

@@ -13,6 +13,7 @@ from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
 
 SPARSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "sparse-adam": torch.optim.SparseAdam}
+_LOSSES = {"binary": F.binary_cross_entropy_with_logits, "classes": F.cross_entropy, "number": F.mse_loss}
 DENSE = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -29,18 +30,12 @@ def train_alone(params: Params, cache: Path) -> Reference:
     """Plain PyTorch: one table, one optimizer for it, one for the dense layers, the whole global batch at once."""
     dtype = getattr(torch, params.precision)
     dataset = open_dataset(params, cache)
-    table = nn.Embedding(dataset.table.columns.num_ids, params.embedding_dim, sparse=True, dtype=dtype)
-    whole = sharded_table(params, dataset.table.columns.num_ids, 1).make(ShardSpec(0, 1, dataset.table.columns.num_ids))
-    table.load_state_dict(whole.state_dict())
+    rows = dataset.table.columns.num_ids
+    table = nn.Embedding(rows, params.embedding_dim, sparse=params.optimizer is None, dtype=dtype)
+    table.load_state_dict(sharded_table(params, rows, 1).make(ShardSpec(0, 1, rows)).state_dict())
     torch.manual_seed(params.seed)
-    dense = make_dense(params, dataset.dense_inputs).to(dtype)
-    arguments = [chosen.model_dump(exclude={"name"}) for chosen in (params.sparse_optimizer, params.dense_optimizer)]
-    if "initial_accumulator" in arguments[0]:
-        arguments[0]["initial_accumulator_value"] = arguments[0].pop("initial_accumulator")
-    optimizers = [
-        SPARSE[params.sparse_optimizer.name](table.parameters(), **arguments[0]),
-        DENSE[params.dense_optimizer.name](dense.parameters(), **arguments[1]),
-    ]
+    dense = make_dense(params, dataset.dense_inputs, dataset.classes).to(dtype)
+    optimizers = make_optimizers(params, table, dense)
     reference = Reference()
     steps = params.max_steps or 0
     for epoch in range(params.epochs):
@@ -48,7 +43,7 @@ def train_alone(params: Params, cache: Path) -> Reference:
             if len(reference.losses) == steps:
                 break
             logits = dense(pool(table(batch.ids), batch), batch.numeric)
-            loss = F.binary_cross_entropy_with_logits(logits, batch.labels.to(dtype))
+            loss = _LOSSES[params.data.label.target](logits, batch.labels)
             for optimizer in optimizers:
                 optimizer.zero_grad()
             loss.backward()
@@ -58,3 +53,17 @@ def train_alone(params: Params, cache: Path) -> Reference:
     reference.table = table.weight.detach()
     reference.dense = {name: value.detach() for name, value in dense.state_dict().items()}
     return reference
+
+
+def make_optimizers(params: Params, table: nn.Embedding, dense: nn.Module) -> list[torch.optim.Optimizer]:
+    """One of each kind of weights, or with `params.optimizer` one of all weights."""
+    if params.optimizer is not None:
+        arguments = params.optimizer.model_dump(exclude={"name"})
+        return [DENSE[params.optimizer.name]([*table.parameters(), *dense.parameters()], **arguments)]
+    arguments, local = (one.model_dump(exclude={"name"}) for one in (params.sparse_optimizer, params.dense_optimizer))
+    if "initial_accumulator" in arguments:
+        arguments["initial_accumulator_value"] = arguments.pop("initial_accumulator")
+    return [
+        SPARSE[params.sparse_optimizer.name](table.parameters(), **arguments),
+        DENSE[params.dense_optimizer.name](dense.parameters(), **local),
+    ]

@@ -18,6 +18,40 @@ from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.params import Params
 
 
+class TutorialAlone:
+    """The tutorial's agent without its observers, from whose recorded episodes it learns, after the tutorial's text."""
+
+    def __init__(self, params: Params) -> None:
+        self.policy = new_policy(params, creation.describe(params.environment))
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.01)
+        self.gamma = 0.99
+        self.running_reward = 0.0
+        self.losses: list[float] = []
+
+    def finish_episode(self, episodes: list[Any]) -> None:
+        """One update from each observer's steps: observation, action, reward."""
+        minimum = min(sum(reward for *_, reward in steps) for steps in episodes)
+        self.running_reward = 0.05 * minimum + (1 - 0.05) * self.running_reward
+        returns: list[float] = []
+        for steps in episodes:  # The tutorial goes through all of them as one, and so mixes them.
+            later, found = 0.0, []
+            for *_, reward in reversed(steps):
+                later = reward + self.gamma * later
+                found.insert(0, later)
+            returns += found
+        weights = torch.tensor(returns, dtype=torch.float64)
+        weights = (weights - weights.mean()) / (weights.std() + np.finfo(np.float32).eps.item())
+        terms = []
+        for (seen, action, _), weight in zip((step for steps in episodes for step in steps), weights, strict=True):
+            scores = self.policy.network.get_submodule("actor")(torch.tensor([seen], dtype=torch.float64))
+            terms.append(-Categorical(torch.softmax(scores, dim=1)).log_prob(torch.tensor([action])) * weight)
+        self.optimizer.zero_grad()
+        loss = torch.cat(terms).sum()
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+
 @dataclass
 class Step:
     """One transition; `after` is the observation that followed, even if the episode ended with it."""

@@ -10,7 +10,7 @@ from torch import nn
 from torchvision.transforms import v2
 
 from rolecall.kit.data_order import DataOrder
-from rolecall.kit.images.loader import TrainBatches, open_splits
+from rolecall.kit.images.loader import TrainBatches, eval_batches, open_splits
 from rolecall.workloads.resnet_pipeline.params import Params
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -63,10 +63,31 @@ def backward(params: Params, model: nn.Module, pixels: torch.Tensor, labels: tor
     micro_batches = (part.chunk(params.micro_batches) for part in (pixels, labels))
     for images, target in zip(*micro_batches, strict=True):
         logits = model(inputs(params, images, model.get_parameter("fc.weight").dtype))
-        loss = F.cross_entropy(logits, target, label_smoothing=params.label_smoothing) / params.micro_batches
+        loss = mean_loss(params, logits, target) / params.micro_batches
         loss.backward()
         total += loss.item()
     return total
+
+
+def mean_loss(params: Params, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Squared errors as in PyTorch's RPC pipeline tutorial."""
+    if params.loss == "mse":
+        one_hot = torch.zeros(logits.shape, dtype=logits.dtype).scatter_(1, labels.view(-1, 1), 1)
+        return nn.MSELoss()(logits, one_hot)
+    return F.cross_entropy(logits, labels, label_smoothing=params.label_smoothing)
+
+
+@torch.no_grad()
+def scores(params: Params, state: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Loss and accuracy of a model's state on the validation images, in one batch."""
+    split = open_splits(params.data, params.seed)["validation"]
+    resized = v2.Compose([v2.Resize(params.data.size), v2.CenterCrop(params.data.size)])
+    ((pixels, labels),) = eval_batches(split, slice(None), resized, len(split), 0)
+    model = whole_model(params, len(split.source.classes)).eval()
+    model.load_state_dict(state)
+    logits = model(inputs(params, pixels, model.get_parameter("fc.weight").dtype))
+    accuracy = float((logits.argmax(1) == labels).double().mean())
+    return {"validation_loss": float(mean_loss(params, logits, labels)), "validation_accuracy": accuracy}
 
 
 @torch.no_grad()

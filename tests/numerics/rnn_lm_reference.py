@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,7 +15,7 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.rnn_lm.build import sharded_vocabulary
 from rolecall.workloads.rnn_lm.export import shape_of
-from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent
+from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.remote import DecoderShard
 
@@ -52,6 +53,19 @@ def first_model(params: Params, tokenizer: Tokenizer) -> LanguageModel:
     return model
 
 
+def tutorial_logits(model: LanguageModel, params: Params, given: Tensor, state: State | None) -> tuple[Tensor, State]:
+    """Logits with dropout where the tutorial has it: the first and the last mask have seeds."""
+    emb = dropped(model.embedding(given), params.dropout)
+    hidden, after = cast(Recurrent, model.recurrent).lstm(emb, state)
+    return model.decoder(dropped(hidden, params.dropout)), after
+
+
+def dropped(values: Tensor, rate: float) -> Tensor:
+    """The mask of the next seed, drawn without the service's code."""
+    generator = torch.Generator().manual_seed(int(torch.randint(2**63 - 1, (1,))))
+    return values * torch.empty_like(values).bernoulli_(1 - rate, generator=generator) / (1 - rate)
+
+
 def train_alone(params: Params, cache: Path) -> Reference:
     """Plain PyTorch: one model, one optimizer, truncated back-propagation through the whole batch."""
     corpus = open_corpus(params.text, cache)
@@ -68,7 +82,9 @@ def train_alone(params: Params, cache: Path) -> Reference:
         for given, wanted in zip(inputs.split(params.bptt), targets.split(params.bptt), strict=True):
             if len(reference.losses) == steps:
                 break
-            logits, state = model(given, state and tuple(one.detach() for one in state))
+            before = state and tuple(one.detach() for one in state)
+            tutorial = params.protocol == "tutorial"
+            logits, state = tutorial_logits(model, params, given, before) if tutorial else model(given, before)
             loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
             optimizer.zero_grad()
             loss.backward()

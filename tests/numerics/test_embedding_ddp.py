@@ -111,6 +111,39 @@ def test_every_pooling_gives_the_single_process_weights(table: Path, tmp_path: P
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
 
 
+BAGS = {"rows": 384, "test": 40, "columns": 2, "ids": 30, "min_values": 2, "max_values": 9, "numbers": 1, "signal": 1.0}
+
+
+def bags(label: str | int) -> dict[str, Any]:
+    """Generated rows; all batches of 64 are full, so that trainers have equal shares."""
+    return {"synthetic": BAGS | {"label": label}, "validation": 0.0}
+
+
+@pytest.mark.slow
+def test_servers_that_pool_bags_keep_parity_with_classes(table: Path, tmp_path: Path) -> None:
+    params = job(table, "adagrad", data=bags(5), precision="float64", max_steps=30, pooling="mean", pool_at="server")
+    result = run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+    assert result.result.keys() >= {"test_loss", "test_accuracy"}
+
+
+@pytest.mark.slow
+def test_the_tutorials_form_keeps_parity_and_continues_from_a_checkpoint(table: Path, tmp_path: Path) -> None:
+    """One trainer, as with several the order of updates is random. SGD has no state that a checkpoint would lack."""
+    given = job(table, "sgd", data=bags("number"), precision="float64", max_steps=20, pooling="sum")
+    del given["sparse_optimizer"], given["dense_optimizer"]
+    params = given | {"protocol": "tutorial", "optimizer": {"name": "sgd", "lr": 0.05}, "checkpoint_every_steps": 12}
+    result = run_gang("embedding-ddp", params, roles("two-servers"), tmp_path / "whole")
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+    assert result.result.keys() >= {"test_loss", "test_rmse", "test_mae"}
+    manifest = CheckpointManifest.model_validate(json.loads((tmp_path / "whole/checkpoint-000012.json").read_text()))
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "blobs").symlink_to(tmp_path / "whole" / "blobs")
+    expected = final_weights(result)
+    resumed = run_gang("embedding-ddp", params, roles("two-servers"), tmp_path / "resumed", resume_from=manifest)
+    torch.testing.assert_close(final_weights(resumed), expected, rtol=0, atol=0)
+
+
 @pytest.mark.slow
 def test_unequal_and_empty_shares_keep_parity(table: Path, tmp_path: Path) -> None:
     """2,700 training rows in batches of 97 leave a short last batch; three trainers share 97 rows unequally."""

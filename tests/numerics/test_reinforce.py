@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
-from tests.numerics.reinforce_reference import Alone
+from tests.numerics.reinforce_reference import Alone, TutorialAlone
 
 from rolecall.kit.checkpoint import strip_prefix
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.testing.gang import GangResult, run_gang
+from rolecall.workloads.reinforce.build import RandomStream, seed_of
 from rolecall.workloads.reinforce.params import Params
 
 PPO = {"name": "ppo", "steps": 96, "epochs": 3, "minibatch_size": 48, "entropy_coefficient": 0.01}
@@ -95,6 +96,37 @@ def test_an_observer_and_the_agent_learn_what_one_process_does(tmp_path: Path) -
 @pytest.mark.parametrize("name", JOBS)
 def test_float64_parity_over_10_updates(tmp_path: Path, name: str) -> None:
     assert_parity(name, tmp_path, observers=2, updates=10)
+
+
+@pytest.mark.slow
+def test_the_tutorials_agent_learns_what_it_does_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
+    recorder = {"entry_point": "tests.workloads.reinforce.playgrounds:Recorded", "kwargs": {"folder": str(tmp_path)}}
+    params = {
+        "environment": {"id": "CartPole-v1", "wrappers": [recorder]},
+        "protocol": "tutorial",
+        "algorithm": "reinforce",
+        "policy_at": "agent",
+        "environments": 1,
+        "policy": {"name": "mlp", "hidden": [128], "activation": "relu"},
+        "optimizer": {"name": "adam", "lr": 0.01},
+        "max_grad_norm": None,
+        "precision": "float64",
+        "seed": 7,
+        "max_updates": 8,
+        "checkpoint_every_updates": 8,
+        "evaluation": {"episodes": 2, "movie": False},
+    }
+    result = run_gang("reinforce", params, roles(2), tmp_path)
+    checked = Params.model_validate(params)
+    alone = TutorialAlone(checked)
+    for update in range(1, 9):
+        seeds = [seed_of(checked.seed, RandomStream.ENVIRONMENTS, observer, update) for observer in range(2)]
+        alone.finish_episode([json.loads((tmp_path / f"{seed}.json").read_text()) for seed in seeds])
+    torch.testing.assert_close(losses(result), torch.tensor(alone.losses, dtype=torch.float64), rtol=0, atol=1e-10)
+    learnt = strip_prefix(state(tmp_path, 8), "policy/")
+    torch.testing.assert_close(learnt, dict(alone.policy.state_dict()), rtol=0, atol=1e-10)
+    assert result.result["running_return"] == pytest.approx(alone.running_reward, abs=1e-10)
 
 
 @pytest.mark.slow

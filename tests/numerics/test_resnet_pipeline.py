@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.numerics.resnet_pipeline_reference import Reference, train_alone
+from tests.numerics.resnet_pipeline_reference import Reference, scores, train_alone
 from tests.pictures import write_folder, write_idx
 
 from rolecall.spec.plan import CheckpointManifest
@@ -113,6 +113,19 @@ def test_the_tutorials_protocol_keeps_parity(folder: str, alone: Alone, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["1f1b", "tutorial"])
+def test_squared_errors_and_scores_of_synthetic_images(alone: Alone, tmp_path: Path, protocol: str) -> None:
+    """The tutorial's loss and random images; the validation images don't fill their last batch or micro-batch."""
+    data = {"train": None, "synthetic": {"images": 40, "classes": 5}, "size": 32, "validation": 0.3}
+    params = job("", data=data, precision="float64", norm="group", loss="mse", micro_batches=4, max_steps=3)
+    result = run(params | {"protocol": protocol}, 2, tmp_path)
+    expected = alone(params)
+    assert_same(result, expected, 1e-10)
+    for name, score in scores(Params.model_validate(params), expected.state).items():
+        assert result.result[name] == pytest.approx(score, rel=1e-6), name
+
+
+@pytest.mark.slow
 def test_more_micro_batches_than_rpc_has_threads_by_default(folder: str, alone: Alone, tmp_path: Path) -> None:
     """The tutorial's protocol holds a thread for each of them at every stage: with too few all would wait for ever."""
     data = {"size": 32}
@@ -149,6 +162,23 @@ def test_a_checkpoint_continues_to_the_uninterrupted_weights(tmp_path: Path) -> 
     resumed = run(params | {"cuts": ["layer3.0"]}, 2, tmp_path / "resumed", resume_from=manifest)
     torch.testing.assert_close(losses(resumed), losses(whole)[5:], rtol=0, atol=0)
     torch.testing.assert_close(final_state(resumed), expected, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_tutorials_protocol_resumes_a_checkpoint(alone: Alone, tmp_path: Path) -> None:
+    """Without momentum, which its checkpoints don't contain."""
+    data = {"train": None, "synthetic": {"images": 24, "classes": 5}, "size": 32}
+    optimizer = {"name": "sgd", "lr": 0.002}
+    params = job("", data=data, precision="float64", norm="group", loss="mse", optimizer=optimizer, max_steps=4)
+    whole = alone(params)
+    params |= {"protocol": "tutorial", "cuts": ["layer3.0"], "checkpoint_every_steps": 2}
+    run(params, 2, tmp_path / "first")
+    manifest = CheckpointManifest.model_validate(json.loads((tmp_path / "first/checkpoint-000002.json").read_text()))
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "blobs").symlink_to(tmp_path / "first" / "blobs")
+    resumed = run(params | {"cuts": ["layer2.0"]}, 2, tmp_path / "resumed", resume_from=manifest)
+    torch.testing.assert_close(losses(resumed), torch.tensor(whole.losses[2:], dtype=torch.float64), rtol=0, atol=1e-10)
+    torch.testing.assert_close(final_state(resumed), whole.state, rtol=0, atol=1e-10)
 
 
 @pytest.mark.slow

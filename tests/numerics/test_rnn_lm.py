@@ -1,6 +1,7 @@
 """`rnn-lm` by a gang of processes gives what one process gives."""
 
 import json
+import math
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ STEPS_PER_EPOCH = 105
 SGD = {"name": "sgd", "lr": 0.5, "momentum": 0.5, "weight_decay": 1e-4}
 ADAM = {"name": "adam", "lr": 0.005}
 ADAMW = {"name": "adamw", "lr": 0.005, "weight_decay": 0.01}
+TUTORIAL = {"protocol": "tutorial", "max_grad_norm": None}
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +85,17 @@ def final_weights(result: GangResult) -> dict[str, torch.Tensor]:
         return load_tensors(archive.read("model.safetensors"))
 
 
+def manifest_of(result: GangResult, step: int) -> CheckpointManifest:
+    return CheckpointManifest.model_validate_json((result.folder / f"checkpoint-{step:06d}.json").read_text())
+
+
+def resume(whole: GangResult, params: dict[str, Any], counts: dict[Role, int], folder: Path, step: int) -> GangResult:
+    """A gang in `folder` that goes on from the checkpoint of `step` in the folder of `whole`."""
+    folder.mkdir()
+    (folder / "blobs").symlink_to(whole.folder / "blobs")
+    return run_gang("rnn-lm", params, counts, folder, resume_from=manifest_of(whole, step))
+
+
 def assert_same(result: GangResult, alone: Reference, params: dict[str, Any], tolerance: float) -> None:
     expected = torch.tensor(alone.losses, dtype=torch.float64)
     torch.testing.assert_close(global_losses(result, params["batch_size"]), expected, rtol=0, atol=tolerance)
@@ -143,12 +156,10 @@ def test_a_checkpoint_continues_to_the_uninterrupted_weights(prose: Path, tmp_pa
     step = 50 if place == "within an epoch" else STEPS_PER_EPOCH
     params = job(prose, optimizer=ADAM, max_steps=150, dropout=0.2, checkpoint_every_steps=step)
     whole = run_gang("rnn-lm", params, roles(2, 2), tmp_path / "whole")
-    manifest = CheckpointManifest.model_validate_json((tmp_path / f"whole/checkpoint-{step:06d}.json").read_text())
+    manifest = manifest_of(whole, step)
     assert manifest.position["epoch"] == (0 if place == "within an epoch" else 1)
-    (tmp_path / "resumed").mkdir()
-    (tmp_path / "resumed" / "blobs").symlink_to(tmp_path / "whole" / "blobs")
     expected = final_weights(whole)
-    resumed = run_gang("rnn-lm", params, roles(2, 2), tmp_path / "resumed", resume_from=manifest)
+    resumed = resume(whole, params, roles(2, 2), tmp_path / "resumed", step)
     for worker, losses in resumed.losses.items():
         assert losses == whole.losses[worker][step:]
     torch.testing.assert_close(final_weights(resumed), expected, rtol=0, atol=0)
@@ -176,15 +187,34 @@ def validation_losses(result: GangResult) -> list[float]:
 def test_the_tutorial_protocol_with_one_trainer_gives_what_one_process_gives(
     prose: Path, tmp_path: Path, optimizer: dict[str, Any]
 ) -> None:
-    params = job(prose, precision="float64", optimizer=optimizer, max_steps=20, protocol="tutorial", max_grad_norm=None)
+    params = job(prose, precision="float64", optimizer=optimizer, max_steps=20, **TUTORIAL)
     result = run_gang("rnn-lm", params, roles(2, 1), tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
 
 
 @pytest.mark.slow
+def test_the_tutorials_dropout_on_the_servers_is_that_of_one_process(prose: Path, tmp_path: Path) -> None:
+    """Two of the servers share the decoder, and must drop the same hidden values."""
+    params = job(prose, precision="float64", optimizer=SGD, max_steps=20, dropout=0.3, **TUTORIAL)
+    result = run_gang("rnn-lm", params, roles(3, 1), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), params, 1e-10)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_the_tutorials_form_continues_to_the_uninterrupted_weights(prose: Path, tmp_path: Path) -> None:
+    """With an optimizer without state, which checkpoints lack, and one trainer, so that updates have an order."""
+    sgd = {"name": "sgd", "lr": 0.5}
+    params = job(prose, optimizer=sgd, max_steps=16, dropout=0.2, checkpoint_every_steps=10, **TUTORIAL)
+    whole = run_gang("rnn-lm", params, roles(2, 1), tmp_path / "whole")
+    resumed = resume(whole, params, roles(2, 1), tmp_path / "resumed", 10)
+    assert resumed.losses == {"trainer-0": whole.losses["trainer-0"][10:]}
+    torch.testing.assert_close(final_weights(resumed), final_weights(whole), rtol=0, atol=0)
+
+
+@pytest.mark.slow
 def test_the_tutorial_protocol_with_two_trainers_learns_as_well(prose: Path, tmp_path: Path) -> None:
     """It takes two steps of the remote weights for each one of the reference, so it may be ahead."""
-    params = job(prose, optimizer=ADAM, max_steps=200, protocol="tutorial", max_grad_norm=None)
+    params = job(prose, optimizer=ADAM, max_steps=200, **TUTORIAL)
     result = run_gang("rnn-lm", params, roles(1, 2), tmp_path)
     alone = train_alone(Params.model_validate(params), tmp_path / "cache")
     assert result.result["validation_perplexity"] < 1.1 * alone.perplexity["validation"]
@@ -211,3 +241,25 @@ def test_bfloat16_computes_in_it_and_keeps_float32_weights(prose: Path, tmp_path
     assert {weight.dtype for weight in final_weights(rounded).values()} == {torch.float32}
     losses = global_losses(rounded, 8) - global_losses(exact, 8)
     assert 0 < losses.abs().max() < 0.05
+
+
+@pytest.mark.slow
+def test_the_tutorials_example_trains_on_random_tokens(tmp_path: Path) -> None:
+    example = json.loads((ROOT / "examples/tutorials/rnn.json").read_text())
+    counts = {Role(role): count for role, count in example["roles"].items()}
+    result = run_gang("rnn-lm", example["params"], counts, tmp_path)
+    losses = result.losses["trainer-0"]
+    assert len(losses) == 60
+    assert losses == pytest.approx([math.log(10)] * 60, abs=0.1)  # nothing to learn
+    sample = result.artifact("sample.txt").read_text().split()
+    assert len(sample) == 21
+    assert set(sample) <= {str(number) for number in range(10)}
+
+
+@pytest.mark.slow
+def test_a_markov_text_is_learned_as_far_as_it_can_be(tmp_path: Path) -> None:
+    text = {"synthetic": {"tokens": 8000, "vocabulary": 12, "source": "markov", "test": 2000}}
+    optimizer = {"name": "adam", "lr": 0.02}
+    params = {"text": text, "embedding_dim": 16, "hidden_dim": 16, "layers": 1, "dropout": 0.0, "optimizer": optimizer}
+    result = run_gang("rnn-lm", params | {"epochs": 1, "bptt": 5}, roles(1, 1), tmp_path)
+    assert 3.9 < result.result["test_perplexity"] < 4.8  # at best 4; without learning 12

@@ -1,27 +1,44 @@
 """`transformer-pipeline` by a gang of processes gives what one process gives."""
 
+import hashlib
 import importlib.util
 import json
 import random
+import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from safetensors.torch import load as load_tensors
-from tests.numerics.transformer_pipeline_reference import Reference, case, legal_cases, train_alone, try_cases
+from safetensors.torch import save as save_tensors
+from tests.numerics.transformer_pipeline_reference import (
+    Reference,
+    case,
+    legal_cases,
+    train_alone,
+    try_cases,
+    whole_model,
+)
 
 from rolecall.kit.schedules import SCHEDULES
-from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.testing.gang import GangResult, run_gang
-from rolecall.workloads.transformer_pipeline.params import Params
+from rolecall.workloads.transformer_pipeline.params import Params, Split
 
 GOLDEN = [2.628746757, 2.581284413, 2.538816789, 2.525525731]
 """Losses of steps 1, 4, 7 and 10 of `job`: they change only if the model, its first weights or the data's order do."""
+TUTORIALS = Path(__file__).parents[2] / "examples" / "tutorials"
+TRANSFORMER = {
+    "builds": "model",
+    "builder": "tutorial_transformer:transformer",
+    "arguments": {"dim": 16, "layers": 3, "heads": 2, "dropout": 0.0, "causal": True},
+}
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5}
 
 
@@ -105,6 +122,21 @@ def test_every_legal_schedule_gives_the_single_process_gradients(
 
 
 @pytest.mark.slow
+def test_every_way_to_name_a_cut_gives_the_single_process_gradients(tmp_path: Path) -> None:
+    """Computed cuts, the beginning and the end of a layer, and stages with only the embedding or the head."""
+    begin, end = ["layers.3"], [{"layer": "layers.2", "at": "end"}]
+    cases = [
+        case("GPipe", 1, 4, layers=6, split=split, cuts=cuts)
+        for split in get_args(Split)
+        for cuts in (None, begin, end)
+    ]
+    edges = ["layers.0", "layers.4", {"layer": "layers.5", "at": "end"}]
+    cases.append(case("Interleaved1F1B", 1, 4, layers=6, cuts=edges, activation_checkpointing=True))
+    outcomes = try_cases(cases, 2, tmp_path)
+    assert [one for one in outcomes if max(one.loss, one.gradient) > 1e-10] == []
+
+
+@pytest.mark.slow
 def test_activation_checkpointing_changes_no_gradient(tmp_path: Path) -> None:
     names = [name for name, schedule in SCHEDULES.items() if schedule.checkpointing]
     cases = [case(name, 1, 4, activation_checkpointing=True, positions="learned") for name in names]
@@ -127,7 +159,7 @@ def test_float64_parity_over_60_steps(text: Path, tmp_path: Path, stages: int, c
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
 
 
-_THEIRS = """
+_THEIRS = '''
 import torch
 from torch import nn
 
@@ -142,7 +174,25 @@ class Averaging(nn.Module):
 
 def averaging(dim, context):
     return Averaging(dim)
-"""
+
+class Chain(nn.Module):
+    """Linear layers, whose outputs are views."""
+
+    def __init__(self, vocabulary):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.layers = nn.ModuleDict({str(index): nn.Linear(8, 8) for index in range(3)})
+        self.output = nn.Linear(8, vocabulary)
+
+    def forward(self, x):
+        x = x if self.embedding is None else self.embedding(x)
+        for layer in self.layers.values():
+            x = layer(x)
+        return x if self.output is None else self.output(x)
+
+def chain(vocabulary, context):
+    return Chain(vocabulary)
+'''
 
 
 @pytest.mark.slow
@@ -162,21 +212,114 @@ def test_layers_of_the_jobs_own_train_as_in_one_process(
 
 
 @pytest.mark.slow
+def test_stages_that_return_views_train_with_split_backward_passes(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_chain.py").write_text(_THEIRS)
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    model = {"builds": "model", "builder": "their_chain:chain"}
+    params = job(text, max_steps=3, schedule="ZBVZeroBubble", model=model)
+    for name in ("layers", "dim", "heads", "hidden"):
+        del params[name]
+    result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path / "gang")
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+
+
+def reported(result: GangResult) -> list[dict[str, float]]:
+    """The metrics of the steps that the first stage reported."""
+    lines = (result.folder / "work/job/1/0/progress.jsonl").read_text().splitlines()
+    return [line["metrics"] for line in map(json.loads, lines) if line["kind"] in ("first_step", "step")]
+
+
+@pytest.mark.slow
+def test_a_whole_model_of_the_jobs_own_trains_as_in_one_process_whatever_its_cuts(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tutorial's model in its causal form; the checkpoint is resumed with more stages than wrote it."""
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(TUTORIALS))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    params = job(text, max_steps=12, checkpoint_every_steps=6, cuts=["layers.1"], model=TRANSFORMER)
+    for name in ("layers", "dim", "heads", "hidden"):
+        del params[name]
+    result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path / "gang")
+    alone = train_alone(Params.model_validate(params), tmp_path / "cache")
+    assert_same(result, alone, 1e-10)
+    model = exported(result, tmp_path / "model").load(tmp_path / "model")
+    assert type(model.decoder).__name__ == "Transformer"
+    assert model.generate("\n", tokens=5, seed=3) + "\n" == result.artifact("sample.txt").read_text()
+
+    first = reported(result)[0]
+    each = [first[f"micro_batch_{number}_loss"] for number in range(4)]
+    assert sum(each) / 4 == pytest.approx(first["loss"], rel=0, abs=1e-10)
+    assert [first["micro_batch_loss_min"], first["micro_batch_loss_max"]] == [min(each), max(each)]
+
+    params |= {"cuts": ["layers.0", {"layer": "layers.2", "at": "end"}]}
+    resumed = resume(result, params, {Role.STAGE: 3}, 6, tmp_path / "resumed")
+    assert resumed.losses["stage-0"] == pytest.approx(alone.losses[6:], rel=0, abs=1e-10)
+    torch.testing.assert_close(weights(resumed), alone.weights, rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
 def test_float32_parity_over_30_steps(text: Path, tmp_path: Path) -> None:
     params = job(text, max_steps=30, precision="float32", optimizer={"name": "sgd", "lr": 0.1, "momentum": 0.9})
     result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path)
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-5)
 
 
+def resume(
+    whole: GangResult,
+    params: dict[str, Any],
+    roles: dict[Role, int],
+    step: int,
+    folder: Path,
+    *,
+    convert: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
+) -> GangResult:
+    """Another gang that continues from a checkpoint of `whole`, with a copy of its files, whose parts are converted."""
+    manifest = CheckpointManifest.model_validate_json((whole.folder / f"checkpoint-{step:06d}.json").read_text())
+    shutil.copytree(whole.folder / "blobs", folder / "blobs")
+    parts: list[CheckpointPart] = []
+    for part in manifest.parts:
+        path = folder / "blobs" / "job" / part.blob
+        path.write_bytes(content := save_tensors(convert(load_tensors(path.read_bytes()))))
+        hashed = hashlib.sha256(content).hexdigest()
+        parts.append(part.model_copy(update={"size": len(content), "sha256": hashed}))
+    converted = manifest.model_copy(update={"parts": tuple(parts)})
+    return run_gang("transformer-pipeline", params, roles, folder, resume_from=converted)
+
+
 @pytest.mark.slow
 def test_a_checkpoint_continues_to_the_uninterrupted_weights(text: Path, tmp_path: Path) -> None:
+    """Also one of release 0.1, whose optimizer state is by index: matrices first, each kind in the model's order."""
     params = job(text, max_steps=30, precision="float32", dropout=0.2, replicas=2, checkpoint_every_steps=12)
+    names = [name for name, _ in whole_model(Params.model_validate(params), 5).named_parameters()]
+
+    def indexed(part: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        held = [name for name in names if f"weights/{name}" in part]
+        order = sorted(held, key=lambda name: part[f"weights/{name}"].ndim == 1)
+        indices = {f"state/{name}": f"optimizer/{index}" for index, name in enumerate(order)}
+        split = {key: key.rpartition("/") for key in part}
+        return {indices.get(split[key][0], split[key][0]) + "/" + split[key][2]: part[key] for key in part}
+
     whole = run_gang("transformer-pipeline", params, {Role.STAGE: 4}, tmp_path / "whole")
-    manifest = CheckpointManifest.model_validate(json.loads((tmp_path / "whole/checkpoint-000012.json").read_text()))
-    (tmp_path / "resumed").mkdir()
-    (tmp_path / "resumed" / "blobs").symlink_to(tmp_path / "whole" / "blobs")
-    expected, sample = weights(whole), whole.artifact("sample.txt").read_text()
-    resumed = run_gang("transformer-pipeline", params, {Role.STAGE: 4}, tmp_path / "resumed", resume_from=manifest)
-    assert resumed.losses["stage-0"] == whole.losses["stage-0"][12:]
-    torch.testing.assert_close(weights(resumed), expected, rtol=0, atol=0)
-    assert resumed.artifact("sample.txt").read_text() == sample
+    resumed = resume(whole, params, {Role.STAGE: 4}, 12, tmp_path / "resumed")
+    upgraded = resume(whole, params, {Role.STAGE: 4}, 12, tmp_path / "upgraded", convert=indexed)
+    for later in (resumed, upgraded):
+        assert later.losses["stage-0"] == whole.losses["stage-0"][12:]
+        torch.testing.assert_close(weights(later), weights(whole), rtol=0, atol=0)
+        assert later.artifact("sample.txt").read_text() == whole.artifact("sample.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_pipeline_learns_synthetic_text(tmp_path: Path) -> None:
+    source = {"tokens": 8200, "vocabulary": 12, "source": "markov", "test": 200}
+    params = job(tmp_path, max_steps=24, max_grad_norm=None, optimizer={"name": "adamw", "lr": 0.02})
+    params["text"] = {"synthetic": source, "validation": 0.0}
+    result = run_gang("transformer-pipeline", params, {Role.STAGE: 2}, tmp_path)
+    assert result.result["test_perplexity"] < 6  # at best 4; without learning 12
+    sample = result.artifact("sample.txt").read_text().split()
+    assert len(sample) == 6
+    assert set(sample) <= {str(number) for number in range(12)}
+    with zipfile.ZipFile(result.artifact("model.zip")) as archive:
+        assert "numbers from 0 to 11" in archive.read("README.md").decode()

@@ -17,27 +17,31 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
-from torch.distributed.pipelining import SplitPoint, pipeline
+from torch import Tensor, nn
+from torch.distributed.pipelining import pipeline
 
+from rolecall.kit.builders import build as build_custom
 from rolecall.kit.data_order import DataOrder
 from rolecall.kit.grid import Grid, make_grid
 from rolecall.kit.schedules import SCHEDULES
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.transformer_pipeline import build
 from rolecall.workloads.transformer_pipeline.build import build_decoder, custom_layers, decoder_shape
-from rolecall.workloads.transformer_pipeline.model import Decoder
 from rolecall.workloads.transformer_pipeline.params import Params, Split
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
+from rolecall.workloads.transformer_pipeline.split import SplitDecoder
 
 CPU = torch.device("cpu")
 VOCABULARY = 29
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-def whole_decoder(params: Params, vocabulary: int) -> Decoder:
+def whole_model(params: Params, vocabulary: int) -> nn.Module:
     """The model in one piece, with the first weights that the stages begin with."""
     dtype = torch.float64 if params.precision == "float64" else torch.float32
+    if params.whole_model is not None:
+        torch.manual_seed(params.seed)
+        return build_custom(params.whole_model, vocabulary, params.context).to(dtype)
     return build_decoder(
         decoder_shape(params, vocabulary),
         None,
@@ -48,7 +52,7 @@ def whole_decoder(params: Params, vocabulary: int) -> Decoder:
     )
 
 
-def mean_loss(model: Decoder, tokens: Tensor, targets: Tensor) -> Tensor:
+def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
     """Over all tokens of a batch."""
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
@@ -65,7 +69,7 @@ class Reference:
 def train_alone(params: Params, cache: Path) -> Reference:
     """Plain PyTorch: the whole model, the whole batch, one optimizer, torch's own clipping."""
     corpus = open_corpus(params.text, cache)
-    model = whole_decoder(params, corpus.vocabulary_size)
+    model = whole_model(params, corpus.vocabulary_size)
     arguments = params.optimizer.model_dump(exclude={"name"})
     vectors = [weight for weight in model.parameters() if weight.ndim == 1]
     matrices = [weight for weight in model.parameters() if weight.ndim > 1]
@@ -182,11 +186,9 @@ def _lead(workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
 
 
 def _trace(params: Params, ranks: int) -> None:
-    shape = decoder_shape(params, VOCABULARY)
-    cuts = build.layer_cuts(shape.layers, ranks * params.stages_per_rank, build.head_cost(shape))
+    model = SplitDecoder(params, VOCABULARY, ranks * params.stages_per_rank, CPU)
     tokens = torch.zeros(params.micro_batch, params.context, dtype=torch.int64)
-    points = {f"layers.{cut.first}": SplitPoint.BEGINNING for cut in cuts if not cut.embeds}
-    _traced_once(whole_decoder(params, VOCABULARY), (tokens,), points)
+    _traced_once(model.whole(), (tokens,), model.split_points)
 
 
 def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) -> None:
@@ -211,20 +213,21 @@ def _work(rank: int, workers: int, cases: list[dict[str, Any]], folder: Path) ->
 def _try(params: Params, grid: Grid) -> dict[str, Any]:
     """One step, and how far its loss and gradients are from the single process's."""
     tokens, targets = _random_batch(params)
-    whole = whole_decoder(params, VOCABULARY)
+    whole = whole_model(params, VOCABULARY)
     expected = mean_loss(whole, tokens, targets)
     expected.backward()
     gradients = {name: _gradient(weight) for name, weight in whole.named_parameters()}
-    stages = Pipeline(params, decoder_shape(params, VOCABULARY), grid)
+    stages = Pipeline(params, VOCABULARY, grid)
     mine = slice(grid.replica * params.replica_batch, (grid.replica + 1) * params.replica_batch)
     for _, weight in stages.named_parameters():
         weight.grad = None
-    loss = stages.step(tokens[mine], targets[mine])
+    loss = stages.step(tokens[mine], targets[mine]).sum()
     dist.all_reduce(loss)
     grid.all_reduce_gradients(weight for _, weight in stages.named_parameters())
     distances = [(_gradient(weight) - gradients[name]).abs().max() for name, weight in stages.named_parameters()]
     return {
         "case": f"{params.schedule}/{params.split}/{params.stages_per_rank}x{params.micro_batches}/{params.precision}"
+        + "".join(f"/{cut.layer}:{cut.at}" for cut in params.cuts or ())
         + ("/checkpointed" if params.activation_checkpointing else ""),
         "loss": float(abs(loss - expected.detach())),
         "gradient": float(torch.stack(distances).max()),
@@ -245,9 +248,9 @@ def _random_batch(params: Params) -> tuple[Tensor, Tensor]:
 _traces: dict[Any, Any] = {}
 
 
-def _traced_once(module: Decoder, mb_args: tuple[Tensor], split_spec: dict[str, Any]) -> Any:
+def _traced_once(module: nn.Module, mb_args: tuple[Tensor], split_spec: dict[str, Any]) -> Any:
     """In place of torch's `pipeline`: cases that cut the same model alike share one trace."""
-    key = (tuple(split_spec), mb_args[0].shape, next(module.parameters()).dtype)
+    key = (tuple(split_spec.items()), mb_args[0].shape, next(module.parameters()).dtype)
     if key not in _traces:
         _traces[key] = pipeline(module, mb_args, split_spec=split_spec)
     return _traces[key]

@@ -10,7 +10,8 @@ import torch
 from tests.containers import free_port
 from torch.distributed import rpc
 
-from rolecall.runtime.remote import Mailbox, StepBarrier, passed_on
+from rolecall.runtime.remote import Mailbox, StepBarrier, call_limit, passed_on
+from rolecall.spec.errors import CallTimeout
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.runtime.test_remote"])
@@ -96,3 +97,13 @@ def test_a_failed_future_is_an_error_at_the_caller() -> None:
     assert re.search(r"raised .*no gradient for this step", ours.recv(), re.DOTALL)
     for process in ranks:
         process.join(30)
+
+
+def test_only_the_error_of_a_slow_call_becomes_one_that_names_the_parameter() -> None:
+    with pytest.raises(RuntimeError, match="connection reset by peer"), call_limit(7.5):
+        raise RuntimeError("connection reset by peer")
+    with (
+        pytest.raises(CallTimeout, match=r"longer than rpc.timeout_s = 7.5 seconds; set rpc.timeout_s"),
+        call_limit(7.5),
+    ):
+        raise RuntimeError("RPCErr:1:RPC ran for more than set timeout (7500 ms) and will now be marked with an error")

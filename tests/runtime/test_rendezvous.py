@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import create_server
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from rolecall.runtime import rendezvous
+from rolecall.runtime.backends import HOST
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import PeerLost, RendezvousTimeout, RolecallError, Stopped, UnreachablePeer
@@ -39,6 +40,8 @@ class Plan:
     roles: tuple[Role, ...] = (Role.TRAINER, Role.TRAINER)
     addresses: tuple[str, ...] = ("127.0.0.1",)
     """The nodes' addresses, to which the workers are given out in turn."""
+    gpus: tuple[str, ...] = ()
+    """The workers' GPUs. Then there is no RPC, which would look for them."""
     per_node: bool = False
     expendable: frozenset[Role] = frozenset()
     seconds: dict[str, float] = field(default_factory=dict)
@@ -48,13 +51,20 @@ class Plan:
     def workload(self) -> Workload[PerNodeParams]:
         return Workload(
             name="w", summary="", package="", params=PerNodeParams, roles={role: RoleCount(1) for role in self.roles},
-            process_group=(Role.TRAINER,), expendable=self.expendable, per_node=self.per_node,
+            rpc=not self.gpus, process_group=(Role.TRAINER,), expendable=self.expendable, per_node=self.per_node,
         )  # fmt: skip
 
     def launch(self, rank: int) -> WorkerLaunch:
         nodes = [f"n{one % len(self.addresses)}" for one in range(len(self.roles))]
         workers = tuple(
-            WorkerPlan(rank=one, role=role, role_rank=self.roles[:one].count(role), node=nodes[one], threads=1)
+            WorkerPlan(
+                rank=one,
+                role=role,
+                role_rank=self.roles[:one].count(role),
+                node=nodes[one],
+                threads=1,
+                gpu=self.gpus[one] if self.gpus else None,
+            )
             for one, role in enumerate(self.roles)
         )
         addresses = {f"n{number}": address for number, address in enumerate(self.addresses)}
@@ -87,6 +97,8 @@ def seen(plan: Plan) -> dict[str, Any]:
     total = torch.ones(1)
     if dist.is_initialized():
         dist.all_reduce(total)
+    if plan.gpus:
+        return {"backend": dist.get_backend(), "sum": total.item()}
     return {
         "names": sorted(info.name for info in rpc.api._get_current_rpc_agent().get_worker_infos()),
         "answer": rpc.rpc_sync("trainer-1", torch.add, (torch.ones(1), 1), timeout=20).item(),
@@ -156,6 +168,13 @@ def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
             workers.ends[rank].send("leave")
         assert [workers.receive(rank) for rank in range(3)] == ["left"] * 3
     assert [[line["kind"] for line in workers.lines(rank)] for rank in (0, 1)] == [["rendezvous", "joined"], ["joined"]]
+
+
+@pytest.mark.slow
+def test_trainers_that_share_a_gpu_meet_without_nccl(tmp_path: Path) -> None:
+    with gang(Plan(gpus=("GPU-a", "GPU-a")), tmp_path) as workers:
+        workers.publish_port()
+        assert [workers.receive(rank) for rank in range(2)] == [{"backend": HOST, "sum": 2}] * 2
 
 
 @pytest.mark.slow
@@ -236,3 +255,14 @@ def test_a_workload_that_checks_the_network_does_not_meet_before_it_runs(tmp_pat
         workers.ends[1].send("leave")
         assert workers.receive(1) == "left"
         assert workers.lines(1) == []
+
+
+def test_a_job_sets_the_threads_and_the_timeout_of_rpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[rpc.TensorPipeRpcBackendOptions] = []
+    monkeypatch.setattr(rpc, "init_rpc", lambda *_, rpc_backend_options, **__: given.append(rpc_backend_options))
+    workload = replace(
+        Plan().workload, rpc_threads=lambda _, counts: 20 * counts[Role.TRAINER], rpc_timeout_s=lambda _: 7.0
+    )
+    for chosen in (Plan().workload, workload):
+        rendezvous._join_rpc(Plan().launch(0), chosen, dist.HashStore())
+    assert [(one.num_worker_threads, one.rpc_timeout) for one in given] == [(16, 600.0), (40, 7.0)]

@@ -44,6 +44,11 @@ def test_the_last_step_is_told_before_the_result(tmp_path: Path, report: Reporte
     assert written[-2:] == [("step", 5, {"loss": 0.5}), ("result", None, {"test_loss": 0.25})]
 
 
+def test_metrics_may_be_tensors(tmp_path: Path, report: Reporter) -> None:
+    report(1, loss=1.0, metrics={"rate": 0.5, "part": torch.tensor(0.25)})
+    assert lines(tmp_path / "progress")[0].metrics == {"loss": 1.0, "rate": 0.5, "part": 0.25}
+
+
 def test_the_last_step_is_told_before_the_end(tmp_path: Path) -> None:
     with closing(Reporter(tmp_path / "progress")) as report:
         report(1, loss=1.0)

@@ -19,12 +19,14 @@ from rolecall.cli.nodes import nodes
 from rolecall.cli.output import err
 from rolecall.cli.show import show
 from rolecall.cli.submit import submit
+from rolecall.cli.sweep import sweep
 from rolecall.cli.tokens import tokens
 from rolecall.cli.workloads import workloads
 
 _EPILOG = (
     "Exit codes: 0 success, 1 job failed or doctor found an error, 2 invalid usage, 3 job cancelled, 4 not found, "
-    "5 refused, 6 master unreachable, 7 token missing or invalid, 130 interrupted (a followed job continues)."
+    "5 refused, 6 master unreachable, 7 token missing or invalid, 130 interrupted (a followed job continues; "
+    "the job of a sweep is cancelled)."
 )
 
 app = typer.Typer(
@@ -35,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_JOBS = (submit, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
+_JOBS = (submit, sweep, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
 for command in (local, *_JOBS, nodes, doctor, workloads, artifacts, audit):
     app.command()(command)
 app.add_typer(tokens)

@@ -57,9 +57,13 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._http.close()
 
-    def submit(self, body: bytes) -> JobDocument:
-        """Submit the job in the user's original bytes, so that the master validates them."""
-        return self._call(JobDocument, "POST", "/jobs", content=body, headers={"Content-Type": "application/json"})
+    def submit(self, body: bytes, key: str | None = None) -> JobDocument:
+        """Submit the job in the user's original bytes, so that the master validates them.
+
+        A repeated request with the same `key` returns the same job.
+        """
+        headers = {"Content-Type": "application/json"} | ({"Idempotency-Key": key} if key else {})
+        return self._call(JobDocument, "POST", "/jobs", content=body, headers=headers)
 
     def job(self, job: str) -> JobDocument:
         return self._call(JobDocument, "GET", f"/jobs/{_segment(job)}")

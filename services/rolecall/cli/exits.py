@@ -7,13 +7,14 @@ class Exit(IntEnum):
     """The meaning of a command's exit code; the numbers never change."""
 
     OK = 0
-    """Success; with a followed job: the job succeeded."""
+    """Success; with a followed job or a sweep: all jobs succeeded."""
     FAILED = 1
-    """The followed job failed, `rolecall doctor` found an error, or `rolecall local` could not start."""
+    """The followed job or a job of a sweep failed, `rolecall doctor` found an error, or `rolecall local` could not
+    start."""
     USAGE = 2
     """The command line is invalid."""
     CANCELLED = 3
-    """The followed job was cancelled."""
+    """The followed job or a job of a sweep was cancelled."""
     NOT_FOUND = 4
     """The job, workload or artifact does not exist."""
     REFUSED = 5
@@ -23,7 +24,7 @@ class Exit(IntEnum):
     UNAUTHORIZED = 7
     """The token is missing or invalid, or lacks the required scope."""
     INTERRUPTED = 130
-    """Interrupted by Ctrl-C; a followed job continues."""
+    """Interrupted by Ctrl-C; a followed job continues, the running job of a sweep is cancelled."""
 
 
 class CommandError(Exception):

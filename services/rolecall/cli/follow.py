@@ -21,7 +21,7 @@ from rolecall.spec.visible import visible
 POLL_S = 0.3
 RETRY_S = 120.0
 PLAIN_EVERY_S = 5.0
-_EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
+EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
 Show = Callable[[JobDocument], None]
 
@@ -29,7 +29,7 @@ Show = Callable[[JobDocument], None]
 def follow(client: Client, job: str, *, as_json: bool) -> Exit:
     """Show the job's progress until it ends; Ctrl-C leaves it running."""
     try:
-        document, raw = _follow_to_end(client, job)
+        document, raw = follow_to_end(client, job)
     except KeyboardInterrupt:
         err.print(f"job {job} continues; to follow it again: rolecall show {job} --follow")
         return Exit.INTERRUPTED
@@ -39,11 +39,11 @@ def follow(client: Client, job: str, *, as_json: bool) -> Exit:
         for line in (document.reason or "").splitlines()[1:]:
             err.print(f"[dim]{escape(line)}[/]")
         out.print(escape(outcome(document)))
-    return _EXITS[document.state]
+    return EXITS[document.state]
 
 
-def _follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
-    """The job's last document, parsed and as raw JSON."""
+def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
+    """Show the job's progress until it ends; returns its last document, parsed and as raw JSON."""
     with _view() as show:
         seen, shown_reason = 0, None
         while True:

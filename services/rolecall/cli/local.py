@@ -26,7 +26,8 @@ from rolecall.spec.role import Role
 from rolecall.supervisor import Ended, Program, Supervisor
 
 _HOST = "127.0.0.1"
-_START_S = 60.0
+# Every node imports PyTorch, which takes minutes for many nodes on few busy cores.
+_START_S = 180.0
 _GRACE_S = 5.0
 _LOG_LINES = 20
 _PORTS = 8192

@@ -29,7 +29,8 @@ def nodes(json: Json = False, url: Url = None, token: Token = None) -> None:
 def _row(node: NodeDocument) -> tuple[str, ...]:
     spec, machine = node.spec, node.spec.machine
     beat = f"{node.heartbeat_age_s:.1f} s ago"
-    sizes = str(machine.cores), str(len(machine.gpus))
+    shared = f" × {machine.workers_per_gpu} workers" if machine.gpus and machine.workers_per_gpu > 1 else ""
+    sizes = str(machine.cores), f"{len(machine.gpus)}{shared}"
     return spec.name, spec.role, str(spec.slots), _state(node), beat, spec.address, *sizes, spec.version
 
 

@@ -87,8 +87,9 @@ def age(moment: datetime) -> str:
 
 
 def roles(document: JobDocument) -> str:
-    """The gang, such as `1 master, 2 trainer`."""
-    return ", ".join(f"{count} {role}" for role, count in document.roles.items() if count)
+    """The gang, such as `1 master, 2 trainer with a GPU`."""
+    named = ((f"{count} {role}", document.resources.get(role)) for role, count in document.roles.items() if count)
+    return ", ".join(f"{name} {own.described}" if own and own.described else name for name, own in named)
 
 
 def progress(progress: Progress, *, ended: bool = False) -> str:

@@ -10,7 +10,10 @@ restore_optimizer(optimizer, tensors)
 restore_random_state(tensors, context.device)
 """
 
-from torch import Tensor
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
 
 from rolecall.runtime.checkpoint import (
     Tensors,
@@ -22,8 +25,10 @@ from rolecall.runtime.checkpoint import (
 
 __all__ = [
     "Tensors",
+    "flatten_named_optimizer",
     "flatten_optimizer",
     "random_state",
+    "restore_named_optimizer",
     "restore_optimizer",
     "restore_random_state",
     "strip_prefix",
@@ -33,3 +38,29 @@ __all__ = [
 def strip_prefix(tensors: Tensors, prefix: str) -> dict[str, Tensor]:
     """The tensors whose names start with `prefix`, which is removed."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def flatten_named_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], prefix: str
+) -> dict[str, Tensor]:
+    """An optimizer's state as `<prefix><parameter name>/<key>`, which doesn't depend on how a model is cut."""
+    return {
+        f"{prefix}{name}/{key}": torch.as_tensor(value)
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def restore_named_optimizer(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Tensors, prefix: str
+) -> None:
+    """Restore the state from `flatten_named_optimizer`; `tensors` may have that of other parameters, too."""
+    by_parameter: dict[nn.Parameter, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        parameter, _, key = name.removeprefix(prefix).rpartition("/")
+        if name.startswith(prefix) and parameter in parameters:
+            by_parameter.setdefault(parameters[parameter], {})[key] = tensor
+    order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {index: by_parameter[parameter] for index, parameter in enumerate(order) if parameter in by_parameter}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

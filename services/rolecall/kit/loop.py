@@ -6,7 +6,7 @@ Subclasses define the model and the step.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -163,6 +163,10 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     def export(self) -> None:
         """Store the trained model as an artifact; called on all ranks."""
 
+    def step_metrics(self) -> Mapping[str, float | torch.Tensor]:
+        """Further metrics of the last step by name, for its report; by default none."""
+        return {}
+
     def objective(self, metrics: dict[str, float]) -> float:
         """The value that early stopping maximizes: by default the negated validation loss."""
         return -metrics["validation_loss"]
@@ -224,12 +228,14 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _run_step(self, batch: Batch) -> None:
         samples = self.samples(batch)
+        loss = self.train_step(batch)
         self.context.report(
             self.position.step + 1,
-            loss=self.train_step(batch),
+            loss=loss,
             samples=samples,
             steps=self.steps,
             epoch=self.position.epoch + 1,
+            metrics=self.step_metrics(),
         )
         self.position = replace(self.position, step=self.position.step + 1, samples=self.position.samples + samples)
 

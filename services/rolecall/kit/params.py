@@ -190,6 +190,18 @@ class TrainingParams(workload.Params):
     """Seconds between checkpoints. If `checkpoint_every_steps` is set too, whichever comes first applies."""
 
 
+class Rpc(workload.Params):
+    """Remote procedure calls between the workers of a job."""
+
+    threads: Annotated[int, Field(ge=16, le=4096)] | None = None
+    """Number of threads of each worker that serve calls. By default 16, or as many as the job needs. A gang of more
+    than half as many workers gets two for each of them."""
+    timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
+    """Seconds after which a call of a training step fails, and with it the attempt. It must be longer than the longest
+    step, because a call can wait for the rest of its step. Building the model, checkpoints and exports have no such
+    limit. A worker that dies is noticed immediately, without this limit."""
+
+
 def require_shares(batch_size: int, trainers: int) -> None:
     """Raises `ValueError` if a trainer would get no sample of a global batch."""
     if batch_size < trainers:

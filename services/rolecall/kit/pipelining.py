@@ -1,11 +1,13 @@
-"""Pipeline planning: schedules, the theoretical bubble, and optimal cuts. Torch-free.
+"""Pipeline planning: schedules, the theoretical bubble, cuts by name and optimal cuts. Torch-free.
 
 The bubble assumes equal stages and instant communication.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal, NamedTuple
+
+from rolecall.spec.errors import InputError
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; full backward; backward for the inputs only; backward for the weights only."""
@@ -93,6 +95,39 @@ def _dependencies(task: Task, last: int) -> list[Task]:
 def _result_key(task: Task) -> Task:
     """The task under which dependents look up the result: a full backward pass includes the input gradient."""
     return task._replace(kind="I") if task.kind == "B" else task
+
+
+Side = Literal["beginning", "end"]
+"""The side of a block at which a model is cut."""
+_MAX_LISTED = 64
+"""Names of blocks in an error message; of a longer list, only the first ones and the last one appear."""
+
+
+def cut_indices(cuts: Iterable[tuple[str, Side]], names: Sequence[str]) -> list[int]:
+    """The indices in `names` of the blocks that begin the later stages, for cuts at a side of the named blocks.
+
+    Raises `InputError` for a name that the model doesn't have, a side without blocks beyond it, and cuts that repeat or
+    are not in the model's order.
+    """
+    indices = {name: index for index, name in enumerate(names)}
+    found: list[int] = []
+    for name, side in cuts:
+        before = side == "beginning"
+        valid = names[1:] if before else names[:-1]
+        if name not in indices or name == names[0 if before else -1]:
+            raise InputError(
+                f"cuts: the model has no block {name} to cut {'before' if before else 'after'}; valid: {_listed(valid)}"
+            )
+        found.append(indices[name] + (not before))
+    if found != sorted(set(found)):
+        raise InputError(f"cuts must be in the model's order, each at most once; valid: {_listed(names[1:])}")
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) <= _MAX_LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MAX_LISTED - 1])}, …, {names[-1]}"
 
 
 def best_cuts(costs: Sequence[Sequence[float]]) -> list[int]:

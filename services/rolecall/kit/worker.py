@@ -6,6 +6,16 @@ other loops with a process group call it to save and stop after the same step on
 
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext, current, worker_name
-from rolecall.runtime.remote import Mailbox, StepBarrier, passed_on
+from rolecall.runtime.remote import Mailbox, StepBarrier, call_limit, passed_on
 
-__all__ = ["Agreement", "Decision", "Mailbox", "StepBarrier", "WorkerContext", "current", "passed_on", "worker_name"]
+__all__ = [
+    "Agreement",
+    "Decision",
+    "Mailbox",
+    "StepBarrier",
+    "WorkerContext",
+    "call_limit",
+    "current",
+    "passed_on",
+    "worker_name",
+]

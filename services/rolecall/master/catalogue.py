@@ -17,6 +17,7 @@ from rolecall.master.extent import check_extent
 from rolecall.master.field_errors import Problem, explain, problem, unknown
 from rolecall.spec.errors import InputError, InvalidJob, NotFound
 from rolecall.spec.job import JobRequest
+from rolecall.spec.resources import Resources, RoleDemand, RoleRequest, count_and_resources
 from rolecall.spec.role import Role
 from rolecall.spec.workload import Params, PerNodeParams, Workload
 from rolecall.workloads.catalogue import installed
@@ -58,6 +59,8 @@ class Catalogue:
             finding = unknown("workload", "workload", request.workload, self.workloads)
             raise InvalidJob([finding | {"message": finding["message"] + self._hint(request.workload)}])
         roles, problems = check_roles(workload, request.roles)
+        resources, unmet = check_resources(workload, request.roles)
+        problems += unmet
         params, more = check_params(workload, request.params)
         more += check_data(params, self.data)
         if not request.name.isprintable():
@@ -65,7 +68,8 @@ class Catalogue:
         if params is None or problems or more:
             raise InvalidJob([*problems, *more])
         _check_together(workload, params, roles)
-        return request.model_dump() | {"params": params.model_dump(mode="json"), "roles": roles}
+        own = {"roles": roles, "resources": _with_defaults(workload, roles, resources)}
+        return request.model_dump(exclude={"roles"}) | {"params": params.model_dump(mode="json")} | own
 
     def _hint(self, name: str) -> str:
         return f" (its plug-in could not be loaded: {self.broken[name]})" if name in self.broken else ""
@@ -89,14 +93,17 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
     return Catalogue(workloads, broken)
 
 
-def check_roles(workload: Workload[Any], asked: Mapping[Role, int]) -> tuple[dict[Role, int], list[Problem]]:
+def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tuple[dict[Role, int], list[Problem]]:
     """The number of workers of each role, including the defaults, and the problems of the requested ones."""
     if workload.per_node:
         message = f"{workload.name} runs on each node once, in the node's own role"
-        given = {role.value: number for role, number in asked.items()}
+        given = {role.value: _plain(demand) for role, demand in asked.items()}
         return {}, [problem("roles", message, given, "none; params.nodes chooses nodes")] if asked else []
     problems = [unknown(f"roles.{role}", "role", role, workload.roles) for role in asked if role not in workload.roles]
-    roles = {role: asked.get(role, count.default) for role, count in workload.roles.items()}
+    given = {role: count_and_resources(demand)[0] for role, demand in asked.items()}
+    roles = {
+        role: count.default if (number := given.get(role)) is None else number for role, count in workload.roles.items()
+    }
     for role, count in workload.roles.items():
         if not count.least <= roles[role] <= count.most:
             bounds = f"{count.least}" if count.least == count.most else f"{count.least} to {count.most}"
@@ -105,6 +112,36 @@ def check_roles(workload: Workload[Any], asked: Mapping[Role, int]) -> tuple[dic
     if not problems and not any(roles.values()):
         problems.append(problem("roles", "the job has no workers", roles, "at least one worker"))
     return {role: number for role, number in roles.items() if number}, problems
+
+
+def check_resources(
+    workload: Workload[Any], asked: Mapping[Role, RoleDemand]
+) -> tuple[dict[Role, Resources], list[Problem]]:
+    """The requested resources of the roles, and the problems of those that no node can give."""
+    resources = {role: count_and_resources(demand)[1] for role, demand in asked.items() if role in workload.roles}
+    problems: list[Problem] = []
+    for role, gpus in ((role, own.gpus) for role, own in resources.items() if own.gpus):
+        field = f"roles.{role}.gpus"
+        if not workload.can_use_gpu(role):
+            problems.append(problem(field, f"{role} workers of {workload.name} can't use a GPU", gpus, "0, or omit it"))
+        elif gpus > 1:
+            message = f"a worker uses one GPU at most; for {gpus} GPUs request {gpus} workers with one each"
+            problems.append(problem(field, message, gpus, "0 or 1"))
+    return {role: own for role, own in resources.items() if own != Resources()}, problems
+
+
+def _with_defaults(
+    workload: Workload[Any], roles: Mapping[Role, int], asked: Mapping[Role, Resources]
+) -> dict[Role, Resources]:
+    """The resources of the roles that have workers, as requested and as the workload declares."""
+    resources = {role: asked.get(role, Resources()) for role in roles}
+    own = {role: one.model_copy(update={"gpus": 0}) for role, one in resources.items() if role in workload.cpu_only}
+    marked = {role: one.model_copy(update={"busy": role in workload.busy}) for role, one in (resources | own).items()}
+    return {role: one for role, one in marked.items() if one != Resources()}
+
+
+def _plain(demand: RoleDemand) -> Any:
+    return demand.model_dump(exclude_none=True) if isinstance(demand, RoleRequest) else demand
 
 
 def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Params | None, list[Problem]]:

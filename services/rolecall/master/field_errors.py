@@ -93,8 +93,9 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     path = tuple(error["loc"])
     field = ".".join(str(part) for part in (*prefix, *path)) or "body"
     if error["type"] == "extra_forbidden":
-        owner = at(schema, path[:-1])
-        return unknown(field, "field", str(path[-1]), owner.get("properties", {}))
+        owners = _choices(schema, at(schema, path[:-1]))
+        names = [name for owner in owners for name in owner.get("properties", ())]
+        return unknown(field, "field", str(path[-1]), names)
     if path and path[-1] == "[key]":
         names = _resolved(schema, at(schema, path[:-2]).get("propertyNames", {})).get("enum", ())
         return unknown(field.removesuffix(".[key]"), "name", str(path[-2]), names)
@@ -129,7 +130,7 @@ def legal(root: Schema, schema: Schema) -> str:
 
 
 def _child(root: Schema, schema: Schema, part: str | int) -> Schema:
-    for choice in [schema, *(_resolved(root, c) for c in schema.get("anyOf", schema.get("oneOf", ())))]:
+    for choice in _choices(root, schema):
         if part in choice.get("properties", {}):
             return choice["properties"][part]
         if isinstance(part, int) and "items" in choice:
@@ -137,6 +138,11 @@ def _child(root: Schema, schema: Schema, part: str | int) -> Schema:
         if isinstance(choice.get("additionalProperties"), dict):
             return choice["additionalProperties"]
     return {}
+
+
+def _choices(root: Schema, schema: Schema) -> list[Schema]:
+    """The schema and its alternatives."""
+    return [schema, *(_resolved(root, choice) for choice in schema.get("anyOf", schema.get("oneOf", ())))]
 
 
 def _resolved(root: Schema, schema: Schema) -> Schema:

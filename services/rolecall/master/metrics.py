@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.placement import Cluster, Seating
 from rolecall.master.program import Master
+from rolecall.master.seats import Need
 from rolecall.master.store import jobs
 from rolecall.master.store.records import JobSummary
 from rolecall.spec.job import Progress
@@ -90,8 +91,8 @@ def _nodes(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     alive = [sum(node.alive and node.spec.role is role for node in snapshot.nodes) for role in Role]
     cluster = Cluster(snapshot.nodes)
     empty, busy = Seating(cluster, ()), Seating(cluster, snapshot.taken)
-    total = [empty.room(role) for role in Role]
-    free = [busy.room(role) for role in Role]
+    total = [empty.room(Need(role)) for role in Role]
+    free = [busy.room(Need(role)) for role in Role]
     ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in snapshot.nodes)
     yield _gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
     yield _gauge("rolecall_slots", "Workers that the live nodes can take in total.", ["role"], per_role(total))

@@ -217,5 +217,6 @@ def _queued(job: JobSummary, chosen: Mapping[str, tuple[str, ...]], *, per_node:
         per_node=per_node,
         only=chosen.get(job.id, ()),
         owner=job.owner,
+        resources=job.resources,
         avoid=job.avoid or (),
     )

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from rolecall.master.placement import Cluster, Outcome, Seating, Waiting
-from rolecall.spec.node import NodeState
+from rolecall.master.placement import Cluster, Outcome, Seating, Waiting, needs_of
+from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import RANK_ORDER, Role
 
 
@@ -26,6 +27,7 @@ class QueuedJob:
     """True if it runs on each node, or on each of `only`, without slots."""
     only: tuple[str, ...] = ()
     owner: str = ""
+    resources: Mapping[Role, Resources] = field(default_factory=dict[Role, Resources])
     avoid: tuple[str, ...] = ()
     """Nodes to use only if it fits nowhere else."""
 
@@ -85,11 +87,16 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
 
 
 def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
-    """`roles`, and the roles whose workers use the same ledgers of the same machines."""
-    wanted = set(roles)
-    ledgers = {(node.spec.machine.boot_id, node.spec.role.computes) for node in nodes if node.spec.role in wanted}
-    rivals = {n.spec.role for n in nodes if (n.spec.machine.boot_id, n.spec.role.computes) in ledgers}
-    return wanted | rivals
+    """`roles`, and the roles whose workers can use the same ledgers or GPUs of the same machines."""
+    wanted, nodes = set(roles), list(nodes)
+    shared = frozenset[tuple[str, bool | str]]().union(*(_shared(n.spec) for n in nodes if n.spec.role in wanted))
+    return wanted | {node.spec.role for node in nodes if not shared.isdisjoint(_shared(node.spec))}
+
+
+def _shared(spec: NodeSpec) -> set[tuple[str, bool | str]]:
+    """The ledger and the GPUs of a node, which other nodes of its machine can use as well."""
+    boot = spec.machine.boot_id
+    return {(boot, spec.role.computes), *((boot, gpu.uuid) for gpu in spec.machine.gpus)}
 
 
 def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
@@ -99,7 +106,7 @@ def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
 
 
 def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
-    outcome = seating.place(job.roles, job.avoid)
+    outcome = seating.place(needs_of(job.roles, job.resources), job.avoid)
     return outcome if isinstance(outcome, Waiting) else _with_addresses(outcome, cluster)
 
 

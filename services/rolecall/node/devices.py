@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,8 @@ _LOG = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _QUERY = ("--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
 _ROW = re.compile(r"GPU\d+")
+_WHOLE = re.compile(r"GPU \d+: .* \(UUID: (GPU-[^)]+)\)")
+_SLICE = re.compile(r"\s+MIG (\S*\.(\d+)gb\S*)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)")
 _MIB = 1 << 20
 
 
@@ -31,7 +33,7 @@ class GpusUnknown(RolecallError):
     """The driver's program is installed, but can't list the GPUs."""
 
 
-def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...]) -> Machine:
+def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...], workers_per_gpu: int = 1) -> Machine:
     """The machine of this container, which may use `gpus`. By default, every core is a CPU slot."""
     cores = available_cores()
     return Machine(
@@ -41,15 +43,17 @@ def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...]) -> Machine:
         cpu_slots=cpu_slots or cores,
         memory_bytes=memory_limit(psutil.virtual_memory().total),
         gpus=gpus,
+        workers_per_gpu=workers_per_gpu,
         exclusive=has_quota(os.cpu_count() or cores),
     )
 
 
 def default_slots(machine: Machine, role: Role) -> int:
-    """The default number of parallel workers of a node: as many as the machine has capacity for."""
-    if role.computes and machine.gpus:
-        return len(machine.gpus)
-    return int(machine.cpu_slots / role.weight)
+    """The default number of parallel workers of a node: as many as the machine has capacity for.
+
+    A node with GPUs also offers its CPU shares, for roles that ask for no GPU.
+    """
+    return len(machine.gpus) * machine.workers_per_gpu + int(machine.cpu_slots / role.weight)
 
 
 def available_cores(cgroup: Path = CGROUP) -> int:
@@ -100,18 +104,42 @@ def find_gpus(environment: Mapping[str, str], program: str = "nvidia-smi") -> tu
     except GpusUnknown as error:
         return (), GpuInventory(usable=0, installed=count_installed(), disabled=disabled, failure=str(error))
     usable = visible(known, environment)
-    indices = {known.index(gpu) for gpu in usable}
-    isolated = [pair for pair in query_isolated_pairs(program) if indices.issuperset(pair)] if len(usable) > 1 else []
-    installed = max(count_installed(), len(known))
-    return usable, GpuInventory(usable=len(usable), installed=installed, disabled=disabled, no_peer_access=isolated)
+    whole = list(dict.fromkeys(gpu.whole for gpu in known))
+    indices = {whole.index(gpu.whole) for gpu in usable}
+    isolated = [pair for pair in query_isolated_pairs(program) if indices.issuperset(pair)] if len(indices) > 1 else []
+    installed = max(count_installed(), len(whole))
+    return usable, GpuInventory(usable=len(indices), installed=installed, disabled=disabled, no_peer_access=isolated)
 
 
 def query_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """The machine's GPUs; none if there is no `nvidia-smi`. Raises `GpusUnknown` if it fails."""
+    """The machine's GPUs, or the slices of those that are divided; none if there is no `nvidia-smi`.
+
+    Raises `GpusUnknown` if it fails.
+    """
     try:
-        return tuple(_gpu(line) for line in _run(program, *_QUERY).splitlines() if line.strip())
+        whole = [_gpu(line) for line in _run(program, *_QUERY).splitlines() if line.strip()]
     except ValueError as error:
         raise GpusUnknown(f"{program} gave an answer that can't be read: {error}") from None
+    return divide(whole, _run(program, "-L")) if whole else ()
+
+
+def divide(gpus: Iterable[Gpu], listing: str) -> tuple[Gpu, ...]:
+    """The GPUs, with those replaced by their slices that have some in `listing`, the output of `nvidia-smi -L`.
+
+    A slice's name has its size in GB, which is a little less than its memory.
+    """
+    slices: dict[str, list[re.Match[str]]] = {}
+    uuid = ""
+    for line in listing.splitlines():
+        if found := _WHOLE.match(line):
+            uuid = found[1]
+        elif found := _SLICE.match(line):
+            slices.setdefault(uuid, []).append(found)
+    return tuple(
+        part
+        for gpu in gpus
+        for part in ([_slice(gpu, found) for found in slices[gpu.uuid]] if gpu.uuid in slices else [gpu])
+    )
 
 
 def query_isolated_pairs(program: str = "nvidia-smi") -> list[Pair]:
@@ -139,7 +167,7 @@ def count_installed(devices: Path = Path("/sys/bus/pci/devices")) -> int:
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES selects, by index or by UUID (or the beginning of one).
+    """The GPUs or slices that CUDA_VISIBLE_DEVICES selects, by index or by UUID (or the beginning of one).
 
     The container's engine has already applied other values of NVIDIA_VISIBLE_DEVICES: its indices are the machine's,
     and those here begin with 0 again.
@@ -150,7 +178,7 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu,
         return gpus
     names = [name.strip() for name in chosen.split(",")]
     matches: Callable[[int, Gpu], bool] = lambda index, gpu: any(  # noqa: E731
-        name == str(index) or (name.startswith("GPU-") and gpu.uuid.startswith(name)) for name in names
+        name == str(index) or (name.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(name)) for name in names
     )
     return tuple(gpu for index, gpu in enumerate(gpus) if matches(index, gpu))
 
@@ -163,6 +191,12 @@ def _are_disabled(environment: Mapping[str, str]) -> bool:
 def _gpu(line: str) -> Gpu:
     uuid, name, memory = (part.strip() for part in line.split(","))
     return Gpu(uuid=uuid, name=name, memory_bytes=int(memory) * _MIB)
+
+
+def _slice(gpu: Gpu, found: re.Match[str]) -> Gpu:
+    profile, size, uuid = found.groups()
+    memory_bytes = min(int(size) * 10**9, gpu.memory_bytes)
+    return Gpu(uuid=uuid, name=f"{gpu.name} {profile}", memory_bytes=memory_bytes, parent=gpu.uuid)
 
 
 def _quota(cgroup: Path) -> float | None:

@@ -189,6 +189,13 @@ def gpus(found: GpuInventory) -> Finding:
     return Finding(check="gpus", level=Level.WARNING if remedy else Level.OK, message=message, remedy=remedy)
 
 
+def shared_gpus(count: int, workers: int) -> Finding:
+    """The number of workers on each of the node's GPUs. It is a decision of the operator, so there is no remedy."""
+    which = "its GPU is" if count == 1 else f"each of its {count} GPUs is"
+    message = f"{which} for {workers} workers; process groups with two workers on one GPU use Gloo instead of NCCL"
+    return Finding(check="shared gpus", level=Level.OK, message=message)
+
+
 def sandbox(mode: str, version: int, error: OSError | None, no_filter: OSError | None = None) -> Finding:
     """The confinement of this node's workers by Landlock, `version` of its interface or the `error` without one.
 

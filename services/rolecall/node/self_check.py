@@ -90,7 +90,10 @@ class SelfCheck:
         shared = findings.shm(shutil.disk_usage(_SHM).total if _SHM.exists() else 0, computes=spec.role.computes)
         secrets = secret_files(readable_secret_files())
         own = [_check_disk(self._settings.data), shared, findings.memory(free, total), _check_sandbox(), secrets]
-        return [*own, findings.gpus(self._gpus)] if spec.role.computes else own
+        count, workers = len(spec.machine.gpus), spec.machine.workers_per_gpu
+        if spec.role.computes or count:
+            own.append(findings.gpus(self._gpus))
+        return [*own, findings.shared_gpus(count, workers)] if count and workers > 1 else own
 
 
 async def compare_clocks(client: MasterClient, name: str, clock: Callable[[], float] = time.time) -> ClockSample:

@@ -135,7 +135,7 @@ def describe_node(
     settings: NodeSettings, name: str, route: Route, metrics_port: int, gpus: tuple[Gpu, ...]
 ) -> NodeSpec:
     """The node's registration."""
-    machine = describe_machine(settings.cpu_slots, gpus)
+    machine = describe_machine(settings.cpu_slots, gpus, settings.workers_per_gpu)
     return NodeSpec(
         name=name,
         role=settings.role,

@@ -9,7 +9,7 @@ import torch
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.reporter import Reporter
-from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.plan import WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
 from rolecall.spec.workdir import Workdir
@@ -81,3 +81,11 @@ def current() -> WorkerContext[Any]:
 def worker_name(role: Role, role_rank: int) -> str:
     """A worker's name in RPC, e.g. `trainer-0`."""
     return f"{role}-{role_rank}"
+
+
+def own_device(worker: WorkerPlan) -> torch.device:
+    """The device of this process as `worker`: its GPU, the only one that it sees, or the CPU. Initializes CUDA."""
+    if worker.gpu is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)

@@ -2,11 +2,15 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from rolecall.spec.errors import CallTimeout
+
+_TIMED_OUT = "RPC ran for more than set timeout"  # torch raises a RuntimeError with this text
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
@@ -81,3 +85,17 @@ def passed_on(future: torch.futures.Future[Answer]) -> torch.futures.Future[Answ
     `Future.set_exception` stores the exception as the value, and RPC would send it as the call's result.
     """
     return future.then(lambda done: done.wait())
+
+
+@contextmanager
+def call_limit(timeout_s: float) -> Iterator[None]:
+    """Raise `CallTimeout`, which names `rpc.timeout_s`, for a call in the body that took longer than this parameter."""
+    try:
+        yield
+    except RuntimeError as error:
+        if _TIMED_OUT not in str(error):
+            raise
+        raise CallTimeout(
+            f"an RPC call took longer than rpc.timeout_s = {timeout_s:g} seconds; set rpc.timeout_s to more than the "
+            "longest step takes, or find out which worker is slow"
+        ) from error

@@ -21,10 +21,11 @@ from torch.distributed import rpc
 from rolecall.edge.logs import about
 from rolecall.network import links
 from rolecall.runtime import gang_store
+from rolecall.runtime.backends import choose_backend, shared_gpus
 from rolecall.runtime.context import worker_name
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import RendezvousTimeout, Stopped
-from rolecall.spec.plan import WorkerLaunch
+from rolecall.spec.plan import GangPlan, WorkerLaunch
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
 
@@ -77,6 +78,8 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
         _join_rpc(launch, workload, others[0])
     if launch.worker.role in workload.process_group:
         _join_process_group(launch, workload, store)
+    if launch.worker.rank == 0:
+        _log_shared_gpus(launch.gang)
     report.joined()
     try:
         yield
@@ -165,7 +168,7 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
     _STORES[url] = store
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=threads,
-        rpc_timeout=_PREFLIGHT_CALL_TIMEOUT_S if workload.per_node else _CALL_TIMEOUT_S,
+        rpc_timeout=_call_timeout_s(launch, workload),
         _transports=["uv"],
         _channels=_CHANNELS if launch.worker.gpu is None else [*_CHANNELS, "cuda_basic"],
         init_method=url,
@@ -183,6 +186,14 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
     )
 
 
+def _call_timeout_s(launch: WorkerLaunch, workload: Workload[Any]) -> float:
+    if workload.per_node:
+        return _PREFLIGHT_CALL_TIMEOUT_S
+    if workload.rpc_timeout_s is None:
+        return _CALL_TIMEOUT_S
+    return workload.rpc_timeout_s(workload.params.model_validate(launch.params))
+
+
 def _open_url(url: str, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
     parts = urlsplit(url)
     query = parse_qs(parts.query)
@@ -196,14 +207,21 @@ dist.register_rendezvous_handler(_SCHEME, _open_url)
 
 
 def _join_process_group(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) -> None:
-    members = [worker.rank for worker in launch.gang.workers if worker.role in workload.process_group]
+    members = [worker for worker in launch.gang.workers if worker.role in workload.process_group]
     dist.init_process_group(
-        "cpu:gloo" if launch.worker.gpu is None else "cpu:gloo,cuda:nccl",
+        choose_backend(members),
         store=dist.PrefixStore("process-group", store),
-        rank=members.index(launch.worker.rank),
+        rank=members.index(launch.worker),
         world_size=len(members),
         timeout=timedelta(seconds=_CALL_TIMEOUT_S),
     )
+
+
+def _log_shared_gpus(gang: GangPlan) -> None:
+    """Log that ranks share GPUs. RPC needs no other channels between them: it has none that uses NVLink."""
+    for gpu, ranks in shared_gpus(gang).items():
+        text = "ranks %s share GPU %s: process groups with several of them use Gloo instead of NCCL"
+        _LOG.info(text, ", ".join(map(str, ranks)), gpu, extra=about("gpu_shared"))
 
 
 def _export_environment(launch: WorkerLaunch, port: int) -> None:

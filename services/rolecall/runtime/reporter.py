@@ -25,7 +25,7 @@ class _Step:
     loss: float | torch.Tensor
     steps: int | None
     epoch: int | None
-    metrics: dict[str, float]
+    metrics: dict[str, float | torch.Tensor]
 
 
 class Reporter:
@@ -52,12 +52,12 @@ class Reporter:
         samples: int = 0,
         steps: int | None = None,
         epoch: int | None = None,
-        metrics: Mapping[str, float] | None = None,
+        metrics: Mapping[str, float | torch.Tensor] | None = None,
     ) -> None:
         """Report the end of `step` (counted from 1), with its mean loss, the gang's samples in it, and other metrics.
 
-        Raises `NonFiniteLoss` if the loss is NaN or infinite. A loss on a GPU is checked only when a line is due,
-        because reading it waits for the device.
+        Raises `NonFiniteLoss` if the loss is NaN or infinite. A loss on a GPU is checked and metrics are read only when
+        a line is due, because reading a tensor waits for its device.
         """
         now = self._clock()
         self._rate.add(now, samples)
@@ -85,7 +85,7 @@ class Reporter:
             epoch=last.epoch,
             samples_per_s=self._rate.samples_per_s(now),
             seconds_left=self._rate.seconds_left(now, last.steps - last.step) if last.steps is not None else None,
-            metrics={"loss": loss, **last.metrics},
+            metrics={"loss": loss, **{name: float(value) for name, value in last.metrics.items()}},
         )
 
     def event(self, message: str) -> None:

@@ -108,6 +108,10 @@ class PeerLost(RolecallError):
     """Another worker of the gang disappeared; that worker is the cause, not this one."""
 
 
+class CallTimeout(RolecallError):
+    """An RPC call between two workers took longer than the job allows; the text names the parameter with the limit."""
+
+
 class IntrudedGang(RolecallError):
     """A program without the attempt's secret took part in its rendezvous: the gang's network is not private."""
 

@@ -1,5 +1,6 @@
 """The request for a job, and the document that describes it in responses."""
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from rolecall.spec.bounds import at_most
 from rolecall.spec.model import Request, Value
 from rolecall.spec.redaction import Redacted, RedactedObject
 from rolecall.spec.report import Failure, StartTimes
+from rolecall.spec.resources import Resources, RoleDemand
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
@@ -20,10 +22,9 @@ class JobRequest(Request):
     """A name from `GET /workloads`."""
     params: Annotated[dict[str, Any], at_most(1000)] = Field(default_factory=dict)
     """The workload's parameters; `GET /workloads/{name}` has their schema."""
-    roles: Annotated[dict[Role, Annotated[int, Field(strict=True, le=1_000_000)]], at_most(20)] = Field(
-        default_factory=dict[Role, int]
-    )
-    """The number of workers of each role. For other roles, the workload's defaults apply."""
+    roles: Annotated[Mapping[Role, RoleDemand], at_most(20)] = Field(default_factory=dict[Role, RoleDemand])
+    """The number of workers of each role, or an object with the number and the resources of each worker. For other
+    roles, the workload's defaults apply."""
     name: str = Field(default="", max_length=120)
     """A label for people."""
     priority: int = Field(default=0, ge=-100, le=100, strict=True)
@@ -35,9 +36,15 @@ class JobRequest(Request):
 
 
 class JobSpec(JobRequest):
-    """A validated request: parameters and role counts are complete and valid."""
+    """A validated request: parameters, role counts and resources are complete and valid."""
 
     id: str
+    # Separate from the resources, so that earlier releases can read the counts.
+    roles: dict[Role, int] = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - values are frozen
+        default_factory=dict[Role, int]
+    )
+    resources: dict[Role, Resources] = Field(default_factory=dict[Role, Resources])
+    """The resources of each worker of a role. Placement decides for other roles."""
 
 
 class Progress(Value):
@@ -91,6 +98,9 @@ class JobDocument(Value):
     params: RedactedObject
     """Complete and validated parameters. Credentials in URLs are hidden."""
     roles: dict[Role, int]
+    """The number of workers of each role."""
+    resources: dict[Role, Resources] = Field(default_factory=dict[Role, Resources])
+    """The resources of each worker of a role. Placement decides for other roles."""
     priority: int
     max_restarts: int
     deadline_s: float | None

@@ -1,5 +1,6 @@
 """Nodes and their machines."""
 
+import math
 from hashlib import sha256
 from ipaddress import ip_address
 
@@ -11,11 +12,18 @@ from rolecall.spec.role import Role
 
 
 class Gpu(Value):
-    """One GPU of a machine. Its `uuid` is the same in all containers, unlike its index."""
+    """One GPU of a machine, or one slice of it (MIG). Its `uuid` is the same in all containers, unlike its index."""
 
     uuid: str
     name: str
     memory_bytes: int = Field(ge=0)
+    parent: str | None = None
+    """The UUID of the GPU whose slice this is; None for a whole GPU."""
+
+    @property
+    def whole(self) -> str:
+        """The UUID of the whole GPU."""
+        return self.parent or self.uuid
 
 
 class Machine(Value):
@@ -30,8 +38,19 @@ class Machine(Value):
     """The number of equal shares into which the cores are divided."""
     memory_bytes: int = Field(ge=0)
     gpus: tuple[Gpu, ...] = ()
+    workers_per_gpu: int = Field(default=1, ge=1)
+    """The number of workers that can use one of its GPUs at the same time."""
     exclusive: bool = False
     """True if the container doesn't share its cores, because its quota is smaller than the machine."""
+
+    @property
+    def threads_per_slot(self) -> int:
+        """The number of threads of a worker with one CPU slot."""
+        return max(1, self.cores // self.cpu_slots)
+
+    def slots_of(self, threads: int) -> int:
+        """The number of CPU slots whose cores a worker with this many threads needs."""
+        return max(1, math.ceil(threads * self.cpu_slots / max(self.cores, self.cpu_slots)))
 
 
 class NodeDescription(Value):

@@ -23,7 +23,7 @@ class WorkerPlan(Value):
     threads: int
     """The number of its CPU threads."""
     gpu: str | None = None
-    """The UUID of its GPU, which no other worker uses."""
+    """The UUID of its GPU, which other workers use only if its node allows several."""
 
 
 class GangPlan(Value):

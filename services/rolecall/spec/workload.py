@@ -65,8 +65,16 @@ class Workload(Generic[P]):
     """True if a job runs one worker on each node, in the node's own role and in parallel with other workers, without a
     slot or GPU. `params` must then be a subclass of `PerNodeParams`, and requests can't set `roles`. Its
     workers start without a rendezvous, so that they can test the network before they join one."""
+    cpu_only: frozenset[Role] = frozenset()
+    """Roles that can't use a GPU. Their workers run on the CPU, like every master rank, and requests for a GPU are
+    errors."""
+    busy: frozenset[Role] = frozenset()
+    """Roles that compute although they usually wait for calls, such as servers that compute a part of the model. By
+    default, their workers get the threads of a CPU share."""
     rpc_threads: Callable[[P, dict[Role, int]], int] | None = field(default=None)
     """The minimum number of RPC threads per worker, for workloads in which RPC calls block. Workers can get more."""
+    rpc_timeout_s: Callable[[P], float] | None = field(default=None)
+    """The seconds after which an RPC call without a timeout of its own fails; by default 600."""
     check_counts: Callable[[P, dict[Role, int]], None] | None = field(default=None)
     """Raises `ValueError`, with the legal values, if counts and parameters are inconsistent."""
     check_node: Callable[[P, Role], None] | None = field(default=None)
@@ -74,6 +82,10 @@ class Workload(Generic[P]):
 
     The master imports its module, which therefore must not import torch.
     """
+
+    def can_use_gpu(self, role: Role) -> bool:
+        """Return whether workers of the role compute on a GPU if they get one."""
+        return role is not Role.MASTER and role not in self.cpu_only
 
     def module_of(self, role: Role) -> str:
         """The full name of the module that implements the role."""

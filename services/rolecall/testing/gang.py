@@ -1,6 +1,7 @@
 """Runs the workers of one attempt as processes with real sockets, without master and nodes.
 
-Records the loss of every step, which the service's throttled progress does not. Workers are not sandboxed.
+Records the loss of every step, which the service's throttled progress does not. Workers are not sandboxed. They see
+only the GPUs that the test gives them.
 """
 
 import importlib
@@ -10,8 +11,8 @@ import multiprocessing.connection
 import os
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from rolecall.runtime import context as runtime_context
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.blobs import SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
-from rolecall.runtime.context import WorkerContext
+from rolecall.runtime.context import WorkerContext, own_device
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.plan import CheckpointManifest, GangPlan, WorkerLaunch, WorkerPlan
@@ -47,6 +48,10 @@ class GangResult:
     """Every step's loss, by worker, such as `trainer-0`."""
     result: dict[str, float]
     """The job's final metrics."""
+    step_ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """When each step ended, in seconds of the monotonic clock, by worker."""
+    peak_gpu_memory: dict[str, int] = field(default_factory=dict[str, int])
+    """The most bytes that torch allocated on the GPU at a time, by worker; only workers with a GPU."""
 
     def artifact(self, name: str) -> Path:
         return self.folder / "blobs" / "job" / "1" / name
@@ -66,15 +71,17 @@ class FolderRecords:
 
 
 class RecordingReporter(Reporter):
-    """Also records the exact loss of every step."""
+    """Also records the exact loss and the end of every step."""
 
-    def __init__(self, path: Path, losses: Path) -> None:
+    def __init__(self, path: Path, losses: Path, step_ends: Path) -> None:
         super().__init__(path)
-        self._losses = losses.open("a")
+        self._losses, self._step_ends = losses.open("a"), step_ends.open("a")
 
     def __call__(self, step: int, *, loss: float | torch.Tensor, **rest: Any) -> None:
         self._losses.write(json.dumps(float(loss)) + "\n")
         self._losses.flush()
+        self._step_ends.write(f"{time.monotonic()}\n")
+        self._step_ends.flush()
         super().__call__(step, loss=loss, **rest)
 
 
@@ -87,22 +94,27 @@ def run_gang(
     resume_from: CheckpointManifest | None = None,
     timeout_s: float = 240.0,
     environment: Mapping[str, str] = MappingProxyType({}),
+    gpus: Mapping[Role, Sequence[str]] = MappingProxyType({}),
 ) -> GangResult:
-    """Run one attempt of a job to its end on this machine's CPU, one thread for each worker.
+    """Run one attempt of a job to its end on this machine, one thread for each worker.
 
     `workload` is a `Workload` or the name of an installed one; `roles` has the number of workers of each role. All
     files are in `folder`, where workers may read input; `environment` extends the workers' environment, for example
     with other `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in
     `folder`.
 
+    Workers run on the CPU, except those of the roles in `gpus`: its values are the UUIDs of GPUs, as in
+    `nvidia-smi -L`, which the workers of a role get in turn. So several workers may share one GPU.
+
     Raises `AssertionError` with the traceback of the first worker that failed (expendable workers may fail),
     `TimeoutError`, and `FileExistsError` if a gang has already run in `folder`. No worker outlives the call.
     """
+    folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "work").exists():
         raise FileExistsError(f"a gang has already run in {folder}; use a new folder for each gang")
     declared = catalogue.load(workload) if isinstance(workload, str) else workload
-    gang, secret = _plan(roles), token_hex()
+    gang, secret = _plan(roles, gpus), token_hex()
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}
     launches = [
         WorkerLaunch(
@@ -139,18 +151,25 @@ def run_gang(
     return _collect(folder, gang)
 
 
-def _plan(roles: Mapping[Role, int]) -> GangPlan:
+def _plan(roles: Mapping[Role, int], gpus: Mapping[Role, Sequence[str]] = MappingProxyType({})) -> GangPlan:
     ordered = [(role, role_rank) for role in RANK_ORDER for role_rank in range(roles.get(role, 0))]
     return GangPlan(
         workers=tuple(
-            WorkerPlan(rank=rank, role=role, role_rank=role_rank, node="here", threads=1)
+            WorkerPlan(
+                rank=rank, role=role, role_rank=role_rank, node="here", threads=1, gpu=_gpu(gpus, role, role_rank)
+            )
             for rank, (role, role_rank) in enumerate(ordered)
         )
     )
 
 
+def _gpu(gpus: Mapping[Role, Sequence[str]], role: Role, role_rank: int) -> str | None:
+    uuids = gpus.get(role, ())
+    return uuids[role_rank % len(uuids)] if uuids else None
+
+
 def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
-    os.environ.update(environment | {"CUDA_VISIBLE_DEVICES": ""})
+    os.environ.update(environment | {"CUDA_VISIBLE_DEVICES": launch.worker.gpu or ""})
     torch.set_num_threads(1)
     workdir = Workdir.of(folder, launch.job, launch.attempt, launch.worker.rank)
     workdir.scratch.mkdir(parents=True, exist_ok=True)
@@ -159,14 +178,15 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
         if workload.check_node is not None:
             workload.check_node(params, launch.worker.role)
         name = runtime_context.worker_name(launch.worker.role, launch.worker.role_rank)
-        blobs, records = SharedBlobs((folder / "blobs").as_uri(), launch.job, launch.attempt), FolderRecords(folder)
+        # Not `as_uri`, whose escapes (of a space, for example) fsspec takes literally.
+        blobs, records = SharedBlobs(f"file://{folder / 'blobs'}", launch.job, launch.attempt), FolderRecords(folder)
         context = WorkerContext(
             launch=launch,
             params=params,
-            device=torch.device("cpu"),
+            device=own_device(launch.worker),
             workdir=workdir,
             cache=folder / "cache",
-            report=RecordingReporter(workdir.progress, folder / f"losses-{name}"),
+            report=RecordingReporter(workdir.progress, folder / f"losses-{name}", folder / f"step-ends-{name}"),
             checkpoints=Checkpoints(blobs, records, launch.attempt, launch.resume_from, workdir.scratch),
             artifacts=Artifacts(blobs, records, launch.attempt),
         )
@@ -174,6 +194,8 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
         role = importlib.import_module(workload.module_of(launch.worker.role))
         with join_before_role(launch, workload, workdir, context.report):
             role.run(context)
+        if context.device.type == "cuda":
+            (folder / f"gpu-memory-{name}").write_text(str(torch.cuda.max_memory_allocated()))
     except BaseException:
         (folder / f"failure-{launch.worker.rank}").write_text(traceback.format_exc())
         raise
@@ -216,14 +238,24 @@ def _publish_port(folder: Path, gang: GangPlan, watch: _Watch) -> None:
 
 def _collect(folder: Path, gang: GangPlan) -> GangResult:
     names = [runtime_context.worker_name(worker.role, worker.role_rank) for worker in gang.workers]
-    losses = {
-        name: [json.loads(line) for line in path.read_text().splitlines()]
-        for name in names
-        if (path := folder / f"losses-{name}").exists() and path.stat().st_size
-    }
     result: dict[str, float] = {}
     for path in folder.glob("work/job/1/*/progress.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
             if line["kind"] == "result":
                 result = line["metrics"]
-    return GangResult(folder=folder, losses=losses, result=result)
+    return GangResult(
+        folder=folder,
+        losses=_read_numbers(folder, "losses", names),
+        result=result,
+        step_ends=_read_numbers(folder, "step-ends", names),
+        peak_gpu_memory={name: int(found[0]) for name, found in _read_numbers(folder, "gpu-memory", names).items()},
+    )
+
+
+def _read_numbers(folder: Path, kind: str, names: list[str]) -> dict[str, list[float]]:
+    """The numbers in the files of one kind, one on each line, by worker; without workers that wrote none."""
+    return {
+        name: [json.loads(line) for line in path.read_text().splitlines()]
+        for name in names
+        if (path := folder / f"{kind}-{name}").exists() and path.stat().st_size
+    }

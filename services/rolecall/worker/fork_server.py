@@ -182,7 +182,9 @@ def main(arguments: list[str]) -> int:
 
 def _preload(play: str) -> Play:
     for name in PRELOADED:
-        importlib.import_module(name)
+        # A worker that needs a package which is not installed reports that itself.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     module, _, function = play.partition(":")
     found: Play = getattr(importlib.import_module(module), function)
     if len(names := threads()) > 1:

@@ -22,7 +22,7 @@ from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
-from rolecall.runtime.context import WorkerContext, enter
+from rolecall.runtime.context import WorkerContext, enter, own_device
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.settings import read_log_format, read_worker
@@ -111,7 +111,7 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Rep
     return WorkerContext(
         launch=launch,
         params=params,
-        device=_device(launch.worker.gpu),
+        device=own_device(launch.worker),
         workdir=workdir,
         cache=request.cache,
         report=report,
@@ -120,14 +120,6 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Rep
         ),
         artifacts=Artifacts(blobs, client, launch.attempt, on_wait=report.event),
     )
-
-
-def _device(gpu: str | None) -> torch.device:
-    """The worker's device. The node hides all other GPUs, so that its own is the first."""
-    if gpu is None:
-        return torch.device("cpu")
-    torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
 
 
 def _failure(error: BaseException, sandbox: Sandbox) -> Failure:

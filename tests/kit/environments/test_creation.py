@@ -8,6 +8,7 @@ import pytest
 
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.params import Environment
+from rolecall.spec.errors import InputError
 
 HERE = "tests.workloads.reinforce.playgrounds"
 
@@ -57,6 +58,14 @@ def test_spaces_are_described() -> None:
     }
     flat = environment(id=f"{HERE}:Maze", wrappers=["FlattenObservation"])
     assert creation.describe(flat)["observation"] == {"shape": [5]}
+
+
+def test_a_reward_threshold_comes_from_the_registration() -> None:
+    assert creation.reward_threshold(environment()) == 475
+    assert creation.reward_threshold(environment(id="Acrobot-v1", wrappers=["FlattenObservation"])) == -100
+    for name in ("Pendulum-v1", f"{HERE}:Corridor"):
+        with pytest.raises(InputError, match="is registered without a reward threshold"):
+            creation.reward_threshold(environment(id=name))
 
 
 def test_the_step_after_an_end_starts_again() -> None:

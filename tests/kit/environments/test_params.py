@@ -15,6 +15,20 @@ def test_a_wrapper_is_a_name_or_an_object() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"id": "gym:os:system-v0"}, "no id in the registry of the old Gym; use an id such as gym:CartPole-v1"),
+        ({"id": "gym:"}, "no id in the registry of the old Gym"),
+        ({"id": "gym:CartPole-v1", "vectorization": "own"}, "no vector implementation; use vectorization: loop"),
+    ],
+)
+def test_ids_of_the_old_gym(given: dict[str, str], expected: str) -> None:
+    assert Environment(id="gym:CartPole-v1").legacy_id == "CartPole-v1"
+    with pytest.raises(ValidationError, match=expected):
+        Environment.model_validate(given)
+
+
 def test_vector_implementations_take_no_wrappers() -> None:
     with pytest.raises(ValidationError, match="need vectorization: loop"):
         Environment.model_validate({"id": "CartPole-v1", "vectorization": "own", "wrappers": ["FlattenObservation"]})

@@ -130,6 +130,17 @@ def test_a_share_is_held_out_by_the_seed(tmp_path: Path) -> None:
     assert not np.array_equal(splits["train"].numbers, others["train"].numbers)
 
 
+def test_synthetic_images_have_the_usual_splits() -> None:
+    synthetic = {"images": 50, "classes": 3, "test": 7}
+    data = Images.model_validate({"synthetic": synthetic, "size": 16, "validation": 0.2, "augment": AUGMENT})
+    splits = open_splits(data, seed=1)
+    assert sorted([*splits["train"].numbers, *splits["validation"].numbers]) == list(range(50))
+    assert splits["test"].numbers.tolist() == list(range(50, 57))
+    pixels, labels = train_batches(data).at(0, 1)
+    assert (pixels.dtype, pixels.shape, labels.shape) == (torch.uint8, (6, 3, 16, 16), (6,))
+    assert "test" not in open_splits(Images.model_validate({"synthetic": {"images": 50, "classes": 3}}), seed=1)
+
+
 def test_a_share_that_leaves_no_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="leaves a split empty"):
         open_splits(images(tmp_path, validation=1e-6), seed=1)

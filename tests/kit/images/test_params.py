@@ -20,6 +20,29 @@ def test_a_split_has_a_source_if_it_has_files(validation: Any, splits: list[str]
     assert images.has_validation is has_validation
 
 
+def test_synthetic_images_have_no_files() -> None:
+    images = Images.model_validate({"synthetic": {"images": 20, "classes": 3}})
+    assert images.sources == {}
+    assert images.has_validation
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"synthetic": None}, "exactly one of train .* and synthetic"),
+        ({"train": "folder"}, "exactly one of train .* and synthetic"),
+        ({"test": "folder"}, "set synthetic.test"),
+        ({"validation": "folder"}, "must be a share"),
+        ({"classes": ["x", "y"]}, "set synthetic.classes"),
+        ({"synthetic": {"images": 20, "classes": 1}}, "greater than or equal to 2"),
+        ({"synthetic": {"images": 10**9, "classes": 2}}, "less than or equal to 10000000"),
+    ],
+)
+def test_synthetic_images_and_files_are_not_mixed(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Images.model_validate({"synthetic": {"images": 20, "classes": 3}} | changes)
+
+
 def test_a_source_is_a_folder_or_a_pair_of_files() -> None:
     assert Images.model_validate({"train": "folder"}).train == "folder"
     images = Images.model_validate({"train": IDX, "test": IDX, "classes": ["x", "y"]})

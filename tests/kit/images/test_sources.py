@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from tests.pictures import CLASSES, pictures, write_folder, write_idx
 
-from rolecall.kit.images.params import Idx
-from rolecall.kit.images.sources import ImageFolder, check_source, open_source
+from rolecall.kit.images.params import Idx, Images, SyntheticImages
+from rolecall.kit.images.sources import GeneratedImages, ImageFolder, check_images, check_source, open_source
 from rolecall.spec.errors import InputError
 
 
@@ -126,3 +127,43 @@ def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     Path(source.paths[1]).write_bytes(b"no image")
     with pytest.raises(InputError, match=f"{source.paths[1]} can't be read as an image"):
         source.image(1)
+
+
+def generated(**changes: int) -> GeneratedImages:
+    return GeneratedImages(SyntheticImages.model_validate({"images": 300, "classes": 4} | changes), size=20)
+
+
+def pixels(source: GeneratedImages) -> NDArray[np.float64]:
+    """[n, 1200]"""
+    return np.stack([np.asarray(source.image(number), np.float64).ravel() for number in range(len(source.labels))])
+
+
+def test_generated_images_are_a_function_of_their_seed() -> None:
+    source, same, other = generated(), generated(test=5), generated(seed=1)
+    assert source.classes == ("0", "1", "2", "3")
+    assert (len(source.labels), len(same.labels)) == (300, 305)
+    np.testing.assert_array_equal(same.labels[:300], source.labels)
+    np.testing.assert_array_equal(pixels(same)[:300], pixels(source))
+    assert not np.array_equal(other.labels, source.labels)
+    assert not np.array_equal(pixels(other), pixels(source))
+    check_images(Images.model_validate({"synthetic": {"images": 300, "classes": 4}}))
+
+
+def test_generated_images_are_uniform_noise() -> None:
+    """In every channel; all classes are about as frequent."""
+    source = generated()
+    values = np.stack([np.asarray(source.image(number)) for number in range(300)])
+    assert values.shape == (300, 20, 20, 3)
+    shares = np.bincount(values[..., 2].ravel() // 16, minlength=16) / values[..., 2].size
+    np.testing.assert_allclose(shares, 1 / 16, atol=0.005)
+    np.testing.assert_allclose(np.bincount(source.labels) / 300, 1 / 4, atol=0.1)
+
+
+@pytest.mark.parametrize(("learnable", "least", "most"), [(True, 0.99, 1.0), (False, 0.0, 0.5)])
+def test_only_learnable_labels_can_be_learned(learnable: bool, least: float, most: float) -> None:
+    """By the nearest of the classes' mean images."""
+    source = generated(learnable=learnable)
+    values = pixels(source)
+    means = np.stack([values[:200][source.labels[:200] == label].mean(0) for label in range(4)])
+    distances = np.linalg.norm(values[200:, None] - means, axis=2)
+    assert least <= (distances.argmin(1) == source.labels[200:]).mean() <= most

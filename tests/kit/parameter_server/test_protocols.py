@@ -17,6 +17,7 @@ from rolecall.kit.parameter_server import (
     Uniform,
     UpdateProtocol,
     make_shards,
+    parameter_references,
     sharded_embedding,
 )
 
@@ -94,7 +95,7 @@ def test_the_tutorials_protocol_equals_one_optimizer() -> None:
     shards, local = shards_of(), linear()
     reference = Reference(shards)
     with warnings.catch_warnings(record=True):  # Some versions of torch warn of TorchScript, whatever the filters.
-        protocol = TutorialProtocol(shards, CHOICE, local, CHOICE, in_step=True)
+        protocol = TutorialProtocol([*shards.parameters(), *parameter_references(local)], CHOICE, in_step=True)
     for number in range(STEPS):
         step(shards, local, protocol, number)
         reference.step(None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rolecall.kit.text.corpus import Corpus, open_corpus
+from rolecall.kit.text.corpus import SPLITS, Corpus, open_corpus
 from rolecall.kit.text.params import Text
 from rolecall.spec.errors import InputError
 
@@ -95,3 +95,35 @@ def test_a_split_without_tokens_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "blank").write_text("   ")
     with pytest.raises(InputError, match="the test text has no tokens"):
         corpus(tmp_path, test=[str(tmp_path / "blank")])
+
+
+def synthetic(folder: Path, **given: Any) -> Corpus:
+    text = {"synthetic": {"tokens": 1_500_000, "vocabulary": 50, "test": 70, **given}, "validation": 0.1}
+    return open_corpus(Text.model_validate(text), folder / "cache")
+
+
+def test_a_synthetic_text_is_split_like_files(tmp_path: Path) -> None:
+    found = synthetic(tmp_path, source="markov")
+    train, validation, test = (found.tokens(split) for split in SPLITS)
+    assert [len(train), len(validation), len(test)] == [1_350_000, 150_000, 70]
+    assert {one.dtype for one in (train, validation, test)} == {torch.int32}
+    steps = torch.cat([train, validation]).diff().remainder(50)  # one text: the chain doesn't break between them
+    assert steps.unique().tolist() == [1, 2, 3, 4]
+    assert not torch.equal(test, train[:70])
+    assert found.vocabulary_size == 50
+    assert found.unknown is None
+    assert found.encode(found.decode(test.tolist())) == test.tolist()
+
+
+def test_a_synthetic_text_is_the_same_on_every_node(tmp_path: Path) -> None:
+    first, second = (synthetic(tmp_path / node) for node in ("a", "b"))
+    assert first.fingerprint == second.fingerprint
+    assert torch.equal(first.tokens("train"), second.tokens("train"))
+    assert synthetic(tmp_path / "a").folder == first.folder != synthetic(tmp_path / "a", seed=1).folder
+
+
+def test_a_sample_of_synthetic_text_starts_with_its_first_token(tmp_path: Path) -> None:
+    found = synthetic(tmp_path)
+    assert found.opening("\n") == str(int(found.tokens("train")[0]))
+    assert found.opening("7 8") == "7 8"
+    assert corpus(tmp_path).opening("\n") == "\n"

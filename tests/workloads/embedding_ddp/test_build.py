@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.kit.tables.tables import ROWS, csv
 
-from rolecall.kit.tables.encoded import open_encoded_table, open_table_source
+from rolecall.kit.tables.batches import open_batches
 from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.build import Batch, Dataset
 from rolecall.workloads.embedding_ddp.params import Params
@@ -77,7 +77,7 @@ def test_one_class_is_an_error(tmp_path: Path) -> None:
 
 
 def _open(given: Params, folder: Path) -> int:
-    return open_encoded_table(open_table_source(given.data, given.seed), folder).folder.stat().st_ino
+    return open_batches(given.data, 4, given.seed, folder).table.folder.stat().st_ino
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from tests.kit.tables.tables import ROWS, csv
 from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.check import check_counts, check_node
+from rolecall.workloads.embedding_ddp.params import Params
 
 from .tables import params
 
@@ -51,6 +52,7 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_good_files_pass_and_only_trainers_look(tmp_path: Path) -> None:
     check_node(params(csv(tmp_path / "a.csv", *ROWS)), Role.TRAINER)
     check_node(params(tmp_path / "nowhere.csv"), Role.PARAMETER_SERVER)
+    check_node(Params.model_validate({"data": {"synthetic": {}}}), Role.TRAINER)
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
@@ -92,6 +94,12 @@ def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path: Path, fo
         pq.write_table(pa.table({"y": [1], "city": ["a"], "n": [1.0]}), path)
     message = refusal(path, categorical=["ctiy"])
     assert message == f"{path} has no column 'ctiy'; did you mean 'city'? its columns are: y, city, n"
+
+
+def test_a_parquet_label_of_another_type_is_found_before_the_gang(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"y": [["a"]], "c": ["a"], "n": [1.0]}), tmp_path / "a.parquet")
+    message = refusal(tmp_path / "a.parquet", label={"column": "y", "numeric": True})
+    assert message == f"{tmp_path}/a.parquet: the label 'y' has type list<element: string>; it must contain numbers"
 
 
 def test_every_file_of_a_list_is_looked_at(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from tests.kit.tables.tables import csv
 
 from rolecall.kit.tables.encoding import stable_hash
+from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.build import make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.model import pool
@@ -20,15 +22,17 @@ _USER = """
 import json, sys
 from model import load
 rows = json.load(open(sys.argv[1]))
-scores = load(".").predict(rows).tolist()
-print(json.dumps([scores, "rolecall" in sys.modules]))
+model = load(".")
+print(json.dumps([model.predict(rows).tolist(), model.classes, "rolecall" in sys.modules]))
 """
 
 
 _THEIRS = """
 from torch import nn
-def wide(inputs, width):
-    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, 1))
+def wide(inputs, classes=1, width=4):
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, classes))
+def narrow(inputs):
+    return nn.Linear(inputs, 2)
 """
 
 
@@ -50,16 +54,24 @@ def test_a_hash_never_changes() -> None:
 
 
 @pytest.mark.parametrize(
-    "pooling",
-    ["sum", *(pytest.param(pooling, marks=pytest.mark.slow) for pooling in ("mean", "none"))],
+    ("pooling", "label"),
+    [
+        ("sum", {}),
+        *(pytest.param(pooling, {}, marks=pytest.mark.slow) for pooling in ("mean", "none")),
+        ("sum", {"classes": [1, 0, "unseen"]}),
+        pytest.param("sum", {"numeric": True}, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("own", [False, True])
-def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, plugins: Path, pooling: str, own: bool) -> None:
+def test_a_fresh_process_gives_the_scores_of_training(
+    tmp_path: Path, plugins: Path, pooling: str, label: dict[str, Any], own: bool
+) -> None:
     changes = {"model": {"builder": "their_layers:wide", "arguments": {"width": 6}}, "hidden": [128, 64]} if own else {}
     lines = [f"{i % 2},{'ab|c?'[i % 5]}|x{i % 3},{i if i % 4 else ''},h{i}" for i in range(40)]
     path = csv(tmp_path / "a.csv", *lines, header="y,c,n,h")
     data = {
         "test": str(path),
+        "label": {"column": "y", **label},
         "categorical": [
             {"column": "c", "separator": "|", "max_values": 3},
             {"column": "h", "ids": "hash", "buckets": 5},
@@ -70,10 +82,13 @@ def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, plugins: P
     dataset = opened(tmp_path, given)
     torch.manual_seed(0)
     table = torch.randn(dataset.table.columns.num_ids, 3, dtype=torch.float64)
-    dense = make_dense(given, dataset.dense_inputs).double()
+    dense = make_dense(given, dataset.dense_inputs, dataset.classes).double()
     (batch,) = dataset.eval_batches("test", 0, 1)
     with torch.no_grad():
-        expected = torch.sigmoid(dense(pool(F.embedding(batch.ids, table), batch), batch.numeric))
+        outputs = dense(pool(F.embedding(batch.ids, table), batch), batch.numeric)
+    expected = {"binary": torch.sigmoid, "classes": lambda one: one.softmax(1), "number": lambda one: one}[
+        given.target
+    ](outputs)
 
     archive = write_export(tmp_path, dataset, given, table.split(7), dense)
     with zipfile.ZipFile(archive) as unzipped:
@@ -89,6 +104,16 @@ def test_a_fresh_process_gives_the_scores_of_training(tmp_path: Path, plugins: P
         check=True,
         env={"PATH": "/usr/bin", "PYTHONPATH": str(plugins)},
     )
-    scores, sees_rolecall = json.loads(done.stdout)
+    scores, classes, sees_rolecall = json.loads(done.stdout)
     assert not sees_rolecall
+    assert classes == [str(one) for one in label.get("classes", [])]
+    assert f"[rows{', classes' if classes else ''}]: " in (tmp_path / "user" / "README.md").read_text()
     torch.testing.assert_close(torch.tensor(scores, dtype=torch.float64), expected, atol=1e-6, rtol=0)
+
+
+def test_layers_with_outputs_that_do_not_fit_the_label(tmp_path: Path, plugins: Path) -> None:
+    given = params(tmp_path / "a.csv", model={"builder": "their_layers:narrow"}, hidden=[128, 64])
+    with pytest.raises(InputError, match=r"their_layers:narrow .* returned the shape \[2, 2\]; it must be \[2\]"):
+        make_dense(given, 4, 0)
+    with pytest.raises(InputError, match=r"their_layers:narrow can't be called with {}"):
+        make_dense(given, 4, 2)

@@ -15,6 +15,10 @@ from rolecall.workloads.embedding_ddp.params import Params
 EXAMPLE = Path(__file__).parents[3] / "examples" / "embedding-ddp.json"
 DATA: dict[str, Any] = {"train": "rows.csv", "label": "y", "categorical": ["c"], "numeric": ["n"]}
 
+CLASSES = DATA | {"label": {"column": "y", "classes": ["a", "b", "c"]}}
+NUMBER = DATA | {"label": {"column": "y", "numeric": True}}
+SGD = {"name": "sgd", "lr": 0.05}
+
 lr = st.floats(1e-9, 10)
 share = st.floats(0, 1, exclude_max=True)
 eps = st.floats(1e-12, 1)
@@ -41,11 +45,33 @@ numeric = st.one_of(
     fields({"transform": "buckets"}, buckets=st.integers(2, 10_000)),
     fields({"transform": "normalize"}, log=st.booleans()),
 )
-label = names.map("label {}".format) | fields(
-    {"column": "label"},
-    positive=st.one_of(st.text(), numbers, st.booleans(), st.lists(st.text() | numbers, min_size=1)),
+label = st.one_of(
+    names.map("label {}".format),
+    fields(
+        {"column": "label"},
+        positive=st.one_of(st.text(), numbers, st.booleans(), st.lists(st.text() | numbers, min_size=1)),
+    ),
+    fields({"column": "label"}, classes=st.just("auto") | st.lists(numbers, min_size=2, unique=True)),
+    fields({"column": "label"}, numeric=st.booleans()),
 )
-data = fields(
+synthetic = fields(
+    {
+        "synthetic": fields(
+            {},
+            rows=st.integers(1, 10_000),
+            test=st.integers(0, 10_000),
+            columns=st.integers(1, 9),
+            ids=st.integers(1, 2**31),
+            max_values=st.integers(1, 9),
+            numbers=st.integers(0, 9),
+            label=st.sampled_from(["binary", "number"]) | st.integers(2, 99),
+            signal=share,
+            seed=st.integers(0, 2**63 - 1),
+        )
+    },
+    validation=share,
+)
+data = synthetic | fields(
     {
         "train": paths,
         "label": label,
@@ -92,8 +118,9 @@ bodies = fields(
     checkpoint_every_steps=st.none() | st.integers(1, 99),
     checkpoint_every_s=st.none() | st.floats(0.1, 1e6),
 )
+tutorials = fields({"data": data, "protocol": "tutorial"}, optimizer=dense, pool_at=st.sampled_from(["auto", "server"]))
 schedules = fields({}, shape=st.sampled_from(["constant", "cosine"]), warmup_steps=st.integers(0, 99))
-stoppings = fields({}, patience=st.integers(1, 99), metric=st.sampled_from(["auc", "loss"]))
+stoppings = fields({}, patience=st.integers(1, 99), metric=st.sampled_from([None, "loss"]))
 
 
 def stored_and_read(params: Params) -> Params:
@@ -106,12 +133,13 @@ def test_the_example_means_the_same_to_the_workers() -> None:
     assert stored_and_read(params) == params
 
 
-@given(body=bodies)
+@given(body=bodies | tutorials)
 def test_whatever_is_legal_means_the_same_to_the_workers(body: dict[str, Any]) -> None:
     params = Params.model_validate(body)
     again = stored_and_read(params)
     assert again == params
     assert type(again.dense_optimizer) is type(params.dense_optimizer)
+    assert type(again.data) is type(params.data)
 
 
 @given(body=bodies, schedule=schedules, stopping=stoppings)
@@ -190,8 +218,23 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], expected
         ({"epochs": "many"}, "valid integer"),
         ({"hidden": [0]}, "greater than or equal to 1"),
         ({"lr_schedule": {"shape": "linear"}}, "'constant' or 'cosine'"),
-        ({"early_stopping": {"metric": "accuracy"}}, "'auc' or 'loss'"),
+        ({"early_stopping": {"metric": "f1"}}, "'auc', 'accuracy', 'loss', 'rmse' or 'mae'"),
+        ({"early_stopping": {"metric": "rmse"}}, "a label that is yes or no; set auc or loss or accuracy"),
+        ({"loss": "mse"}, "loss: mse doesn't fit a label that is yes or no; set binary-cross-entropy"),
+        ({"data": CLASSES, "loss": "l1"}, "loss: l1 doesn't fit a label with classes; set cross-entropy"),
+        ({"data": CLASSES, "early_stopping": {"metric": "auc"}}, "a label with classes; set loss or accuracy"),
+        ({"data": NUMBER, "loss": "cross-entropy"}, "a label that is a number; set mse or l1 or huber"),
+        ({"pool_at": "server", "pooling": "none"}, "set pooling to sum or mean"),
         ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
+        ({"protocol": "tutorial", "pool_at": "trainer"}, "set pool_at to auto or server"),
+        (
+            {"optimizer": SGD},
+            "optimizer is for protocol: tutorial; with sync, set sparse_optimizer and dense_optimizer",
+        ),
+        (
+            {"protocol": "tutorial", "optimizer": SGD, "dense_optimizer": SGD},
+            "optimizer is for all weights and replaces dense_optimizer; set one or the other",
+        ),
         (
             {"data": DATA | {"validation": 0}, "early_stopping": {}},
             "set data.validation to a share above 0, or to paths",
@@ -206,3 +249,15 @@ def test_a_refusal_names_what_is_legal(changed: dict[str, Any], expected: str) -
 def test_the_rates_rise_in_a_line_and_fall_as_a_cosine(step: int, factor: float) -> None:
     params = Params.model_validate({"data": DATA, "lr_schedule": {"shape": "cosine", "warmup_steps": 4}})
     assert params.lr_schedule.factor(step, 10) == pytest.approx(factor)
+
+
+def test_a_job_of_an_earlier_release_stays_legal() -> None:
+    """The parameters as a release without classes, numbers and generated rows stored them."""
+    label = {"column": "y", "positive": None}
+    stored = {
+        "data": DATA | {"label": label, "stream": False},
+        "protocol": "tutorial",
+        "early_stopping": {"metric": "auc"},
+    }
+    params = Params.model_validate(stored)
+    assert (params.loss_name, params.stopping_metric) == ("binary-cross-entropy", "auc")

@@ -1,9 +1,11 @@
 """Environments for tests; workers make them by their entry points."""
 
+import json
 import math
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -100,6 +102,28 @@ class Scaled(gymnasium.RewardWrapper[Any, Any]):
 
     def reward(self, reward: Any) -> float:
         return self._factor * reward
+
+
+class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Writes each episode's observations, actions and rewards to the file `<seed>.json` in a folder."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], folder: str) -> None:
+        super().__init__(env)
+        self._folder = Path(folder)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._seen, info = super().reset(seed=seed, options=options)
+        self._steps: list[tuple[list[float], int, float]] = []
+        self._file = self._folder / f"{seed}.json"
+        return self._seen, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        before = self._seen.tolist()
+        self._seen, reward, terminated, truncated, info = super().step(action)
+        self._steps.append((before, int(action), float(reward)))
+        if terminated or truncated:
+            self._file.write_text(json.dumps(self._steps))
+        return self._seen, reward, terminated, truncated, info
 
 
 class Shared(nn.Module):

@@ -10,7 +10,7 @@ from rolecall.workloads.reinforce.model import Policy
 DESCRIPTION = {
     "observation": {"shape": [3]},
     "action": {"count": 2, "start": 0},
-    "policy": {"name": "mlp", "hidden": [8], "activation": "tanh"},
+    "policy": {"name": "mlp", "hidden": [8], "activation": "tanh", "dropout": 0.0},
     "normalize": False,
     "precision": "float64",
 }

@@ -31,6 +31,8 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"environment": f"{HERE}:Maze"}, "add a wrapper, for example FlattenObservation"),
         ({"environment": f"{HERE}:Levers"}, "MultiDiscrete"),
         ({"environment": {"id": "Acrobot-v1", "vectorization": "own"}}, "set environment.vectorization to loop"),
+        ({"environment": "Pendulum-v1", "target_return": "threshold"}, "without a reward threshold; give the target"),
+        ({"environment": "gym:CartPole-v1"}, "install 'rolecall\\[gym\\]' on all nodes of trainers and observers"),
         (
             {"environment": "CartPole-v1", "policy": {"name": "custom", "builder": "nowhere:Net"}},
             "not allowed nowhere",

@@ -17,7 +17,7 @@ OPEN = {"shape": [2], "low": [None, None], "high": [None, None]}
 
 def policy(observation: dict[str, Any], action: dict[str, Any], **changes: Any) -> Policy:
     torch.manual_seed(0)
-    mlp = {"name": "mlp", "hidden": [8], "activation": "relu"}
+    mlp = {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0}
     rest = {"policy": mlp, "normalize": False, "precision": "float64"}
     return Policy({"observation": observation, "action": action, **rest, **changes})
 

@@ -9,6 +9,8 @@ from rolecall.spec.role import Role
 from rolecall.workloads.reinforce.check import check_counts
 from rolecall.workloads.reinforce.params import Params
 
+TUTORIAL = {"protocol": "tutorial", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
+
 
 def params(**given: Any) -> Params:
     return Params.model_validate({"environment": "CartPole-v1", **given})
@@ -32,11 +34,24 @@ def test_names_stand_for_objects() -> None:
             "protocol: tutorial requires algorithm: reinforce, policy_at: agent, environments: 1",
         ),
         (
-            {"protocol": "tutorial", "algorithm": "reinforce", "policy_at": "agent", "environments": 1}
-            | {"inference": {"batch": 2}},
+            TUTORIAL | {"inference": {"batch": 2}},
             "answers every request separately",
         ),
+        (
+            TUTORIAL | {"wait_for": 0.5, "normalize_rewards": True},
+            "protocol: tutorial requires wait_for: 1, normalize_rewards: false",
+        ),
+        (
+            TUTORIAL | {"algorithm": {"name": "reinforce", "value_coefficient": 0.3}},
+            "neither baseline nor entropy bonus; omit algorithm.value_coefficient",
+        ),
         ({"inference": {"batch": 2}}, "requires policy_at: agent"),
+        ({"policy": {"name": "mlp", "dropout": 0.6}}, "policy.dropout requires protocol: tutorial"),
+        (
+            {"environment": "mine:Maze", "target_return": "threshold"},
+            "mine:Maze is an entry point, which has none; set target_return to a number",
+        ),
+        ({"target_return": "solved"}, "Input should be 'threshold'"),
         (
             {"environment": {"id": "CartPole-v1", "vectorization": "own", "wrappers": ["FlattenObservation"]}},
             "need vectorization: loop",
@@ -49,6 +64,13 @@ def test_names_stand_for_objects() -> None:
 def test_what_contradicts_itself_is_refused(given: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError, match=expected):
         params(**given)
+
+
+def test_the_tutorials_own_settings() -> None:
+    without = {"name": "reinforce", "value_coefficient": 0, "entropy_coefficient": 0}
+    policy = {"name": "mlp", "hidden": [128], "activation": "relu", "dropout": 0.6}
+    given = TUTORIAL | {"algorithm": without, "policy": policy, "target_return": "threshold"}
+    assert params(**given).target_return == "threshold"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from rolecall.kit.environments.rollouts import EnvOutputs
 from rolecall.spec.role import Role
 from rolecall.testing.gang import run_gang
 from rolecall.workloads.reinforce.remote import _shares
-from rolecall.workloads.reinforce.training import episode_metrics, evaluation_scores
 
 GANG = {Role.TRAINER: 1, Role.OBSERVER: 2}
 HERE = "tests.workloads.reinforce.playgrounds"
@@ -29,36 +26,40 @@ def job(environment: str, **changes: Any) -> dict[str, Any]:
     }
 
 
-def env_outputs(returns: list[float], lengths: list[int]) -> EnvOutputs:
-    nothing, sums, steps = torch.empty(0, 1), torch.tensor(returns, dtype=torch.float64), torch.tensor(lengths)
-    return EnvOutputs(nothing, nothing, nothing, nothing, nothing, sums, steps, was_reset=False)
-
-
-def test_returns_are_reported_by_episode_and_observer() -> None:
-    metrics = episode_metrics({0: env_outputs([1, 3], [2, 4]), 1: env_outputs([8], [6]), 2: env_outputs([], [])})
-    assert metrics == {
-        "episode_return": 4.0,
-        "episode_length": 4.0,
-        "observer_0_return": 2.0,
-        "observer_1_return": 8.0,
-    }
-    assert episode_metrics({0: env_outputs([], [])}) == {}
-    scores = evaluation_scores([env_outputs([1, 3], [2, 4]), env_outputs([8], [6])])
-    assert (scores["evaluation_return"], scores["evaluation_return_min"], scores["evaluation_return_max"]) == (4, 1, 8)
-
-
 def test_seeds_are_shared_evenly() -> None:
     assert _shares([1, 2, 3, 4, 5], [0, 2]) == {0: (1, 2, 3), 2: (4, 5)}
     assert _shares([1], [0, 2]) == {0: (1,)}
 
 
+TUTORIAL = {
+    "protocol": "tutorial",
+    "algorithm": "reinforce",
+    "policy_at": "agent",
+    "environments": 1,
+}
+EARLY_DEATH = {"environment": {"id": f"{HERE}:Deadly", "kwargs": {"last_step": 3}}}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("policy_at", ["agent", "observer"])
-def test_the_agent_goes_on_without_a_lost_observer(tmp_path: Path, policy_at: str) -> None:
-    """Observer 1's process dies in its second trajectory."""
-    result = run_gang("reinforce", job("Deadly", policy_at=policy_at), GANG, tmp_path, environment=ALLOWED)
+@pytest.mark.parametrize(
+    "changes",
+    [{"policy_at": "agent"}, {"policy_at": "observer"}, TUTORIAL | EARLY_DEATH],
+    ids=["agent", "observer", "tutorial"],
+)
+def test_the_agent_goes_on_without_a_lost_observer(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Observer 1's process dies in its second trajectory, or in one of its first episodes."""
+    result = run_gang("reinforce", job("Deadly") | changes, GANG, tmp_path, environment=ALLOWED)
     assert result.result["observers"] == 1
     assert result.result["updates"] == 6
+
+
+@pytest.mark.slow
+def test_the_tutorials_form_ends_when_the_running_return_exceeds_the_target(tmp_path: Path) -> None:
+    params = job("Corridor") | TUTORIAL | {"max_updates": 500, "target_return": 0.15}
+    result = run_gang("reinforce", params, GANG, tmp_path, environment=ALLOWED)
+    assert 0.15 < result.result["running_return"] < 0.15 * 0.95 + 5 * 0.05 + 1e-9
+    assert result.result["updates"] < 500
+    assert "evaluation_return" in result.result
 
 
 @pytest.mark.slow

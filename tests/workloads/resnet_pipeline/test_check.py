@@ -13,8 +13,8 @@ from rolecall.workloads.resnet_pipeline.check import check_node
 from rolecall.workloads.resnet_pipeline.params import Params
 
 
-def params(**data: object) -> Params:
-    return Params.model_validate({"data": data})
+def params(protocol: str = "1f1b", **data: object) -> Params:
+    return Params.model_validate({"data": data, "protocol": protocol})
 
 
 def test_every_source_is_looked_at(tmp_path: Path) -> None:
@@ -26,8 +26,14 @@ def test_every_source_is_looked_at(tmp_path: Path) -> None:
             check_node(params(**{"train": folder, split: str(tmp_path / "nowhere")}), Role.STAGE)
 
 
-def test_only_stages_need_the_images() -> None:
-    check_node(params(train="nowhere"), Role.MASTER)
+@pytest.mark.parametrize(
+    ("protocol", "reader", "other"), [("1f1b", Role.STAGE, Role.MASTER), ("tutorial", Role.MASTER, Role.STAGE)]
+)
+def test_only_who_reads_the_images_needs_them(tmp_path: Path, protocol: str, reader: Role, other: Role) -> None:
+    given = params(protocol, train=str(tmp_path / "nowhere"))
+    check_node(given, other)
+    with pytest.raises(InputError, match="nowhere does not exist"):
+        check_node(given, reader)
 
 
 def test_what_the_master_imports_is_free_of_torch() -> None:

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torchvision.models import get_model
 
-from rolecall.spec.errors import InputError
+from rolecall.kit.images.params import SyntheticImages
+from rolecall.kit.params import Sgd
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.check import check_counts, rpc_threads
-from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
+from rolecall.workloads.resnet_pipeline.params import Params, block_names
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "resnet-pipeline.json"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
 
@@ -23,9 +24,24 @@ def params(**changes: Any) -> Params:
     return Params.model_validate({"data": {"train": "pictures"}, **changes})
 
 
+def example(name: str) -> Params:
+    """The parameters of an example, with which its role counts are consistent."""
+    body = json.loads((EXAMPLES / name).read_text())
+    given = Params.model_validate(body["params"])
+    check_counts(given, {Role(role): count for role, count in body["roles"].items()})
+    return given
+
+
 def test_the_example_is_legal() -> None:
-    body = json.loads(EXAMPLE.read_text())
-    check_counts(Params.model_validate(body["params"]), {Role(name): count for name, count in body["roles"].items()})
+    assert example("resnet-pipeline.json").protocol == "1f1b"
+
+
+def test_the_tutorials_example_has_its_numbers() -> None:
+    """Except for the size of the images, 128."""
+    given = example("tutorials/rpc-pipeline.json")
+    assert given.data.synthetic == SyntheticImages(images=3 * 120, classes=1000)
+    assert (given.protocol, given.loss, given.batch_size, given.rpc.threads) == ("tutorial", "mse", 120, 128)
+    assert (given.optimizer, given.cuts) == (Sgd(name="sgd", lr=0.05), ("layer3.0",))
 
 
 @given(
@@ -79,6 +95,18 @@ def test_blocks_have_torchvisions_names(model: str) -> None:
         ({"cuts": ["layer3.0", "layer2.0"]}, "cuts must be in the model's order"),
         ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
         ({"protocol": "tutorial", "replicas": 2}, "use protocol: 1f1b"),
+        ({"loss": "mse", "label_smoothing": 0.1}, "omit it with loss: mse"),
+        (
+            {"protocol": "tutorial", "micro_batches": 32, "rpc": {"threads": 33}},
+            "each of the 32 micro-batches can occupy a thread of a stage, and two more serve other calls; set "
+            "rpc.threads to at least 34, or omit it",
+        ),
+        ({"rpc": {"threads": 15}}, "greater than or equal to 16"),
+        ({"rpc": {"timeout_s": 1}}, "greater than or equal to 5"),
+        (
+            {"batch_size": 64, "data": {"synthetic": {"images": 63, "classes": 3}}},
+            "set batch_size to at most 63, or data.synthetic.images to at least 64",
+        ),
         ({"early_stopping": {}, "data": {"train": "p", "validation": 0.0}}, "early_stopping needs validation images"),
         ({"data": {"train": "p", "classes": ["a", "b"]}}, "classes requires IDX files"),
         ({"data": {"train": "p", "augment": ["zoom", "shift"]}}, "list only one of them"),
@@ -127,16 +155,9 @@ def test_stages_that_fit(changes: dict[str, Any], stages: int) -> None:
 
 def test_every_micro_batch_has_a_thread_and_two_are_left() -> None:
     assert rpc_threads(params(micro_batches=64), {Role.STAGE: 2}) == 66
+    threads = {"protocol": "tutorial", "micro_batches": 64, "rpc": {"threads": 66}}
+    assert rpc_threads(params(**threads), {Role.STAGE: 2}) == 66
 
 
-def test_cuts_are_found_by_name() -> None:
-    assert cut_indices(["b", "d"], ["a", "b", "c", "d"]) == [1, 3]
-
-
-@pytest.mark.parametrize(
-    ("cuts", "expected"),
-    [(["a"], "no block a to cut before; valid: b, c"), (["c", "b"], "in the model's order"), (["b", "b"], "once")],
-)
-def test_cuts_that_the_model_cant_have_are_refused(cuts: list[str], expected: str) -> None:
-    with pytest.raises(InputError, match=expected):
-        cut_indices(cuts, ["a", "b", "c"])
+def test_in_1f1b_no_micro_batch_blocks_a_thread() -> None:
+    assert rpc_threads(params(micro_batches=64, rpc={"threads": 16}), {Role.STAGE: 2}) == 16

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 
 from rolecall.workloads.resnet_pipeline.remote import Inbox
@@ -16,6 +17,15 @@ def test_what_came_early_waits_for_its_turn() -> None:
     assert not late.done()
     assert inbox.take(("activation", 1)) == 1
     assert late.done()
+
+
+def test_a_failed_transfer_ends_the_waiting() -> None:
+    inbox = Inbox()
+    with ThreadPoolExecutor() as threads:
+        taken = threads.submit(inbox.take, ("gradient", 0))
+        inbox.fail(RuntimeError("too slow"))
+        with pytest.raises(RuntimeError, match="too slow"):
+            taken.result(timeout=10)
 
 
 def test_a_taker_waits_for_what_it_wants() -> None:

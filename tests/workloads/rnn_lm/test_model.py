@@ -16,7 +16,7 @@ from rolecall.kit.text.corpus import Corpus, open_corpus
 from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.build import make_recurrent
 from rolecall.workloads.rnn_lm.export import shape_of, write_model, write_sample
-from rolecall.workloads.rnn_lm.model import LanguageModel, load
+from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent, load
 from rolecall.workloads.rnn_lm.params import Params
 
 TEXT = "The cat sat on the mat, as cats do.\nThe dog did not.\n" * 30
@@ -131,3 +131,20 @@ def test_an_export_with_a_part_of_its_own_needs_that_package(
         archive.extractall(tmp_path / "model")
     assert "`own_recurrent_parts:Gru`" in (tmp_path / "model/README.md").read_text()
     assert load(tmp_path / "model").generate("The", tokens=9) == trained.eval().generate("The", tokens=9)
+
+
+def test_the_lstm_computes_in_a_given_dtype_as_in_its_own() -> None:
+    """As on GPUs in mixed precision; weights and gradients keep their dtype."""
+    torch.manual_seed(0)
+    recurrent, vectors = Recurrent(5, 4, layers=2, dropout=0.0), torch.randn(7, 3, 5)
+    hidden, state = recurrent(vectors)
+    second = recurrent(vectors, state)[0]
+    for dtype, tolerance in ((torch.float32, 0.0), (torch.bfloat16, 0.03)):
+        found, found_state = recurrent._in_dtype(dtype, vectors, None)
+        assert {found.dtype, *(one.dtype for one in found_state)} == {dtype}
+        torch.testing.assert_close(found.float(), hidden, rtol=0, atol=tolerance)
+        found_second = recurrent._in_dtype(dtype, vectors, found_state)[0]
+        torch.testing.assert_close(found_second.float(), second, rtol=0, atol=tolerance)
+    found_second.float().sum().backward()
+    assert {weight.grad.dtype for weight in recurrent.parameters() if weight.grad is not None} == {torch.float32}
+    assert all(weight.grad is not None for weight in recurrent.parameters())

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from rolecall.master.catalogue import check_roles
 from rolecall.spec.errors import InputError
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
@@ -16,11 +17,12 @@ from rolecall.workloads.rnn_lm.params import Params
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_example_is_legal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["rnn-lm", "tutorials/rnn"])
+def test_the_examples_are_legal(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(ROOT)
-    example = JobRequest.model_validate_json((ROOT / "examples/rnn-lm.json").read_text())
+    example = JobRequest.model_validate_json((ROOT / f"examples/{name}.json").read_text())
     found = Params.model_validate(example.params)
-    check_counts(found, example.roles)
+    check_counts(found, check_roles(WORKLOAD, example.roles)[0])
     check_node(found, Role.TRAINER)
 
 
@@ -39,6 +41,8 @@ def params(**given: Any) -> Params:
         ({"loss_at": "master"}, "'server' or 'trainer'"),
         ({"dropout": 1.0}, "less than 1"),
         ({"text": {"train": []}}, "at least 1 item"),
+        ({"text": {"synthetic": {"tokens": 33}, "validation": 0.1}}, "set more tokens"),
+        ({"text": {"synthetic": {"tokens": 999}}, "sample": {"prompt": "one"}}, "use numbers from 0 to 9999"),
         ({"hidden": 3}, "Extra inputs are not permitted"),
     ],
 )
@@ -57,6 +61,13 @@ def test_every_trainer_needs_a_stream() -> None:
     check_counts(params(batch_size=2), {Role.PARAMETER_SERVER: 1, Role.TRAINER: 2})
     with pytest.raises(ValueError, match="set it to 3 or more, or use at most 2 trainers"):
         check_counts(params(batch_size=2), {Role.PARAMETER_SERVER: 1, Role.TRAINER: 3})
+
+
+def test_every_server_needs_a_token_of_a_synthetic_text() -> None:
+    small = params(text={"synthetic": {"tokens": 999, "vocabulary": 3}})
+    check_counts(small, {Role.PARAMETER_SERVER: 3, Role.TRAINER: 1})
+    with pytest.raises(ValueError, match="set it to 4 or more, or use at most 3 servers"):
+        check_counts(small, {Role.PARAMETER_SERVER: 4, Role.TRAINER: 1})
 
 
 def test_only_trainers_read_the_text(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Refusals of a job, with the valid values."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline import WORKLOAD, Params
 from rolecall.workloads.transformer_pipeline.check import check_counts, check_node
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def params(**changes: Any) -> Params:
@@ -32,7 +35,17 @@ def params(**changes: Any) -> Params:
         ({"batch_size": 12, "replicas": 2, "micro_batches": 4}, "nearest valid: 3 or 6"),
         ({"schedule": "GPipes"}, "Input should be 'GPipe'"),
         ({"text": {"train": "text.txt", "validation": 0.0}, "early_stopping": {}}, "early_stopping needs validation"),
+        ({"text": {"synthetic": {"tokens": 8192}, "validation": 0.0}}, "but a step needs 8193"),
+        ({"text": {"synthetic": {"tokens": 9000, "vocabulary": 5}}, "sample": {"prompt": "5"}}, "from 0 to 4"),
         ({"model": {"builder": "mine:layer"}, "heads": 4}, "heads have no effect on custom layers"),
+        (
+            {"model": {"builder": "mine:model", "builds": "model"}, "layers": 4, "dropout": 0.1},
+            "layers, dropout have no effect on a custom whole model",
+        ),
+        ({"layers": 3, "cuts": ["layers.3"]}, "no block layers.3 to cut before; valid: layers.0, layers.1, layers.2"),
+        ({"layers": 3, "cuts": [{"layer": "head", "at": "end"}]}, "no block head to cut after; valid: embedding"),
+        ({"cuts": ["layers.2", {"layer": "layers.1", "at": "end"}]}, "in the model's order, each at most once"),
+        ({"cuts": [{"layer": "layers.2", "at": "middle"}]}, "Input should be 'beginning' or 'end'"),
     ],
 )
 def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any], expected: str) -> None:
@@ -46,6 +59,8 @@ def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any]
         (3, {"replicas": 2}, "use 2 × the number of pipeline ranks: 4"),
         (2, {"replicas": 2}, "use 4 stages, or set replicas to at most 1"),
         (4, {"layers": 7, "schedule": "LoopedBFS"}, "set layers to at least 8"),
+        (2, {"cuts": ["layers.1", "layers.2"]}, r"cuts has 2 block\(s\) for 2 virtual stages; it needs 1"),
+        (2, {"cuts": ["layers.1"], "schedule": "ZBVZeroBubble"}, "for 4 virtual stages; it needs 3"),
         (4, {"micro_batches": 2}, "nearest valid for batches of 32: 4"),
         (4, {"schedule": "DualPipeV", "micro_batches": 4}, "nearest valid for batches of 32: 8"),
         (2, {"schedule": "Interleaved1F1B", "batch_size": 5, "micro_batches": 5}, "nearest valid for batches of 5: 1"),
@@ -59,6 +74,31 @@ def test_parameters_that_do_not_fit_together_are_refused(changes: dict[str, Any]
 def test_counts_that_make_no_pipeline_are_refused(stages: int, changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValueError, match=expected):
         check_counts(params(**changes), {Role.STAGE: stages})
+
+
+@pytest.mark.parametrize(
+    ("stages", "changes"),
+    [
+        (3, {"layers": 1, "cuts": ["layers.0", "head"], "micro_batches": 4}),
+        (2, {"model": {"builder": "mine:model", "builds": "model"}, "cuts": ["whatever"]}),
+        (16, {"model": {"builder": "mine:model", "builds": "model"}, "micro_batches": 16}),
+    ],
+)
+def test_cuts_that_fit(stages: int, changes: dict[str, Any]) -> None:
+    check_counts(params(**changes), {Role.STAGE: stages})
+
+
+def test_workers_read_what_the_master_stored() -> None:
+    given = params(cuts=["layers.1", {"layer": "layers.3", "at": "end"}])
+    assert Params.model_validate(given.model_dump(mode="json")) == given
+
+
+@pytest.mark.parametrize("split", ["manual", "tracer"])
+def test_the_tutorials_jobs_are_legal(split: str) -> None:
+    body = json.loads((EXAMPLES / f"tutorials/pipelining-{split}.json").read_text())
+    given = Params.model_validate(body["params"])
+    assert given.split == split
+    check_counts(given, {Role(name): count for name, count in body["roles"].items()})
 
 
 def test_the_defaults_are_legal() -> None:

@@ -1,7 +1,7 @@
 """Creates Gymnasium environments by name, and describes their spaces. Torch-free.
 
-A name is an id in Gymnasium's registry, a wrapper of Gymnasium, or `module:name` of a module that the operator allows.
-Gymnasium itself never gets a name that it would import.
+A name is an id in the registry of Gymnasium or of the old Gym, a wrapper of Gymnasium, or `module:name` of a module
+that the operator allows. Neither Gymnasium nor Gym gets a name that it would import.
 """
 
 import math
@@ -15,6 +15,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from rolecall.kit.builders import find_allowed, import_allowed, shorten_error
 from rolecall.kit.data_access import read_access
+from rolecall.kit.environments import legacy_gym
 from rolecall.kit.environments.params import Environment, Wrapper
 from rolecall.spec.errors import InputError
 
@@ -83,18 +84,30 @@ def check(environment: Environment) -> None:
         make_vector(environment, 1).close()
 
 
+def reward_threshold(environment: Environment) -> float:
+    """The mean return at which the environment counts as solved, from its registration.
+
+    Raises `InputError` if the registration has none.
+    """
+    made = make(environment)
+    made.close()
+    threshold = None if made.spec is None else made.spec.reward_threshold
+    if threshold is None:
+        raise InputError(
+            f"the environment {environment.id!r} is registered without a reward threshold; "
+            "give the target return as a number"
+        )
+    return float(threshold)
+
+
 def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:
     limit = environment.max_episode_steps
-    if not _is_entry_point(environment.id):
+    if environment.legacy_id is not None:
+        return legacy_gym.make(environment.legacy_id, limit, arguments)
+    if not environment.is_entry_point:
         return gymnasium.make(_registered_id(environment.id), max_episode_steps=limit, **arguments)
     unwrapped = _find_allowed_class(environment.id, gymnasium.Env)(**arguments)
     return unwrapped if limit is None else gymnasium.wrappers.TimeLimit(unwrapped, limit)
-
-
-def _is_entry_point(name: str) -> bool:
-    """True for `module:name`. In `module:id` the id has a version, so it is not a Python identifier."""
-    _, colon, attribute = name.partition(":")
-    return bool(colon) and attribute.isidentifier()
 
 
 def _registered_id(name: str) -> str:

@@ -7,6 +7,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from rolecall.kit.params import Count, Name, to_object, to_tuple
 from rolecall.spec import workload
 
+_LEGACY = "gym:"
+
 
 class Wrapper(workload.Params):
     """A class that changes the observations, actions or rewards of an environment."""
@@ -22,8 +24,9 @@ class Environment(workload.Params):
     """The task: a Gymnasium environment, created in every observer."""
 
     id: Annotated[str, Field(min_length=1, max_length=1024)]
-    """An id in Gymnasium's registry (`CartPole-v1`), an id that a module registers (`package.module:Name-v0`), or an
-    `Env` class or function (`package.module:Class`). The operator must allow the module, as for builders."""
+    """An id in Gymnasium's registry (`CartPole-v1`) or in that of the old Gym (`gym:CartPole-v1`, needs the extra
+    `rolecall[gym]`), an id that a module registers (`package.module:Name-v0`), or an `Env` class or function
+    (`package.module:Class`). The operator must allow the module, as for builders."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     max_episode_steps: Count | None = None
@@ -44,4 +47,23 @@ class Environment(workload.Params):
     def _consistent(self) -> Self:
         if self.vectorization == "own" and self.wrappers:
             raise ValueError("wrappers apply to single environments and need vectorization: loop")
+        if self.legacy_id is not None:
+            self._check_legacy(self.legacy_id)
         return self
+
+    @property
+    def legacy_id(self) -> str | None:
+        """The id in the registry of the old Gym; None for other environments."""
+        return self.id.removeprefix(_LEGACY) if self.id.startswith(_LEGACY) else None
+
+    @property
+    def is_entry_point(self) -> bool:
+        """True for `module:Class`. In `module:id` the id has a version, so it is not a Python identifier."""
+        _, colon, attribute = self.id.partition(":")
+        return self.legacy_id is None and bool(colon) and attribute.isidentifier()
+
+    def _check_legacy(self, name: str) -> None:
+        if not name or ":" in name:  # Gym would import what is before the colon.
+            raise ValueError(f"{self.id!r} is no id in the registry of the old Gym; use an id such as gym:CartPole-v1")
+        if self.vectorization == "own":
+            raise ValueError("environments of the old Gym have no vector implementation; use vectorization: loop")

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from rolecall.kit.data_order import DataOrder, derive_seed, held_out
-from rolecall.kit.images.params import Images
-from rolecall.kit.images.sources import LabeledImages, open_source
+from rolecall.kit.images.params import Idx, Images
+from rolecall.kit.images.sources import GeneratedImages, LabeledImages, open_source
 from rolecall.process import die_with_parent
 from rolecall.spec.errors import InputError
 
@@ -45,12 +45,7 @@ def open_splits(images: Images, seed: int) -> dict[str, ImageSplit]:
 
     Raises `InputError` for a source that is missing or invalid.
     """
-    train = open_source(images.train, images.classes)
-    splits = {"train": ImageSplit(train, np.arange(len(train.labels)))}
-    for split, source in images.sources.items():
-        if split != "train":
-            opened = open_source(source, train.classes)
-            splits[split] = ImageSplit(opened, np.arange(len(opened.labels)))
+    splits = _generated_splits(images) if images.train is None else _read_splits(images, images.train)
     if images.has_validation and "validation" not in splits:
         assert isinstance(images.validation, float)
         numbers = splits["train"].numbers
@@ -59,8 +54,28 @@ def open_splits(images: Images, seed: int) -> dict[str, ImageSplit]:
             raise InputError(
                 f"data.validation {images.validation} of {len(held)} images leaves a split empty; choose another share"
             )
-        splits |= {"train": ImageSplit(train, numbers[~held]), "validation": ImageSplit(train, numbers[held])}
+        source = splits["train"].source
+        splits |= {"train": ImageSplit(source, numbers[~held]), "validation": ImageSplit(source, numbers[held])}
     return splits
+
+
+def _read_splits(images: Images, train: str | Idx) -> dict[str, ImageSplit]:
+    """The splits that have files of their own."""
+    source = open_source(train, images.classes)
+    splits = {"train": ImageSplit(source, np.arange(len(source.labels)))}
+    for split, other in images.sources.items():
+        if split != "train":
+            opened = open_source(other, source.classes)
+            splits[split] = ImageSplit(opened, np.arange(len(opened.labels)))
+    return splits
+
+
+def _generated_splits(images: Images) -> dict[str, ImageSplit]:
+    assert images.synthetic is not None
+    source = GeneratedImages(images.synthetic, images.size)
+    train, test = np.split(np.arange(len(source.labels)), [images.synthetic.images])
+    splits = {"train": ImageSplit(source, train)}
+    return splits | {"test": ImageSplit(source, test)} if len(test) else splits
 
 
 def augmentation(images: Images) -> list[v2.Transform]:

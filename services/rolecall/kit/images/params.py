@@ -23,11 +23,29 @@ class Idx(workload.Params):
 Source = DataPath | Idx
 
 
-class Images(workload.Params):
-    """A job's images. All are converted to RGB squares of one size."""
+class SyntheticImages(workload.Params):
+    """Random images, generated while they are loaded and never stored, for smoke tests, lessons and benchmarks."""
 
-    train: Source
+    images: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Number of training images, including the share that `data.validation` takes from them."""
+    classes: Annotated[int, Field(ge=2, le=50_000)]
+    """Number of classes; their names are the label numbers."""
+    test: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Number of test images; 0 for none."""
+    learnable: bool = False
+    """If true, each class has a random pattern of its own under the noise, so that a model can learn the labels.
+    Otherwise pixels and labels are independent."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of pixels and labels; independent of the seed of the job."""
+
+
+class Images(workload.Params):
+    """A job's images: files or synthetic. All are converted to RGB squares of one size."""
+
+    train: Source | None = None
     """Training images: a local folder with one folder per class (torchvision's ImageFolder layout), or IDX files."""
+    synthetic: SyntheticImages | None = None
+    """Generated images, used instead of `train`."""
     test: Source | None = None
     """Test images for the final score, in the same form as `train` and with the same classes."""
     validation: Annotated[Fraction | Source, Field(union_mode="left_to_right")] = 0.1
@@ -48,6 +66,20 @@ class Images(workload.Params):
     loader_processes: Annotated[int, Field(ge=0, le=64)] = 1
     """Number of processes of each first stage that decode and augment images; with 0, the stage does it itself. This
     doesn't change the random values."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.train is None) == (self.synthetic is None):
+            raise ValueError("set exactly one of train (a class folder or IDX files) and synthetic (generated images)")
+        if self.synthetic is None:
+            return self
+        if self.test is not None:
+            raise ValueError("test names files, which synthetic images can't be mixed with; set synthetic.test")
+        if not isinstance(self.validation, float):
+            raise ValueError("validation of synthetic images must be a share of them, from 0 to below 1")
+        if self.classes is not None:
+            raise ValueError("classes requires IDX files; set synthetic.classes to the number of classes")
+        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,4 +1,4 @@
-"""Sources of labeled images: class folders and IDX files. Torch-free.
+"""Sources of labeled images: class folders, IDX files, and generated images. Torch-free.
 
 IDX: http://yann.lecun.com/exdb/mnist: two zero bytes, the type (8 for unsigned bytes), the number of dimensions, each
 dimension as a big-endian 32-bit number, then the values.
@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from rolecall.kit.data_access import DataAccess, read_access
+from rolecall.kit.data_order import derive_seed, splitmix64
 from rolecall.kit.files import File, find
-from rolecall.kit.images.params import Idx, Images
+from rolecall.kit.images.params import Idx, Images, SyntheticImages
 from rolecall.spec.errors import InputError
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 _FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")  # other formats may start programs, such as Ghostscript
 _UNSIGNED_BYTE = 8
+_CELLS = 4  # the pattern of a class has 4 × 4 cells
+# Purposes of derived seeds: an image's number for its pixels, numbers that no image has for the rest.
+_LABELS, _PATTERNS = 2**63, 2**63 + 1
 
 
 class LabeledImages(Protocol):
@@ -71,6 +75,33 @@ class IdxImages:
     def image(self, number: int) -> Image.Image:
         """A grayscale image."""
         return Image.fromarray(self.pixels[number])
+
+
+class GeneratedImages:
+    """Square RGB images, each a function of (seed, number): first those of training and validation, then the test."""
+
+    def __init__(self, chosen: SyntheticImages, size: int) -> None:
+        self._size, self._seed = size, chosen.seed
+        self.classes = tuple(map(str, range(chosen.classes)))
+        numbers = np.arange(chosen.images + chosen.test, dtype=np.uint64)
+        self.labels = (splitmix64(numbers, derive_seed(chosen.seed, _LABELS)) % chosen.classes).astype(np.int64)
+        self._pattern_seed = derive_seed(chosen.seed, _PATTERNS) if chosen.learnable else None
+
+    def image(self, number: int) -> Image.Image:
+        """Uniformly distributed bytes; learnable ones are the mean of noise and the class's pattern."""
+        pixels = _random_bytes(derive_seed(self._seed, number), self._size)
+        if self._pattern_seed is not None:
+            cells = np.arange(self._size) * _CELLS // self._size
+            pattern = _random_bytes(derive_seed(self._pattern_seed, int(self.labels[number])), _CELLS)
+            pixels = pixels // 2 + pattern[cells][:, cells] // 2
+        return Image.fromarray(pixels)
+
+
+def _random_bytes(seed: int, size: int) -> NDArray[np.uint8]:
+    """[size, size, 3] uniformly distributed bytes."""
+    count = 3 * size**2
+    words = splitmix64(np.arange(-(-count // 8), dtype=np.uint64), seed)
+    return words.astype("<u8").view(np.uint8)[:count].reshape(size, size, 3)
 
 
 def open_source(source: str | Idx, classes: tuple[str, ...] | None = None) -> LabeledImages:
@@ -191,6 +222,6 @@ def _join(names: tuple[str, ...] | list[str]) -> str:
 
 
 def check_images(images: Images) -> None:
-    """Raises `InputError` unless every source exists and looks like labeled images."""
+    """Raises `InputError` unless every source exists and looks like labeled images; generated ones always do."""
     for source in images.sources.values():
         check_source(source)

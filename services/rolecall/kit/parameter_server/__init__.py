@@ -1,30 +1,52 @@
 """Sharded weights on parameter servers.
 
 `initialization`: rows and initial values of each shard. `shard`: the servers' side; `serve` is their `run`. `remote`:
-the trainers' side. `protocols`: application of gradients. `loop`: the trainers' loop.
+the trainers' side. `bags`: embedding bags, pooled on the servers. `protocols`: application of gradients. `loop`: the
+trainers' loop.
 """
 
-from rolecall.kit.parameter_server.initialization import Normal, ShardSpec, Uniform, initial_rows
+from rolecall.kit.parameter_server.bags import (
+    EmbeddingBagShard,
+    RemoteEmbeddingBag,
+    ShardedEmbeddingBag,
+    bag_sizes,
+    require_bags,
+)
+from rolecall.kit.parameter_server.initialization import EmbeddingShard, Normal, ShardSpec, Uniform, initial_rows
 from rolecall.kit.parameter_server.loop import ShardedTrainingLoop, make_local
-from rolecall.kit.parameter_server.protocols import ServerOptimizers, TutorialProtocol, UpdateProtocol
+from rolecall.kit.parameter_server.protocols import (
+    ProtocolsInTurn,
+    ServerOptimizers,
+    TutorialProtocol,
+    UpdateProtocol,
+    parameter_references,
+)
 from rolecall.kit.parameter_server.remote import ShardedEmbedding, ShardReference, Shards, make_shards, share_shards
 from rolecall.kit.parameter_server.shard import ShardedModule, serve, sharded_embedding
 
 __all__ = [
+    "EmbeddingBagShard",
+    "EmbeddingShard",
     "Normal",
+    "ProtocolsInTurn",
+    "RemoteEmbeddingBag",
     "ServerOptimizers",
     "ShardReference",
     "ShardSpec",
     "ShardedEmbedding",
+    "ShardedEmbeddingBag",
     "ShardedModule",
     "ShardedTrainingLoop",
     "Shards",
     "TutorialProtocol",
     "Uniform",
     "UpdateProtocol",
+    "bag_sizes",
     "initial_rows",
     "make_local",
     "make_shards",
+    "parameter_references",
+    "require_bags",
     "serve",
     "sharded_embedding",
     "share_shards",

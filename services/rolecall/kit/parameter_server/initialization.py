@@ -88,3 +88,7 @@ class EmbeddingShard(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """The vectors [n, dim] of local row numbers [n]."""
         return F.embedding(rows, self.weight, sparse=self._sparse)
+
+    def pool(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """The sum [b, dim] of each bag's vectors; bag `i` begins at `offsets[i]` in the local row numbers [n]."""
+        return F.embedding_bag(rows, self.weight, offsets, mode="sum", sparse=self._sparse)

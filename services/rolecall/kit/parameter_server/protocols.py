@@ -1,6 +1,7 @@
 """Update protocols: apply a step's gradients to the weights in the trainer and on the parameter servers."""
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -82,19 +83,14 @@ class TutorialProtocol:
     """
 
     def __init__(
-        self, shards: Shards, remote: OptimizerChoice, local: nn.Module, optimizer: OptimizerChoice, *, in_step: bool
+        self, parameters: Sequence[rpc.RRef[nn.Parameter]], optimizer: OptimizerChoice, *, in_step: bool
     ) -> None:
-        own = [rpc.RRef(parameter) for parameter in local.parameters()]
         self._in_step = in_step
-        self._optimizers = [
-            DistributedOptimizer(choice.kind, parameters, **choice.arguments)
-            for choice, parameters in ((remote, shards.parameters()), (optimizer, own))
-        ]
+        self._optimizer = DistributedOptimizer(optimizer.kind, list(parameters), **optimizer.arguments)
 
     def apply(self, context_id: int, step: int, rate_factor: float) -> None:
         """Blocks until all weights are updated."""
-        for optimizer in self._optimizers:
-            optimizer.step(context_id)
+        self._optimizer.step(context_id)
         if self._in_step:
             dist.barrier()
 
@@ -104,3 +100,27 @@ class TutorialProtocol:
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:
         """No state to restore."""
+
+
+class ProtocolsInTurn:
+    """Several `TutorialProtocol`s for different weights, applied one after the other."""
+
+    def __init__(self, *protocols: TutorialProtocol) -> None:
+        self._protocols = protocols
+
+    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
+        """Blocks until all weights are updated."""
+        for protocol in self._protocols:
+            protocol.apply(context_id, step, rate_factor)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Empty, as each protocol's."""
+        return {}
+
+    def restore(self, tensors: dict[str, torch.Tensor]) -> None:
+        """No state to restore."""
+
+
+def parameter_references(module: nn.Module) -> list[rpc.RRef[nn.Parameter]]:
+    """References to the weights of a module in this process, for `TutorialProtocol`."""
+    return [rpc.RRef(parameter) for parameter in module.parameters()]

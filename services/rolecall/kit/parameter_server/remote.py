@@ -77,6 +77,10 @@ class Shards:
     def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
         return [reference for found in self._call_all(Shard.parameters) for reference in found]
 
+    def modules(self, name: str) -> list[rpc.RRef[Any]]:
+        """References to the shards' modules of one module, in order."""
+        return torch.futures.wait_all([shard.call(Shard.module) for shard in self.of(name)])
+
     def save(self, step: int) -> list[Future[CheckpointPart]]:
         return [shard.call(Shard.save, step) for shard in self._shards]
 
@@ -142,19 +146,23 @@ class ShardedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors [..., dim] of the ids [...], on the transfer device."""
-        return look_up(ids, len(self._shards), self._request)
+        distinct, inverse = torch.unique(ids, return_inverse=True)
+        return self.look_up(distinct, inverse)
+
+    def look_up(self, distinct: Tensor, inverse: Tensor) -> Tensor:
+        """As `forward` for `distinct[inverse]`, where `distinct` has no id twice."""
+        return look_up(distinct, inverse, len(self._shards), self._request)
 
     def _request(self, shard: int, rows: Tensor) -> Future[Tensor]:
         return self._shards[shard].compute("forward", rows.to(self._transfer_device))
 
 
-def look_up(ids: Tensor, count: int, request: Callable[[int, Tensor], Future[Tensor]]) -> Tensor:
+def look_up(distinct: Tensor, inverse: Tensor, count: int, request: Callable[[int, Tensor], Future[Tensor]]) -> Tensor:
     """The vectors [..., dim] of the ids [...] in a table of `count` shards, on the device of the shards' replies.
 
     `request(shard, rows)` returns the vectors of local row numbers. It is also called for a shard without any of the
     rows, so that its optimizer counts the step.
     """
-    distinct, inverse = torch.unique(ids, return_inverse=True)
     owners = distinct % count
     by_owner = torch.argsort(owners, stable=True)
     sizes = torch.bincount(owners, minlength=count).tolist()

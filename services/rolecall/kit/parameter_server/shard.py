@@ -36,8 +36,6 @@ class ShardedModule:
     optimizer: OptimizerChoice
     servers: Sequence[int]
     """The role ranks of the parameter servers, one for each shard."""
-    cpu: bool = False
-    """True if shards stay on the CPU even if their server has a GPU."""
 
 
 def sharded_embedding(
@@ -50,11 +48,10 @@ def sharded_embedding(
     servers: Sequence[int],
     dtype: torch.dtype = torch.float32,
     sparse: bool = True,
-    cpu: bool = False,
 ) -> ShardedModule:
     """An embedding table [rows, dim] for `ShardedEmbedding`."""
     make = partial(EmbeddingShard, dim=dim, initializer=initializer, dtype=dtype, sparse=sparse)
-    return ShardedModule(name, rows, make, optimizer, servers, cpu=cpu)
+    return ShardedModule(name, rows, make, optimizer, servers)
 
 
 class Shard:
@@ -71,7 +68,7 @@ class Shard:
         torch.sparse.check_sparse_tensor_invariants.disable()
         self._name = f"{sharded.name}-{spec.index}"
         self._trainers = trainers
-        self._device = torch.device("cpu") if sharded.cpu else current().device
+        self._device = current().device
         self._module = sharded.make(spec).to(self._device)
         self._optimizer = sharded.optimizer.build(self._module.parameters())
         contributors = trainers if synchronous else 1
@@ -86,6 +83,9 @@ class Shard:
 
     def compute(self, method: str, grad: bool, inputs: Sequence[Tensor]) -> Tensor:
         """Call a method of the module; the result is on the device of `inputs`, so that GPU tensors stay on GPUs."""
+        if self._device.type == "cuda":
+            # A call with tensors on a GPU runs on a stream of its own. Weights change on the default stream.
+            torch.cuda.current_stream(self._device).wait_stream(torch.cuda.default_stream(self._device))
         with torch.set_grad_enabled(grad):
             output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
             return output.to(inputs[0].device)
@@ -110,6 +110,10 @@ class Shard:
     def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
         """References to the weights, for torch's DistributedOptimizer."""
         return [rpc.RRef(parameter) for parameter in self._module.parameters()]
+
+    def module(self) -> rpc.RRef[nn.Module]:
+        """A reference to the module itself, as `rpc.remote` returns it in the PyTorch tutorials."""
+        return rpc.RRef(self._module)
 
     def block(self, parameter: str, start: int, stop: int) -> Tensor:
         """Local rows [start, stop) of one parameter, on the CPU."""
@@ -143,6 +147,9 @@ class Shard:
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)
         self._optimizer.step()
+        if self._device.type == "cuda":
+            # The trainers release their gradients, which are memory of other streams, after the reply.
+            torch.cuda.current_stream(self._device).synchronize()
 
 
 def serve(context: WorkerContext[Any]) -> None:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from rolecall.kit.data_order import DataOrder, derive_seed, share_of
 from rolecall.kit.tables.encoded import EncodedTable, TableSource, open_encoded_table, open_table_source
-from rolecall.kit.tables.params import Data
+from rolecall.kit.tables.params import SyntheticData, TableData
 from rolecall.kit.tables.rows import BadRows
+from rolecall.kit.tables.synthetic import open_synthetic_table
 
 Records = NDArray[np.void]
 
@@ -34,8 +35,9 @@ class RecordBatch:
 class TableBatches:
     """The rows of a table in batches of `batch_size` over all trainers."""
 
-    source: TableSource
     table: EncodedTable
+    streamed: TableSource | None
+    """The files of training rows that are read in every epoch; None if the rows are in the table."""
     batch_size: int
     seed: int
 
@@ -46,8 +48,8 @@ class TableBatches:
 
     def train(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
         """The shares of trainer `rank` of `world` in the epoch's global batches, starting at `start_step`."""
-        if self.source.data.stream:
-            yield from self._streamed(epoch, start_step, rank, world)
+        if self.streamed is not None:
+            yield from self._read(self.streamed, epoch, start_step, rank, world)
             return
         records, order = self.table.records("train"), self._order
         for step in range(start_step, order.steps_per_epoch):
@@ -64,22 +66,25 @@ class TableBatches:
     def _order(self) -> DataOrder:
         return DataOrder(self.table.rows["train"], self.batch_size, self.seed)
 
-    def _streamed(self, epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
-        data = self.source.data
-        rows = self.source.chunks("train", BadRows(data.max_bad_rows))
+    def _read(self, source: TableSource, epoch: int, start_step: int, rank: int, world: int) -> Iterator[RecordBatch]:
+        data = source.data
+        rows = source.chunks("train", BadRows(data.max_bad_rows))
         chunks = (self.table.columns.encode(chunk, data) for chunk in rows)
         shuffled = shuffle(chunks, data.shuffle_buffer, self.seed, epoch)
         for whole in islice(rebatch(shuffled, self.batch_size), start_step, None):
             yield RecordBatch(whole[share_of(len(whole), rank, world)], len(whole))
 
 
-def open_batches(data: Data, batch_size: int, seed: int, cache: Path) -> TableBatches:
-    """Find, parse and encode the rows of `data`, or open them from the node's `cache`.
+def open_batches(data: TableData, batch_size: int, seed: int, cache: Path) -> TableBatches:
+    """Generate the rows of `data`, or find, parse and encode them, or open them from the node's `cache`.
 
     Raises `InputError` if the rows can't be used.
     """
+    if isinstance(data, SyntheticData):
+        return TableBatches(open_synthetic_table(data, cache), None, batch_size, seed)
     source = open_table_source(data, seed)
-    return TableBatches(source, open_encoded_table(source, cache), batch_size, seed)
+    table = open_encoded_table(source, cache)
+    return TableBatches(table, source.with_classes(table.classes) if data.stream else None, batch_size, seed)
 
 
 def shuffle(chunks: Iterator[Records], buffer_rows: int, seed: int, epoch: int) -> Iterator[Records]:

@@ -3,10 +3,10 @@
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,13 @@ from rolecall.kit.tables.columns import Columns
 from rolecall.kit.tables.encoding import IdColumn, NumberColumn
 from rolecall.kit.tables.files import TableFile, find_tables
 from rolecall.kit.tables.fit import Fit
-from rolecall.kit.tables.params import Data
-from rolecall.kit.tables.rows import BadRows, Rows, read
+from rolecall.kit.tables.params import Data, Label
+from rolecall.kit.tables.rows import BadRows, Rows, distinct_labels, read, text_of
 from rolecall.spec.errors import InputError
 
 _LOG = logging.getLogger(__name__)
-_LAYOUT = 1
-_SPLITS = ("train", "validation", "test")
+_LAYOUT = 2
+SPLITS: tuple[str, ...] = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,18 @@ class EncodedTable:
     """Rows per split; `train` counts streamed rows too."""
     bad_rows: int
     """Rows that could not be parsed and were skipped."""
+    classes: tuple[str, ...] = ()
+    """The values of a label with classes, in the order of their indices; otherwise empty."""
 
     @property
     def fingerprint(self) -> str:
-        """A hash of dictionaries and row counts. Means and quantiles may differ in the last bit between CPU types."""
+        """A hash of dictionaries, classes and row counts.
+
+        Means and quantiles are not in it, because they may differ in the last bit between CPU types.
+        """
         dictionaries = [(column.offset, column.size, column.values) for column in self.columns.ids]
-        return hashlib.sha256(json.dumps([dictionaries, self.rows, self.bad_rows]).encode()).hexdigest()
+        content = [dictionaries, self.classes, self.rows, self.bad_rows]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     def records(self, split: str) -> NDArray[np.void]:
         """The split's records [rows], memory-mapped."""
@@ -59,6 +65,13 @@ class TableSource:
     seed: int
     """The seed of the hold-out hash."""
     files: dict[str, list[TableFile]]
+
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """The same source, whose label has these classes; unchanged without classes."""
+        if not classes:
+            return self
+        label = self.data.label.model_copy(update={"classes": list(classes)})
+        return replace(self, data=self.data.model_copy(update={"label": label}))
 
     def chunks(self, split: str, bad: BadRows) -> Iterator[Rows]:
         """The valid rows of a split in chunks, in the files' order."""
@@ -85,13 +98,15 @@ def open_table_source(data: Data, seed: int) -> TableSource:
 
 def open_encoded_table(source: TableSource, folder: Path) -> EncodedTable:
     """The encoded rows of `source` in the cache `folder`, built if missing; concurrent callers wait."""
-    return _load(build_once(folder / "tables", source.key, lambda draft: _build(source, draft)))
+    return load_table(build_once(folder / "tables", source.key, lambda draft: _build(source, draft)))
 
 
 def _build(source: TableSource, folder: Path) -> None:
+    classes = _classes(source)
+    source = source.with_classes(classes)
     bad = BadRows(source.data.max_bad_rows)
     columns, train_rows = _fit_columns(source, bad)
-    cached = _SPLITS[1:] if source.data.stream else _SPLITS
+    cached = SPLITS[1:] if source.data.stream else SPLITS
     rows = {"train": train_rows}
     for split in cached:
         # Bad training rows were counted during the fit, together with the validation rows held out from them.
@@ -99,24 +114,45 @@ def _build(source: TableSource, folder: Path) -> None:
         rows[split] = _write(folder / split, columns, source, split, counted)
     for report in bad.first:
         _LOG.warning("skipped a row: %s", report, extra=about("rows_skipped"))
-    description = {"columns": asdict(columns), "rows": rows, "bad_rows": bad.count}
-    (folder / "about.json").write_text(json.dumps(description))
+    store_table(EncodedTable(folder, columns, rows, bad.count, classes))
+
+
+def _classes(source: TableSource) -> tuple[str, ...]:
+    match source.data.label.classes:
+        case None:
+            return ()
+        case "auto":
+            return tuple(distinct_labels(source.files["train"], source.data))
+        case listed:
+            return tuple(map(text_of, listed))
 
 
 def _fit_columns(source: TableSource, bad: BadRows) -> tuple[Columns, int]:
-    fit, count, positive = Fit(source.data, source.seed), 0, 0.0
+    fit, count, least, most = Fit(source.data, source.seed), 0, np.inf, -np.inf
     for rows in source.chunks("train", bad):
         fit.add(rows)
         count += len(rows.labels)
-        positive += float(rows.labels.sum())
+        least, most = min(least, rows.labels.min(initial=np.inf)), max(most, rows.labels.max(initial=-np.inf))
     if not count:
         raise InputError("the training files contain no rows; check data.train")
-    if positive in (0, count):
-        which, label = "positive" if positive else "negative", source.data.label
+    if least == most:
+        _refuse_one_label(source.data.label, count, int(least))
+    return fit.columns(), count
+
+
+def _refuse_one_label(label: Label, count: int, index: int) -> None:
+    """Raises `InputError` if all labels are of one class, which is no error for numbers."""
+    if isinstance(label.classes, list):
+        value = text_of(label.classes[index])
+        raise InputError(
+            f"all {count} training rows have the label {value!r}; check data.label: column {label.column!r} and its "
+            "classes"
+        )
+    if not label.numeric:
+        which = "positive" if index else "negative"
         raise InputError(
             f"all {count} training rows are {which}; check data.label: column {label.column!r} and its positive value"
         )
-    return fit.columns(), count
 
 
 def _write(path: Path, columns: Columns, source: TableSource, split: str, bad: BadRows) -> int:
@@ -128,8 +164,15 @@ def _write(path: Path, columns: Columns, source: TableSource, split: str, bad: B
     return count
 
 
-def _load(folder: Path) -> EncodedTable:
+def store_table(table: EncodedTable) -> None:
+    """Write the description of `table` beside its records."""
+    content = {"columns": asdict(table.columns), "rows": table.rows, "bad_rows": table.bad_rows}
+    (table.folder / "about.json").write_text(json.dumps(content | {"classes": table.classes}))
+
+
+def load_table(folder: Path) -> EncodedTable:
+    """The table whose records and description are in `folder`."""
     about: dict[str, Any] = json.loads((folder / "about.json").read_text())
     ids = tuple(IdColumn(**column) for column in about["columns"]["ids"])
     numbers = tuple(NumberColumn(**column) for column in about["columns"]["numbers"])
-    return EncodedTable(folder, Columns(ids, numbers), about["rows"], about["bad_rows"])
+    return EncodedTable(folder, Columns(ids, numbers), about["rows"], about["bad_rows"], tuple(about["classes"]))

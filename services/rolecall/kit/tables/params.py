@@ -1,15 +1,20 @@
 """Parameters of a job's table of rows. Torch-free; docstrings are the API's descriptions."""
 
 from collections import Counter
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from rolecall.kit.params import Count, Fraction, Name, Names, Paths, Text, Value, to_list
 from rolecall.spec import workload
 
 _MAX_COLUMNS = 16_384
+MAX_CLASSES = 50_000
+"""The maximum number of classes of a label."""
+_MAX_SYNTHETIC_VALUES = 10**9
 _Values = Annotated[list[Value], Field(max_length=4096, fail_fast=True)]
+Target = Literal["binary", "classes", "number"]
+"""What a label is: yes or no, one of several classes, or a number."""
 
 
 def _named(given: Any) -> Any:
@@ -17,13 +22,37 @@ def _named(given: Any) -> Any:
 
 
 class Label(workload.Params):
-    """The column to predict."""
+    """The column to predict: yes or no, a class, or a number."""
 
     column: Name
     """Name of the column."""
     positive: Annotated[_Values | None, BeforeValidator(to_list, json_schema_input_type=Value | _Values | None)] = None
-    """The value or values that mean yes; every other value means no. By default, the column must contain 0 and 1, or
-    true and false."""
+    """The value or values that mean yes; every other value means no. By default, a column without `classes` and
+    `numeric` must contain 0 and 1, or true and false."""
+    classes: Literal["auto"] | Annotated[list[Value], Field(max_length=MAX_CLASSES, fail_fast=True)] | None = None
+    """The values of a label with two or more classes, in the order of the model's outputs; other values can't be
+    parsed. `auto`: the distinct values in the training files, sorted."""
+    numeric: bool = False
+    """Whether the label is a number to predict (regression)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        kinds = {"positive": self.positive is not None, "classes": self.classes is not None, "numeric": self.numeric}
+        given = [name for name, chosen in kinds.items() if chosen]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} describe different kinds of labels; set one of them")
+        if isinstance(self.classes, list):
+            if len(self.classes) < 2:
+                raise ValueError("classes must have 2 values or more; for a label that is yes or no, set positive")
+            _refuse_duplicates("classes", [str(value) for value in self.classes])
+        return self
+
+    @property
+    def target(self) -> Target:
+        """The kind of the label."""
+        if self.numeric:
+            return "number"
+        return "binary" if self.classes is None else "classes"
 
 
 class Categorical(workload.Params):
@@ -147,6 +176,90 @@ class Data(workload.Params):
         """The paths of each split that has its own files."""
         given = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: paths for split, paths in given.items() if isinstance(paths, list)}
+
+
+class Synthetic(workload.Params):
+    """Random rows, for smoke tests, lessons and benchmarks. They depend only on these parameters."""
+
+    rows: Annotated[int, Field(ge=1, le=2**31)] = 10_000
+    """Number of training rows, including the share that `data.validation` takes from them."""
+    test: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Number of test rows; 0 for none."""
+    columns: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of categorical columns, named `c0`, `c1` and so on."""
+    ids: Annotated[int, Field(ge=1, le=2**31)] = 100
+    """Number of distinct values of each categorical column. Each column has two further rows of the table, for missing
+    and unknown values."""
+    min_values: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Minimum number of values per row in a categorical column."""
+    max_values: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Maximum number of values per row in a categorical column; the number is random."""
+    numbers: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Number of numeric columns, named `n0`, `n1` and so on, with a standard normal distribution."""
+    label: Literal["binary", "number"] | Annotated[int, Field(ge=2, le=MAX_CLASSES)] = "binary"
+    """The label: `binary` is 0 or 1, `number` a number, and an integer the number of classes."""
+    signal: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the rows whose label follows from their categorical values, so that a model can learn it; the labels of
+    the other rows are random."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the rows; independent of the seed of the job."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_values < self.min_values:
+            raise ValueError(
+                f"max_values {self.max_values} is below min_values {self.min_values}; set it to at least that"
+            )
+        values = (self.rows + self.test) * (self.columns * self.max_values + self.numbers)
+        if values > _MAX_SYNTHETIC_VALUES:
+            raise ValueError(
+                f"rows times values per row is {values}; at most {_MAX_SYNTHETIC_VALUES} are generated: "
+                "set fewer rows, columns, max_values or numbers"
+            )
+        return self
+
+
+class SyntheticData(workload.Params):
+    """A job's rows, generated."""
+
+    synthetic: Synthetic
+    """Number and kind of the generated rows."""
+    validation: Fraction = 0.1
+    """Validation rows, scored after each epoch: a share of the rows, selected by a seeded hash of the row's number."""
+
+    @property
+    def label(self) -> Label:
+        """The label's description, as for rows from files."""
+        match self.synthetic.label:
+            case "binary":
+                return Label(column="label")
+            case "number":
+                return Label(column="label", numeric=True)
+            case classes:
+                return Label(column="label", classes=list(range(classes)))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Strings that represent a missing value in rows for a trained model."""
+        return ("",)
+
+
+def _choose(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """Validate one of the two forms, so that errors are about the form that was meant."""
+    if not isinstance(given, dict):
+        return given if isinstance(given, SyntheticData) else Data.model_validate(given)
+    fields = cast(dict[str, Any], given)
+    if "synthetic" not in fields:
+        return Data.model_validate(fields)
+    if unused := sorted(fields.keys() & Data.model_fields.keys() - SyntheticData.model_fields.keys()):
+        raise ValueError(
+            f"synthetic data is generated, so {', '.join(unused)} can't be set with it; set one or the other"
+        )
+    return SyntheticData.model_validate(fields)
+
+
+TableData = Annotated[Data | SyntheticData, WrapValidator(_choose)]
+"""A job's rows: read from files, or generated."""
 
 
 def _refuse_duplicates(field: str, names: list[str]) -> None:

@@ -6,6 +6,7 @@ Every pass over the same files returns the same valid rows with the same row num
 # pyright: reportAttributeAccessIssue=false
 
 import difflib
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rolecall.kit.tables.files import TableFile
-from rolecall.kit.tables.params import Categorical, Csv, Data, Label, Numeric
+from rolecall.kit.tables.params import MAX_CLASSES, Categorical, Csv, Data, Label
 from rolecall.spec.errors import InputError
 
 _BLOCK_BYTES = 1 << 20  # Arrow prefetches up to 32 blocks
@@ -55,7 +56,7 @@ class Rows:
     numbers: NDArray[np.int64]
     """[b] row numbers, counted over all files of the split."""
     labels: NDArray[np.float32]
-    """[b] 0 or 1."""
+    """[b] 0 or 1, the index of the class, or the number to predict."""
     categorical: list[Values]
     """One for each column, in the parameters' order."""
     numeric: list[NDArray[np.float64]]
@@ -104,21 +105,57 @@ def read(files: list[TableFile], data: Data, bad: BadRows) -> Iterator[Rows]:
 
 
 def require_columns(file: TableFile, data: Data) -> None:
-    """Raises `InputError` unless `file` is readable and has all columns of `data`."""
-    names = column_names(file, data.csv)
+    """Raises `InputError` unless `file` is readable, has all columns of `data`, and the label has a usable type."""
+    schema = _schema(file, data.csv)
+    names = list(schema.names)
     for column in data.columns:
         if column not in names:
             near = difflib.get_close_matches(column, names, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise InputError(f"{file.url} has no column {column!r}; {hint}its columns are: {', '.join(names)}")
+    if file.format == "parquet":  # Columns of CSV files are read as text.
+        _require_label_type(file, data.label, schema.field(data.label.column).type)
 
 
-def column_names(file: TableFile, csv: Csv) -> list[str]:
+def _schema(file: TableFile, csv: Csv) -> pa.Schema:
     with file.open() as stream, _parse_errors(file):
         if file.format == "parquet":
-            return list(pq.ParquetFile(stream).schema_arrow.names)
+            return pq.ParquetFile(stream).schema_arrow
         with pacsv.open_csv(stream, _read_options(csv), _parse_options(file, csv, lambda _: "skip")) as reader:
-            return list(reader.schema.names)
+            return reader.schema
+
+
+def _require_label_type(file: TableFile, label: Label, kind: pa.DataType) -> None:
+    usable = _is_text(kind) or _is_number(kind) if label.numeric else not pa.types.is_nested(kind)
+    if not usable:
+        legal = "numbers" if label.numeric else "text, numbers or booleans"
+        raise InputError(f"{file.url}: the label {label.column!r} has type {kind}; it must contain {legal}")
+
+
+def distinct_labels(files: list[TableFile], data: Data) -> list[str]:
+    """The distinct values of the label, sorted: as numbers if all are numbers, else as text.
+
+    Raises `InputError` if there are fewer than 2 or more than `MAX_CLASSES`.
+    """
+    label = data.model_copy(update={"categorical": (), "numeric": ()})
+    found: set[str] = set()
+    for file in files:
+        require_columns(file, data)
+        for chunk in _chunks(file, label, BadRows(0)):  # The pass that reads all columns reports bad rows.
+            texts = _texts(_cleaned(chunk.batch[data.label.column], data.missing))
+            found.update(pc.unique(texts.drop_null()).to_pylist())
+            if len(found) > MAX_CLASSES:
+                raise InputError(
+                    f"the label {data.label.column!r} has more than {MAX_CLASSES} distinct values; list "
+                    "data.label.classes, or set data.label.numeric to predict a number"
+                )
+    if len(found) < 2:
+        values = f"only the value {found.pop()!r}" if found else "no values"
+        raise InputError(
+            f"the label {data.label.column!r} has {values} in the training files; classes need at least 2 values"
+        )
+    texts = sorted(found)
+    return sorted(texts, key=float) if all(_is_plain_number(text) for text in texts) else texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +223,8 @@ def _parse_errors(file: TableFile) -> Iterator[None]:
 
 def _parse(chunk: _Chunk, start: int, data: Data, bad: BadRows) -> Rows:
     reasons: dict[int, str] = {}
-    labels = _labels(_cleaned(chunk.batch[data.label.column], data.missing), data.label, reasons)
-    numeric = [_numbers(chunk, column, data.missing, reasons) for column in data.numeric]
+    labels = _labels(chunk, data, reasons)
+    numeric = [_numbers(chunk, column.column, data.missing, reasons) for column in data.numeric]
     for index in sorted(reasons):
         bad.add(chunk.file, chunk.row(index), reasons[index])
     good = np.delete(np.arange(chunk.batch.num_rows), list(reasons))
@@ -196,29 +233,54 @@ def _parse(chunk: _Chunk, start: int, data: Data, bad: BadRows) -> Rows:
     return Rows(start + good, labels[good], categorical, [column[good] for column in numeric])
 
 
-def _labels(column: pa.Array, label: Label, reasons: dict[int, str]) -> NDArray[np.float32]:
-    texts = _texts(column)
-    yes = _is_one_of(texts, _YES if label.positive is None else [_text(value) for value in label.positive])
-    valid = yes | _is_one_of(texts, _NO) if label.positive is None else texts.is_valid().to_numpy(False)
+def _labels(chunk: _Chunk, data: Data, reasons: dict[int, str]) -> NDArray[np.float32]:
+    label = data.label
+    if label.numeric:
+        return _number_labels(chunk, data, reasons)
+    texts = _texts(_cleaned(chunk.batch[label.column], data.missing))
+    if isinstance(label.classes, list):
+        found = pc.index_in(texts, pa.array([text_of(value) for value in label.classes], pa.string()))
+        valid, labels = _mask(found.is_valid()), pc.fill_null(found, 0).to_numpy(zero_copy_only=False)
+        legal = "not one of the classes; correct it or list it in data.label.classes"
+    else:
+        yes = _is_one_of(texts, _YES if label.positive is None else [text_of(value) for value in label.positive])
+        valid = yes | _is_one_of(texts, _NO) if label.positive is None else _mask(texts.is_valid())
+        labels, legal = yes, "not 0 or 1; for other values, set data.label.positive"
     for index in np.flatnonzero(~valid):
         given = texts[index].as_py()
-        why = "is missing" if given is None else f"is {given!r}, not 0 or 1; for other values, set data.label.positive"
+        why = "is missing" if given is None else f"is {given!r}, {legal}"
         reasons[int(index)] = f"the label {label.column} {why}"
-    return yes.astype(np.float32)
+    return labels.astype(np.float32)
+
+
+def _number_labels(chunk: _Chunk, data: Data, reasons: dict[int, str]) -> NDArray[np.float32]:
+    unusable: dict[int, str] = {}
+    numbers = _numbers(chunk, data.label.column, data.missing, unusable)
+    for index in np.flatnonzero(np.isnan(numbers)):
+        unusable.setdefault(int(index), f"{data.label.column} is missing")
+    for index in np.flatnonzero(np.abs(numbers) > np.finfo(np.float32).max):
+        unusable.setdefault(int(index), f"{data.label.column} is {numbers[index]}, too large for float32")
+    reasons.update({index: f"the label {reason}" for index, reason in unusable.items()})
+    numbers[list(unusable)] = 0.0  # These rows are dropped.
+    return numbers.astype(np.float32)
+
+
+def _mask(values: pa.Array) -> NDArray[np.bool_]:
+    return values.to_numpy(zero_copy_only=False)
 
 
 def _is_one_of(texts: pa.Array, values: Sequence[str]) -> NDArray[np.bool_]:
     return pc.is_in(texts, pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
 
 
-def _text(value: str | float) -> str:
+def text_of(value: str | float) -> str:
     """A parameter's value as text, as Arrow formats it."""
     return value if isinstance(value, str) else pa.scalar(value).cast(pa.string()).as_py()
 
 
 def _cleaned(column: pa.Array, missing: Sequence[str]) -> pa.Array:
     """Strings stripped, and null where they mean a missing value; other types unchanged."""
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+    if not _is_text(column.type):
         return column
     trimmed = pc.utf8_trim_whitespace(_texts(column))
     return pc.if_else(pc.is_in(trimmed, pa.array(missing, pa.string())), pa.scalar(None, pa.string()), trimmed)
@@ -228,17 +290,25 @@ def _texts(column: pa.Array) -> pa.Array:
     return column if column.type == pa.string() else column.cast(pa.string())
 
 
-def _numbers(chunk: _Chunk, column: Numeric, missing: Sequence[str], reasons: dict[int, str]) -> NDArray[np.float64]:
-    given = _cleaned(chunk.batch[column.column], missing)
+def _numbers(chunk: _Chunk, column: str, missing: Sequence[str], reasons: dict[int, str]) -> NDArray[np.float64]:
+    given = _cleaned(chunk.batch[column], missing)
     if not (pa.types.is_string(given.type) or _is_number(given.type)):
-        raise InputError(f"{chunk.file.url}: column {column.column!r} has type {given.type}; it must contain numbers")
+        raise InputError(f"{chunk.file.url}: column {column!r} has type {given.type}; it must contain numbers")
     parsable = pc.match_substring_regex(given, _NUMBER) if pa.types.is_string(given.type) else given.is_valid()
     readable = pc.if_else(parsable, given, pa.scalar(None, given.type)).cast(pa.float64(), safe=False)
     numbers = readable.to_numpy(zero_copy_only=False).astype(np.float64)
     invalid = ~pc.or_kleene(parsable, given.is_null()).to_numpy(zero_copy_only=False)
     for index in np.flatnonzero(invalid | np.isinf(numbers)):
-        reasons.setdefault(int(index), f"{column.column} is {given[index].as_py()!r}, not a finite number")
+        reasons.setdefault(int(index), f"{column} is {given[index].as_py()!r}, not a finite number")
     return numbers
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _is_plain_number(text: str) -> bool:
+    return re.fullmatch(_NUMBER, text) is not None
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""A job's text as tokens, encoded once per node and memory-mapped.
+"""A job's text as tokens, encoded or generated once per node and memory-mapped.
 
 Each line is encoded separately, so that the tokens don't depend on how the text is read.
 """
@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 
 from rolecall.kit.cache import build_once
 from rolecall.kit.files import File, find
-from rolecall.kit.text.params import Text
+from rolecall.kit.text.params import SyntheticText, Text
 from rolecall.kit.text.reading import lines, slice_lines
+from rolecall.kit.text.synthetic import number_tokenizer, synthetic_tokens
 from rolecall.kit.text.tokenizing import UNKNOWN, train_tokenizer
 from rolecall.spec.errors import InputError
 
@@ -67,6 +68,10 @@ class Corpus:
         """The text of the tokens; spaces around words are approximate."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
+    def opening(self, prompt: str) -> str:
+        """The prompt; the first token of the training text if the prompt has none, as a line end in synthetic text."""
+        return prompt if self.encode(prompt) else self.decode(self.tokens("train")[:1].tolist())
+
 
 _NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
@@ -89,6 +94,28 @@ def _key(text: Text, files: dict[str, list[File]]) -> str:
 
 
 def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
+    if text.synthetic is not None:
+        _generate(text, text.synthetic, folder)
+    else:
+        _encode(text, files, folder)
+
+
+def _generate(text: Text, synthetic: SyntheticText, folder: Path) -> None:
+    number_tokenizer(synthetic.vocabulary).save(str(folder / "tokenizer.json"))
+    given = text.synthetic_tokens
+    # One source, so that the validation text continues the training text.
+    with (folder / "train").open("wb") as train, (folder / "validation").open("wb") as validation:
+        left = given["train"]
+        for block in synthetic_tokens(synthetic, synthetic.tokens, 0):
+            block[:left].tofile(train)
+            block[left:].tofile(validation)
+            left = max(0, left - len(block))
+    with (folder / "test").open("wb") as test:
+        for block in synthetic_tokens(synthetic, given.get("test", 0), 1):
+            block.tofile(test)
+
+
+def _encode(text: Text, files: dict[str, list[File]], folder: Path) -> None:
     splits = _splits(text, files)
     tokenizer = train_tokenizer(text, splits["train"])
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master import lifecycle
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
+from rolecall.master.capacity import lacking
 from rolecall.master.documents import detailed, job_document
 from rolecall.master.field_errors import MAX_PROBLEMS, problem, shortened, unknown
 from rolecall.master.program import Master
@@ -29,6 +30,7 @@ from rolecall.spec.api import JobPage
 from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 
@@ -56,6 +58,7 @@ async def submit(
         _check_node_count(caller, await _target_nodes(master, fields["params"]["nodes"]))
     else:
         _check_slots(caller, fields["roles"])
+        await _check_capacity(master, fields["resources"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, caller, key)
     response.headers["Location"] = f"/jobs/{job.id}"
@@ -167,6 +170,17 @@ def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
         raise InvalidJob([problem("roles", message, given, f"{limit} workers at most")])
 
 
+async def _check_capacity(master: Master, resources: dict[Role, Resources]) -> None:
+    """Raise `InvalidJob` for resources that no live node of the role has. Jobs wait for roles without live nodes."""
+    if not any(own.gpus or own.threads for own in resources.values()):
+        return
+    async with master.database.read() as connection:
+        known = await node_store.list_all(connection)
+    problems = lacking(resources, master.presence.states(known))
+    if problems:
+        raise InvalidJob(problems)
+
+
 def _may_run(caller: Principal, limit: int) -> str:
     return f"token {caller.name} may run {limit} at once (max_slots)"
 
@@ -187,7 +201,9 @@ async def _add_once(
     if key is None:
         await check_submission(connection, owner.name, owner.limits)
         return await jobs.add(connection, spec, now, owner.name)
-    digest = hashlib.sha256(spec.model_dump_json(exclude={"id"}).encode()).hexdigest()
+    # Without an empty field that earlier releases lack, so that a repeated request finds its job after an upgrade.
+    unsaid = {"id"} if spec.resources else {"id", "resources"}
+    digest = hashlib.sha256(spec.model_dump_json(exclude=unsaid).encode()).hexdigest()
     earlier = await idempotency.job_of(connection, owner.name, key, digest)
     if earlier is not None:
         return await jobs.get(connection, earlier)

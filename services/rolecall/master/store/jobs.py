@@ -30,6 +30,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EMPTY: Mapping[str, Any] = {
     "params": {},
     "roles": {},
+    "resources": {},
     "progress": Progress(),
     "created_at": _EPOCH,
     "queued_at": _EPOCH,
@@ -50,7 +51,8 @@ class Summaries:
 
 async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
     """Store a new job of `owner` as queued."""
-    values = spec.model_dump() | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0, "owner": owner}
+    own = {"resources": spec.resources, "owner": owner}
+    values = spec.model_dump() | own | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0}
     times = {"created_at": now, "queued_at": now, "deadline_at": _deadline(spec.deadline_s, now)}
     await connection.execute(insert(jobs).values(progress=Progress(), **values, **times))
     await events.add(connection, spec.id, now, JobState.QUEUED, f"submitted by {owner}")

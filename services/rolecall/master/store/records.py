@@ -22,6 +22,7 @@ from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.report import Failure
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
 
@@ -106,6 +107,8 @@ class JobSummary:
     started_at: datetime | None
     owner: str
     """The name of the token that submitted it."""
+    resources: dict[Role, Resources] = field(default_factory=dict[Role, Resources])
+    """The resources of each worker of a role. Placement decides for other roles."""
     avoid: tuple[str, ...] | None = None
     """Nodes that reported its checkpoint as damaged: the next attempt goes elsewhere if it fits there."""
 

@@ -25,6 +25,7 @@ from rolecall.spec.job import Progress
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest, GangPlan
 from rolecall.spec.report import Failure
+from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
 
 metadata = MetaData(
@@ -68,6 +69,7 @@ jobs = Table(
     Index(None, "owner", "sequence"),
     # The time of the request to delete it. Its files are deleted first, its row last.
     Column("deleted_at", Moment),
+    Column("resources", Document(dict[Role, Resources]), nullable=False, server_default="{}"),
     # Nodes that could not read its checkpoint.
     Column("avoid", Document(tuple[str, ...])),
     Index(None, "deleted_at"),

@@ -1,11 +1,12 @@
-"""`embedding-ddp`: a binary classifier with embeddings on parameter servers and dense layers in DDP.
+"""`embedding-ddp`: a classifier or regression with embeddings on parameter servers and dense layers in DDP.
 
 After the PyTorch tutorial "Combining Distributed DataParallel with Distributed RPC Framework". Input: tables of
-categorical and numeric columns with a binary label.
+categorical and numeric columns with a label: yes or no, one of several classes, or a number.
 
 `params`: the parameters. `check`: checks before the gang starts. `build`: batches, the table on the servers and the
-dense layers in the trainers. `model`: the model, shared with exports. `training`: the loop. `export`: the exported
-archive. This file, `params` and `check` never import torch.
+dense layers in the trainers. `remote`: the model over both, and the updates. `model`: the model, shared with exports.
+`objective`: losses and metrics. `training`: the loop. `export`: the exported archive. This file, `params` and `check`
+never import torch.
 """
 
 from rolecall.spec.role import Role
@@ -17,7 +18,7 @@ __all__ = ["WORKLOAD", "Params"]
 
 WORKLOAD = Workload(
     name="embedding-ddp",
-    summary="A recommender-style classifier: embeddings on parameter servers, dense layers in DDP trainers",
+    summary="A recommender-style model: embeddings on parameter servers, dense layers in DDP trainers",
     package=__name__,
     params=Params,
     roles={

@@ -1,4 +1,4 @@
-"""Builds what a job's parameters describe: batches of tensors, table, dense layers and their updates."""
+"""Builds what a job's parameters describe: batches of tensors, table and dense layers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,23 +8,16 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from rolecall.kit.builders import build
-from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
-from rolecall.kit.parameter_server import (
-    ServerOptimizers,
-    ShardedModule,
-    Shards,
-    TutorialProtocol,
-    UpdateProtocol,
-    sharded_embedding,
-)
+from rolecall.kit.builders import build, shorten_error
+from rolecall.kit.optimizers import sparse_optimizer
+from rolecall.kit.parameter_server import ShardedModule, sharded_embedding
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
 from rolecall.kit.tables.columns import PADDING
 from rolecall.kit.tables.encoded import EncodedTable
-from rolecall.kit.worker import WorkerContext
+from rolecall.spec.errors import InputError
 from rolecall.workloads.embedding_ddp.model import DenseLayers, Lookup, mlp
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -38,7 +31,7 @@ class Batch(Lookup):
     numeric: Tensor
     """[rows, N] standardized numbers."""
     labels: Tensor
-    """[rows] 0 or 1."""
+    """[rows] 0 or 1, the int64 index of the class, or the number to predict."""
     global_rows: int
     """Rows of the global batch, over all trainers."""
 
@@ -60,6 +53,11 @@ class Dataset:
         return self.table.columns.width if self.params.pooling == "none" else len(self.table.columns.ids)
 
     @property
+    def classes(self) -> int:
+        """The number of classes of the label; 0 for a label that is yes or no, or a number."""
+        return len(self.table.classes)
+
+    @property
     def dense_inputs(self) -> int:
         return self.width * self.params.embedding_dim + len(self.table.columns.numbers)
 
@@ -72,7 +70,7 @@ class Dataset:
         return map(self._batch, self.batches.held_out(split, rank, world))
 
     def _batch(self, share: RecordBatch) -> Batch:
-        ids, dtype = share.rows["ids"], weight_dtype(self.params.precision)
+        ids = share.rows["ids"]
         present = ids != PADDING
         return Batch(
             ids=torch.from_numpy(ids[present]),
@@ -80,10 +78,18 @@ class Dataset:
             rows=len(share.rows),
             width=self.width,
             mean=self.params.pooling == "mean",
-            numeric=torch.from_numpy(np.ascontiguousarray(share.rows["numbers"])).to(dtype),
-            labels=torch.from_numpy(np.ascontiguousarray(share.rows["label"])).to(dtype),
+            numeric=torch.from_numpy(np.ascontiguousarray(share.rows["numbers"])).to(self._dtype),
+            labels=torch.from_numpy(np.ascontiguousarray(share.rows["label"])).to(self._label_dtype),
             global_rows=share.global_rows,
         )
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return weight_dtype(self.params.precision)
+
+    @property
+    def _label_dtype(self) -> torch.dtype:
+        return torch.int64 if self.classes else self._dtype
 
     def _slots(self, present: NDArray[np.bool_]) -> NDArray[np.int64]:
         rows, positions = np.nonzero(present)
@@ -94,18 +100,31 @@ class Dataset:
 
 
 def open_dataset(params: Params, cache: Path) -> Dataset:
-    """Find, parse and encode the job's rows, or open them from the cache."""
+    """Generate the job's rows, or find, parse and encode them, or open them from the cache."""
     return Dataset(params, open_batches(params.data, params.batch_size, params.seed, cache))
 
 
-def make_dense(params: Params, inputs: int) -> DenseLayers:
-    """Newly initialized dense layers with `inputs` inputs: custom layers or an MLP."""
-    own = params.model
-    return DenseLayers(mlp(inputs, params.hidden, params.dropout) if own is None else build(own, inputs))
+def make_dense(params: Params, inputs: int, classes: int) -> DenseLayers:
+    """Newly initialized dense layers with `inputs` inputs: custom layers or an MLP.
+
+    Raises `InputError` if the custom layers do not return an output for each row, or for each row and class.
+    """
+    if params.model is None:
+        return DenseLayers(mlp(inputs, params.hidden, params.dropout, classes or 1), classes)
+    sizes = (inputs, classes) if classes else (inputs,)
+    own = DenseLayers(build(params.model, *sizes), classes)
+    try:
+        with torch.no_grad():
+            own.eval()(torch.zeros(2, inputs), torch.zeros(2, 0))
+    except (RuntimeError, ValueError) as error:
+        reason = shorten_error(str(error))
+        raise InputError(f"{params.model.builder} doesn't fit rows of {inputs} inputs: {reason}") from error
+    own.train()
+    return own
 
 
 def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:
-    """A table of `rows` rows over all servers. It stays on the CPU, which has more memory than a GPU."""
+    """A table of `rows` rows over all servers, on the GPUs of servers that have one."""
     return sharded_embedding(
         TABLE,
         rows,
@@ -114,7 +133,6 @@ def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:
         optimizer=sparse_optimizer(params.sparse_optimizer),
         servers=range(servers),
         dtype=weight_dtype(params.precision),
-        cpu=True,
     )
 
 
@@ -129,12 +147,3 @@ class TableInitializer:
     def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) % 2**63)
         return torch.randn(size, generator=generator, dtype=torch.float64).mul_(self.std)
-
-
-def make_protocol(context: WorkerContext[Params], shards: Shards, dense: nn.Module) -> UpdateProtocol:
-    """The protocol that updates the weights on the servers and the local layers."""
-    optimizer = dense_optimizer(context.params.dense_optimizer)
-    if context.params.protocol == "tutorial":
-        sparse = sparse_optimizer(context.params.sparse_optimizer)
-        return TutorialProtocol(shards, sparse, dense, optimizer, in_step=False)
-    return ServerOptimizers(shards, context.role_rank, optimizer.build(dense.parameters()))

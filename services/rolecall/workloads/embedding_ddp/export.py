@@ -11,6 +11,7 @@ from torch import nn
 
 from rolecall.kit.export import write_archive
 from rolecall.kit.tables import encoding
+from rolecall.kit.tables.params import Target
 from rolecall.workloads.embedding_ddp import model
 from rolecall.workloads.embedding_ddp.build import Dataset
 from rolecall.workloads.embedding_ddp.params import Params
@@ -22,9 +23,15 @@ It needs Python 3.10 or later with `torch`, `numpy` and `safetensors`. In this f
 
 ```python
 from model import load
-load(".").predict([{example}])  # the probability that each row's `{label}` is positive
+model = load(".")
+model.predict([{example}])  # {prediction}
 ```
 """
+_PREDICTIONS: dict[Target, str] = {
+    "binary": "[rows]: the probability that each row's `{label}` is positive",
+    "classes": "[rows, classes]: the probability of each class of `{label}`, in the order of `model.classes`",
+    "number": "[rows]: each row's `{label}`",
+}
 _CUSTOM_LAYERS = "\n`{builder}` builds its dense layers; the module must be importable.\n"
 
 
@@ -56,6 +63,8 @@ def _description(dataset: Dataset, params: Params) -> dict[str, object]:
     return {
         "workload": "embedding-ddp",
         "label": params.data.label.model_dump(mode="json"),
+        "target": params.target,
+        "classes": dataset.table.classes,
         "pooling": params.pooling,
         "hidden": params.hidden,
         "dropout": params.dropout,
@@ -68,7 +77,8 @@ def _description(dataset: Dataset, params: Params) -> dict[str, object]:
 def _readme(dataset: Dataset, params: Params) -> str:
     names = dict.fromkeys(column.name for column in (*dataset.table.columns.ids, *dataset.table.columns.numbers))
     example = "{" + ", ".join(f'"{name}": None' for name in names) + "}"
-    text = _README.replace("{example}", example).replace("{label}", params.data.label.column)
+    text = _README.replace("{example}", example).replace("{prediction}", _PREDICTIONS[params.target])
+    text = text.replace("{label}", params.data.label.column)
     return text + (_CUSTOM_LAYERS.replace("{builder}", params.model.builder) if params.model else "")
 
 

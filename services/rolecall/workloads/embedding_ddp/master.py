@@ -3,13 +3,12 @@
 import torch
 from torch.distributed import rpc
 
-from rolecall.kit.parameter_server import make_shards
 from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
-from rolecall.workloads.embedding_ddp.build import sharded_table
 from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.embedding_ddp.remote import make_table
 
 
 def run(context: WorkerContext[Params]) -> None:
@@ -18,10 +17,9 @@ def run(context: WorkerContext[Params]) -> None:
     servers = context.count(Role.PARAMETER_SERVER)
     rows = rpc.rpc_sync(trainers[0], trainer.table_rows, timeout=0)
     context.report.event(f"the table has {rows} rows on {servers} parameter server(s)")
-    table = sharded_table(context.params, rows, servers)
-    shards = make_shards([table], len(trainers), synchronous=context.params.protocol == "sync")
+    table = make_table(context, rows)
     # No timeout: the call lasts for the whole training, and fails if a trainer dies and its connection closes.
-    trainings = [rpc.rpc_async(name, trainer.train, args=(shards,), timeout=0) for name in trainers]
+    trainings = [rpc.rpc_async(name, trainer.train, args=(table,), timeout=0) for name in trainers]
     result = torch.futures.wait_all(trainings)[0]
     if result is None:
         raise Stopped("the trainers stopped between two steps, as requested")

@@ -1,8 +1,9 @@
-"""The classifier, for training and in exported models, which contain this file.
+"""The model, for training and in exported models, which contain this file.
 
     from model import load
     model = load(".")
-    model.predict([{"age": 42, "occupation": "Sales"}])  # a probability per row
+    model.predict([{"age": 42, "occupation": "Sales"}])  # a probability per row, or per row and class, or a number
+    model.classes  # the classes, in the order of the probabilities; empty for a label that is yes or no or a number
 
 Requires torch, numpy and safetensors, and for custom dense layers the package that builds them.
 """
@@ -36,11 +37,24 @@ class Lookup:
     mean: bool
     """True if vectors with the same slot are averaged, not summed."""
 
+    @property
+    def offsets(self) -> Tensor:
+        """[rows · width] int64: the index in `ids` at which each slot's ids begin, as of torch's `EmbeddingBag`."""
+        if one_each(self.slots, self.rows * self.width):
+            return self.slots
+        sizes = torch.bincount(self.slots, minlength=self.rows * self.width)
+        return sizes.cumsum(0) - sizes
+
+
+def one_each(slots: Tensor, size: int) -> bool:
+    """True if each of `size` slots has exactly one id, so that slots [n] and offsets are the same numbers."""
+    return len(slots) == size and torch.equal(slots, torch.arange(size))
+
 
 def pool(vectors: Tensor, lookup: Lookup) -> Tensor:
     """The dense layers' input [rows, width · dim] from vectors [n, dim]; empty slots are 0."""
     size, dim = lookup.rows * lookup.width, vectors.shape[1]
-    if len(vectors) == size:  # exactly one vector in each slot
+    if one_each(lookup.slots, size):
         return vectors.reshape(lookup.rows, lookup.width * dim)
     slots = lookup.slots.to(vectors.device)
     pooled = vectors.new_zeros(size, dim).index_add(0, slots, vectors)
@@ -50,48 +64,71 @@ def pool(vectors: Tensor, lookup: Lookup) -> Tensor:
 
 
 class DenseLayers(nn.Module):
-    """Pooled vectors and standardized numbers to a logit, by layers from [b, inputs] to [b] or [b, 1]."""
+    """Pooled vectors and standardized numbers to outputs, by layers from [b, inputs] to [b] or [b, classes].
 
-    def __init__(self, layers: nn.Module) -> None:
+    `classes` is 0 for a single output: the logit of yes, or the predicted number.
+    """
+
+    def __init__(self, layers: nn.Module, classes: int = 0) -> None:
         super().__init__()
         self.layers = layers
+        self.classes = classes
 
     def forward(self, pooled: Tensor, numbers: Tensor) -> Tensor:
-        """The logits [b] of pooled vectors [b, width · dim] and numbers [b, N]."""
-        return self.layers(torch.cat([pooled, numbers.to(pooled.dtype)], dim=1)).reshape(len(pooled))
+        """The outputs [b] or [b, classes] of pooled vectors [b, width · dim] and numbers [b, N].
+
+        Raises `ValueError` if the layers' output has another shape; a single output may be [b, 1].
+        """
+        outputs = self.layers(torch.cat([pooled, numbers.to(pooled.dtype)], dim=1))
+        shape = (len(pooled), self.classes) if self.classes else (len(pooled),)
+        if outputs.shape != shape and (self.classes or outputs.shape != (len(pooled), 1)):
+            raise ValueError(f"the dense layers returned the shape {list(outputs.shape)}; it must be {list(shape)}")
+        return outputs.reshape(shape)
 
 
-def mlp(inputs: int, hidden: Sequence[int], dropout: float) -> nn.Sequential:
-    """A multilayer perceptron from [b, inputs] to [b, 1]."""
+def mlp(inputs: int, hidden: Sequence[int], dropout: float, outputs: int = 1) -> nn.Sequential:
+    """A multilayer perceptron from [b, inputs] to [b, outputs]."""
     widths = [inputs, *hidden]
     layers: list[nn.Module] = []
     for before, after in zip(widths, hidden, strict=False):
         layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 class ExportedModel(nn.Module):
-    """The complete classifier: encoder, embedding table and dense layers."""
+    """The complete model: encoder, embedding table and dense layers."""
 
     def __init__(self, description: dict[str, Any], table: Tensor) -> None:
         super().__init__()
         self.description = description
+        self.classes: list[str] = description["classes"]
         ids = [IdColumn(**column) for column in description["ids"]]
         numbers = [NumberColumn(**column) for column in description["numbers"]]
         self.encoder = Encoder(ids, numbers, description["missing"])
         self.table = nn.Parameter(table)
         self._widths = [column.width if description["pooling"] == "none" else 1 for column in ids]
         inputs = sum(self._widths) * table.shape[1] + len(numbers)
-        self.dense = DenseLayers(_make_layers(description, inputs)).to(table.dtype)
+        self.dense = DenseLayers(_make_layers(description, inputs), len(self.classes)).to(table.dtype)
 
     def forward(self, lookup: Lookup, numbers: Tensor) -> Tensor:
         return self.dense(pool(F.embedding(lookup.ids.to(self.table.device), self.table), lookup), numbers)
 
     @torch.inference_mode()
     def predict(self, rows: Sequence[dict[str, Any]]) -> Tensor:
-        """The probability [b] that each raw row (column name to value, or list of values) is positive."""
+        """The predictions for raw rows (column name to value, or list of values).
+
+        For a label that is yes or no, the probability [b] of yes; for a label with classes, the probabilities
+        [b, classes] in the order of `classes`; for a number, the predicted number [b].
+        """
         numbers = torch.tensor([self.encoder.numbers(row) for row in rows], dtype=torch.float32).reshape(len(rows), -1)
-        return torch.sigmoid(self(self._lookup(rows), numbers.to(self.table.device)))
+        outputs = self(self._lookup(rows), numbers.to(self.table.device))
+        match self.description["target"]:
+            case "binary":
+                return torch.sigmoid(outputs)
+            case "classes":
+                return torch.softmax(outputs, dim=1)
+            case _:
+                return outputs
 
     def _lookup(self, rows: Sequence[dict[str, Any]]) -> Lookup:
         width, ids, slots = sum(self._widths), list[int](), list[int]()
@@ -106,10 +143,12 @@ class ExportedModel(nn.Module):
 
 
 def _make_layers(description: dict[str, Any], inputs: int) -> nn.Module:
+    classes = len(description["classes"])
     if (own := description["model"]) is None:
-        return mlp(inputs, description["hidden"], description["dropout"])
+        return mlp(inputs, description["hidden"], description["dropout"], classes or 1)
     module, _, function = own["builder"].partition(":")
-    return getattr(importlib.import_module(module), function)(inputs, **own["arguments"])
+    sizes = (inputs, classes) if classes else (inputs,)
+    return getattr(importlib.import_module(module), function)(*sizes, **own["arguments"])
 
 
 def load(folder: str | Path) -> ExportedModel:

@@ -21,21 +21,40 @@ from rolecall.kit.params import (
     Weight,
     Widths,
 )
-from rolecall.kit.tables.params import Data
+from rolecall.kit.tables.params import TableData, Target
+
+Loss = Literal["binary-cross-entropy", "cross-entropy", "mse", "l1", "huber"]
+Metric = Literal["auc", "accuracy", "loss", "rmse", "mae"]
+LOSSES: dict[Target, tuple[Loss, ...]] = {
+    "binary": ("binary-cross-entropy",),
+    "classes": ("cross-entropy",),
+    "number": ("mse", "l1", "huber"),
+}
+"""The losses for each kind of label; the first is the default."""
+METRICS: dict[Target, tuple[Metric, ...]] = {
+    "binary": ("auc", "loss", "accuracy"),
+    "classes": ("loss", "accuracy"),
+    "number": ("loss", "rmse", "mae"),
+}
+"""The metrics for each kind of label; the first is the default of early stopping."""
 
 
 class EarlyStopping(shared.EarlyStopping):
     """Ends the job when the validation score stops improving, and keeps the best epoch's weights."""
 
-    metric: Literal["auc", "loss"] = "auc"
-    """The score that must improve: `auc` must increase, `loss` must decrease."""
+    metric: Metric | None = None
+    """The validation score that must improve: `auc` and `accuracy` must increase, `loss`, `rmse` and `mae` must
+    decrease. By default `auc` for a label that is yes or no, else `loss`."""
 
 
 class Params(TrainingParams):
     """The parameters of an `embedding-ddp` job."""
 
-    data: Data
-    """The rows and their columns."""
+    data: TableData
+    """The rows and their columns: from files, or generated."""
+    loss: Loss | None = None
+    """The loss, as torch's function of the same name. By default it follows from the label: `binary-cross-entropy` for
+    yes or no, `cross-entropy` for classes, `mse` for a number; for a number also `l1` or `huber`."""
     embedding_dim: Annotated[int, Field(ge=1, le=4096)] = 16
     """Dimension of the embeddings."""
     embedding_std: Weight = 0.05
@@ -48,15 +67,23 @@ class Params(TrainingParams):
     dropout: Fraction = 0.0
     """Dropout rate of each hidden layer's outputs."""
     model: Builder | None = None
-    """Custom dense layers that replace `hidden` and `dropout`: a function that is called with the number of inputs and
-    returns a torch module from [b, inputs] to [b] or [b, 1] logits."""
+    """Custom dense layers that replace `hidden` and `dropout`: a function that is called with the number of inputs,
+    and for a label with classes also with their number, and returns a torch module from [b, inputs] to [b] or [b, 1],
+    with classes to [b, classes]."""
+    pool_at: Literal["auto", "server", "trainer"] = "auto"
+    """Where the values of a multi-valued column are combined. `trainer`: each distinct vector of a batch is sent once;
+    `server`: one vector per row and column is sent; `auto`: for each batch the one that sends fewer bytes. The results
+    are equal except for rounding. `protocol: tutorial` always combines on the servers."""
     batch_size: BatchSize = 1024
     """Rows per step over all trainers; each trainer processes an equal share."""
     protocol: Annotated[Literal["sync", "async", "tutorial"], RenamedProtocol] = "sync"
     """Update protocol. `sync`: a server applies the mean gradient of all trainers once per step, like one process with
     the global batch; `async`: a server applies each trainer's gradient when it arrives, which is faster but not
-    reproducible; `tutorial`: like `async`, with torch's DistributedOptimizer, which has its own state in each
-    trainer."""
+    reproducible; `tutorial`: like `async`, with the tutorial's RemoteModule on each server and torch's
+    DistributedOptimizer, which has its own state in each trainer."""
+    optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] | None = None
+    """With `protocol: tutorial`: the single optimizer of all weights, instead of `sparse_optimizer` and
+    `dense_optimizer`; gradients of the table are then dense, as in the tutorial."""
     sparse_optimizer: Annotated[SparseSgd | SparseAdagrad | SparseAdam, Field(discriminator="name")] = SparseAdagrad(
         name="adagrad"
     )
@@ -72,10 +99,68 @@ class Params(TrainingParams):
     def _consistent(self) -> Self:
         if self.model and (self.hidden, self.dropout) != ((128, 64), 0.0):
             raise ValueError("hidden and dropout have no effect on a custom model; set either those or model")
-        if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
+        self._check_protocol()
+        self._check_label()
+        return self
+
+    def _check_protocol(self) -> None:
+        tutorial = self.protocol == "tutorial"
+        if tutorial and self.lr_schedule != LrSchedule():
             raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
-        if self.early_stopping and self.data.validation == 0.0:
+        if tutorial and self.pool_at == "trainer":
+            raise ValueError("protocol: tutorial combines values on the servers; set pool_at to auto or server")
+        if self.pool_at == "server" and self.pooling == "none":
+            raise ValueError("pool_at: server needs values to combine; set pooling to sum or mean")
+        if self.optimizer is None:
+            return
+        if not tutorial:
+            raise ValueError(
+                f"optimizer is for protocol: tutorial; with {self.protocol}, set sparse_optimizer and dense_optimizer"
+            )
+        fields = type(self).model_fields
+        separate = [
+            name for name in ("sparse_optimizer", "dense_optimizer") if getattr(self, name) != fields[name].default
+        ]
+        if separate:
+            raise ValueError(
+                f"optimizer is for all weights and replaces {' and '.join(separate)}; set one or the other"
+            )
+
+    def _check_label(self) -> None:
+        target = self.target
+        if self.loss is not None and self.loss not in LOSSES[target]:
+            raise ValueError(f"loss: {self.loss} doesn't fit {_LABELS[target]}; set {' or '.join(LOSSES[target])}")
+        if self.early_stopping is None:
+            return
+        if self.data.validation == 0.0:
             raise ValueError(
                 "early_stopping needs validation rows; set data.validation to a share above 0, or to paths"
             )
-        return self
+        metric = self.early_stopping.metric
+        if metric is not None and metric not in METRICS[target]:
+            raise ValueError(
+                f"early_stopping.metric: {metric} doesn't exist for {_LABELS[target]}; "
+                f"set {' or '.join(METRICS[target])}"
+            )
+
+    @property
+    def target(self) -> Target:
+        """The kind of the label."""
+        return self.data.label.target
+
+    @property
+    def loss_name(self) -> Loss:
+        """The loss, or its default."""
+        return self.loss or LOSSES[self.target][0]
+
+    @property
+    def stopping_metric(self) -> Metric:
+        """The metric of early stopping, or its default."""
+        return (self.early_stopping and self.early_stopping.metric) or METRICS[self.target][0]
+
+
+_LABELS: dict[Target, str] = {
+    "binary": "a label that is yes or no",
+    "classes": "a label with classes",
+    "number": "a label that is a number",
+}

@@ -3,29 +3,29 @@
 from torch.distributed import rpc
 from torch.futures import Future
 
-from rolecall.kit.parameter_server import Shards
 from rolecall.kit.same_input import require_same_in_group
 from rolecall.kit.worker import Mailbox, WorkerContext
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.build import open_dataset
 from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.embedding_ddp.remote import Table
 from rolecall.workloads.embedding_ddp.training import Training
 
 _table_size_requests: Mailbox[None, int] = Mailbox()
-_train_requests: Mailbox[Shards, dict[str, float] | None] = Mailbox()
+_train_requests: Mailbox[Table, dict[str, float] | None] = Mailbox()
 
 
 def run(context: WorkerContext[Params]) -> None:
     """Read the input, report the table size to the master (first trainer), then serve its training request."""
     dataset = open_dataset(context.params, context.cache)
-    table = dataset.table
-    if table.bad_rows and context.role_rank == 0:
-        context.report.event(f"{table.bad_rows} rows can't be parsed and are skipped; the log lists the first ones")
-    require_same_in_group(table.fingerprint, Role.TRAINER, "data")
+    encoded = dataset.table
+    if encoded.bad_rows and context.role_rank == 0:
+        context.report.event(f"{encoded.bad_rows} rows can't be parsed and are skipped; the log lists the first ones")
+    require_same_in_group(encoded.fingerprint, Role.TRAINER, "data")
     if context.role_rank == 0:
-        _table_size_requests.serve(lambda _: table.columns.num_ids)
-    if _train_requests.serve(lambda shards: Training(context, dataset, shards).run()) is None:
+        _table_size_requests.serve(lambda _: encoded.columns.num_ids)
+    if _train_requests.serve(lambda table: Training(context, dataset, table).run()) is None:
         raise Stopped("stopped between two steps, as requested")
 
 
@@ -36,6 +36,6 @@ def table_rows() -> Future[int]:
 
 
 @rpc.functions.async_execution
-def train(shards: Shards) -> Future[dict[str, float] | None]:
+def train(table: Table) -> Future[dict[str, float] | None]:
     """Called by the master: train with this table. The result, or None after a stop request."""
-    return _train_requests.post(shards)
+    return _train_requests.post(table)

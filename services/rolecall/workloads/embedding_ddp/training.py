@@ -5,30 +5,29 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 - torch's convention
-from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.loop import EvalSplit
-from rolecall.kit.metrics import binary_metrics
-from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop, Shards, make_local
+from rolecall.kit.parameter_server import ShardedTrainingLoop, make_local
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
-from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense, make_protocol
+from rolecall.workloads.embedding_ddp import objective
+from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
-from rolecall.workloads.embedding_ddp.model import pool
 from rolecall.workloads.embedding_ddp.params import Params
+from rolecall.workloads.embedding_ddp.remote import HybridModel, Table, make_embedding, make_protocol
 
 
 class Training(ShardedTrainingLoop[Batch, Params]):
     """One trainer's share of an `embedding-ddp` job."""
 
-    def __init__(self, context: WorkerContext[Params], dataset: Dataset, shards: Shards) -> None:
+    def __init__(self, context: WorkerContext[Params], dataset: Dataset, table: Table) -> None:
         params = context.params
-        dense = make_local(context, lambda: make_dense(params, dataset.dense_inputs), weight_dtype(params.precision))
-        super().__init__(context, shards, make_protocol(context, shards, dense), dense)
-        self._dense = DistributedDataParallel(dense)
+        inputs, classes = dataset.dense_inputs, dataset.classes
+        dense = make_local(context, lambda: make_dense(params, inputs, classes), weight_dtype(params.precision))
+        embedding = make_embedding(params, table, context.device)
+        self._model = HybridModel(embedding, dense, context.device, width=dataset.width)
+        super().__init__(context, table.shards, make_protocol(context, table, self._model), dense)
         self._dataset = dataset
-        self._table = ShardedEmbedding(shards.of(TABLE))
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`; the result also has `bad_rows`."""
@@ -46,36 +45,32 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         return batch.global_rows
 
     def losses(self, batch: Batch) -> torch.Tensor:
-        """The binary cross-entropy [b] of this trainer's rows."""
-        logits = self._logits(batch)
-        labels = batch.labels.to(logits.device, logits.dtype)
-        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        """The loss [b] of each of this trainer's rows."""
+        return objective.losses(self.params, self._outputs(batch), batch.labels)
 
-    def _logits(self, batch: Batch) -> torch.Tensor:
-        vectors = self._table(batch.ids).to(self.context.device)
-        return self._dense(pool(vectors, batch), batch.numeric.to(self.context.device))
+    def _outputs(self, batch: Batch) -> torch.Tensor:
+        return self._model(batch.ids, batch.offsets, batch.numeric)
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         if self._dataset.table.rows[split] == 0:
             return None
-        self._dense.eval()
+        self._model.fc.eval()
         with torch.no_grad():
             batches = self._dataset.eval_batches(split, self.rank, self.world)
-            scored = ((self._logits(batch), batch.labels) for batch in batches)
-            metrics = binary_metrics(split, scored, self.context.device)
-        self._dense.train()
+            scored = ((self._outputs(batch), batch.labels) for batch in batches)
+            metrics = objective.metrics(self.params, split, scored, self.context.device)
+        self._model.fc.train()
         return metrics
 
     def objective(self, metrics: dict[str, float]) -> float:
-        """The validation AUC, or the negated validation loss."""
-        stopping = self.params.early_stopping
-        return metrics["validation_auc"] if stopping and stopping.metric == "auc" else super().objective(metrics)
+        """The validation metric of early stopping."""
+        return objective.score(self.params, metrics)
 
     def export(self) -> None:
         path: Path | None = None
         if self.rank == 0:
             blocks = self.shards.blocks(TABLE, "weight")
-            path = write_export(self.context.workdir.scratch, self._dataset, self.params, blocks, self._dense.module)
+            path = write_export(self.context.workdir.scratch, self._dataset, self.params, blocks, self._model.fc.module)
         # Before the upload: it waits for an unavailable master, possibly longer than the timeout of a barrier.
         dist.barrier()
         if path is not None:

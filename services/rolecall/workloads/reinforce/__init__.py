@@ -1,13 +1,13 @@
 """`reinforce`: an agent learns from rollouts that observers collect in their environments.
 
-After the PyTorch tutorial "Getting Started with Distributed RPC Framework", where observers request
-each action from the agent. Environments are Gymnasium's, algorithms REINFORCE with a baseline and PPO.
+After the PyTorch tutorial "Getting Started with Distributed RPC Framework", where observers request each action from
+the agent and report each reward to it. Environments are Gymnasium's, algorithms REINFORCE with a baseline and PPO.
 
 `params`: the parameters. `check`: checks before the gang starts. `model`: the policy, shared with exports. `build`: its
 initial weights, and all seeds. `observer`: runs environments. `remote`: the agent's calls of the observers.
-`inference`: actions for observers that request them. `learner`: updates the policy by `algorithms`. `training`: the
-agent's loop. `export`: the exported archive and a movie. This file, `params` and `check` import neither torch nor
-Gymnasium.
+`inference`: actions for observers that request them. `tutorial`: the tutorial's protocol. `learner`: updates the
+policy by `algorithms`. `scores`: metrics of episodes. `training`: the agent's loop. `export`: the exported archive and
+a movie. This file, `params` and `check` import neither torch nor Gymnasium.
 """
 
 from rolecall.spec.role import Role

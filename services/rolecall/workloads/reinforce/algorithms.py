@@ -1,4 +1,6 @@
-"""Advantage estimation, and policy updates by REINFORCE with a baseline or PPO. No I/O, no clock."""
+"""Advantage estimation, and policy updates by REINFORCE with a baseline, PPO, or the tutorial's REINFORCE. No I/O, no
+clock.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -41,6 +43,28 @@ class Transitions:
 
     def select(self, indices: Tensor) -> "Transitions":
         return Transitions(*(getattr(self, field.name)[indices] for field in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One episode of T steps, as the agent recorded it in the tutorial's protocol."""
+
+    observations: Tensor
+    """[T, ...], raw."""
+    log_probs: Tensor
+    """[T], of the sampled actions, with their autograd graphs."""
+    rewards: Tensor
+    """[T]."""
+
+    @property
+    def episode_returns(self) -> Tensor:
+        """[1], undiscounted."""
+        return self.rewards.sum(0, keepdim=True)
+
+    @property
+    def episode_lengths(self) -> Tensor:
+        """[1], in steps."""
+        return torch.tensor([len(self.rewards)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +176,47 @@ def update_policy(
         history.append(torch.stack([total, losses.policy, losses.value, losses.entropy, losses.kl]).detach())
         if algorithm.target_kl is not None and losses.kl > algorithm.target_kl:
             break
-        optimizer.zero_grad()
-        total.backward()
-        if max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
-        optimizer.step()
+        _descend(policy, optimizer, total, max_grad_norm)
     means = torch.stack(history).mean(0).tolist()
     return dict(zip(("loss", "policy_loss", "value_loss", "entropy", "kl"), means, strict=True))
 
 
-def normalize(numbers: Tensor) -> Tensor:
+def finish_episodes(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    episodes: Sequence[Episode],
+    max_grad_norm: float | None,
+    *,
+    gamma: float,
+    normalize_returns: bool,
+) -> dict[str, float]:
+    """The tutorial's `finish_episode`: one update from one episode of each observer. Returns its loss.
+
+    The loss is the sum of the negative log-probabilities over all steps, weighted by the discounted returns, normalized
+    over all episodes. Unlike in the tutorial, which sums the rewards of all observers as of one long episode, returns
+    end with their episode.
+    """
+    weights = torch.cat([discounted_returns(episode.rewards, gamma) for episode in episodes])
+    if normalize_returns:
+        weights = normalize(weights, torch.finfo(torch.float32).eps)
+    log_probs = torch.cat([episode.log_probs for episode in episodes])
+    loss = -(log_probs * weights.to(log_probs)).sum()
+    _descend(policy, optimizer, loss, max_grad_norm)
+    return {"loss": loss.item()}
+
+
+def _descend(policy: Policy, optimizer: torch.optim.Optimizer, loss: Tensor, max_grad_norm: float | None) -> None:
+    """One optimizer step."""
+    optimizer.zero_grad()
+    loss.backward()
+    if max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
+    optimizer.step()
+
+
+def normalize(numbers: Tensor, eps: float = 1e-8) -> Tensor:
     """The numbers [b] with mean 0 and deviation 1; a single number is unchanged."""
-    return (numbers - numbers.mean()) / (numbers.std() + 1e-8) if len(numbers) > 1 else numbers
+    return (numbers - numbers.mean()) / (numbers.std() + eps) if len(numbers) > 1 else numbers
 
 
 def _kl(change: Tensor) -> Tensor:
@@ -189,6 +242,16 @@ def advantages(
         later = deltas[step] + carried[step] * later
         found[step] = later
     return found
+
+
+def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
+    """The discounted sums of each step's reward and the later ones of its episode, [T]."""
+    returns = torch.empty_like(rewards)
+    later = torch.zeros_like(rewards[0])
+    for step in reversed(range(len(rewards))):
+        later = rewards[step] + gamma * later
+        returns[step] = later
+    return returns
 
 
 def discounted_sums(rewards: Tensor, ended: Tensor, before: Tensor, gamma: float) -> Tensor:

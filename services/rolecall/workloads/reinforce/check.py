@@ -23,8 +23,13 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` unless the node can create the environment, policies support it and builders are allowed."""
+    """Raises `InputError` unless the node can create the environment, policies support it, it has a reward threshold
+    if the job needs one, and builders are allowed.
+    """
     # The master imports this file, and must not import Gymnasium and the dependencies of environments.
-    import_module("rolecall.kit.environments.creation").check(params.environment)
+    creation = import_module("rolecall.kit.environments.creation")
+    creation.check(params.environment)
+    if params.target_return == "threshold":
+        creation.reward_threshold(params.environment)
     if isinstance(params.policy, Custom):
         check_builder(params.policy)

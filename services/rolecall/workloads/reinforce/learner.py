@@ -16,7 +16,7 @@ from rolecall.kit.checkpoint import (
 from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.reinforce import algorithms
-from rolecall.workloads.reinforce.algorithms import Transitions, advantages, discounted_sums
+from rolecall.workloads.reinforce.algorithms import Episode, Transitions, advantages, discounted_sums
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.model import Normalizer
 from rolecall.workloads.reinforce.params import Params
@@ -44,9 +44,22 @@ class Learner:
         transitions = Transitions.concatenate(parts)
         max_norm = self._params.max_grad_norm
         losses = algorithms.update_policy(self.algorithm, self.policy, self._optimizer, transitions, max_norm)
-        # After the update: sampling and training must use the same statistics.
-        if self.policy.normalizer is not None:
-            self.policy.normalizer.update(self.policy.encode(transitions.observations))
+        self._update_normalizer(transitions.observations)
+        return losses
+
+    def finish_episodes(self, episodes: dict[int, Episode], rate_factor: float) -> dict[str, float]:
+        """One update of the tutorial's protocol from one episode of each observer. Returns its loss."""
+        scale_rates(self._optimizer, rate_factor)
+        ordered = [episodes[observer] for observer in sorted(episodes)]
+        losses = algorithms.finish_episodes(
+            self.policy,
+            self._optimizer,
+            ordered,
+            self._params.max_grad_norm,
+            gamma=self.algorithm.gamma,
+            normalize_returns=self._params.algorithm.normalize_advantages,
+        )
+        self._update_normalizer(torch.cat([episode.observations for episode in ordered]).to(self._device))
         return losses
 
     def weights(self) -> dict[str, Tensor]:
@@ -65,6 +78,11 @@ class Learner:
         self._reward_normalizer.moments.load_state_dict(strip_prefix(tensors, _REWARDS))
         restore_optimizer(self._optimizer, tensors)
         restore_random_state(tensors, self._device)
+
+    def _update_normalizer(self, observations: Tensor) -> None:
+        """Call it after the update: sampling and training must use the same statistics."""
+        if self.policy.normalizer is not None:
+            self.policy.normalizer.update(self.policy.encode(observations))
 
     @torch.no_grad()
     def _transitions(self, observer: int, trajectory: Trajectory) -> Transitions:

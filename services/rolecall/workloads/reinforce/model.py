@@ -26,12 +26,15 @@ _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class ActorCritic(nn.Module):
-    """Separate MLPs for actor and critic with orthogonal initialization; the actor's last layer starts near 0."""
+    """Separate MLPs for actor and critic with orthogonal initialization; the actor's last layer starts near 0.
 
-    def __init__(self, inputs: int, outputs: int, hidden: list[int], activation: str) -> None:
+    Only the actor has dropout.
+    """
+
+    def __init__(self, inputs: int, outputs: int, hidden: list[int], activation: str, dropout: float) -> None:
         super().__init__()
-        self.actor = _layers([inputs, *hidden, outputs], activation, last_gain=0.01)
-        self.critic = _layers([inputs, *hidden, 1], activation, last_gain=1.0)
+        self.actor = _layers([inputs, *hidden, outputs], activation, dropout, last_gain=0.01)
+        self.critic = _layers([inputs, *hidden, 1], activation, 0.0, last_gain=1.0)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Actor outputs [n, outputs] and values [n] of observations [n, ...]."""
@@ -42,15 +45,19 @@ class ActorCritic(nn.Module):
         return self.actor(observations.flatten(1))
 
 
-def _layers(widths: list[int], activation: str, last_gain: float) -> nn.Sequential:
+def _layers(widths: list[int], activation: str, dropout: float, last_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
         last = index == len(widths) - 2
         layer = nn.Linear(inputs, outputs)
         nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
         nn.init.zeros_(layer.bias)
-        layers += [layer] if last else [layer, _ACTIVATIONS[activation]()]
+        layers += [layer] if last else [layer, _activation(activation, dropout)]
     return nn.Sequential(*layers)
+
+
+def _activation(name: str, dropout: float) -> nn.Module:
+    return nn.Sequential(_ACTIVATIONS[name](), nn.Dropout(dropout)) if dropout else _ACTIVATIONS[name]()
 
 
 class Normalizer(nn.Module):
@@ -192,7 +199,8 @@ class Policy(nn.Module):
     def sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Sampled actions [n, ...] and their log-probabilities [n] for raw observations [n, ...]."""
         outputs = self.outputs(observations)
-        actions = self.head.sample(outputs)
+        # Without the detachment, no gradient would reach the means of Gaussians.
+        actions = self.head.sample(outputs).detach()
         return actions, self.head.log_probs(outputs, actions)
 
     def evaluate_actions(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -233,7 +241,7 @@ def _head(action: dict[str, Any]) -> CategoricalHead | GaussianHead:
 
 def _network(policy: dict[str, Any], shape: tuple[int, ...], outputs: int) -> nn.Module:
     if policy["name"] == "mlp":
-        return ActorCritic(math.prod(shape), outputs, policy["hidden"], policy["activation"])
+        return ActorCritic(math.prod(shape), outputs, policy["hidden"], policy["activation"], policy["dropout"])
     module, _, function = policy["builder"].partition(":")
     return getattr(import_module(module), function)(shape, outputs, **policy["arguments"])
 

@@ -1,5 +1,7 @@
 """An observer collects rollouts on the agent's requests, until the agent shuts it down."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.distributed import rpc
@@ -12,13 +14,16 @@ from rolecall.spec.role import Role
 from rolecall.workloads.reinforce import inference, remote
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of, seeds_of
 from rolecall.workloads.reinforce.params import Params
-from rolecall.workloads.reinforce.remote import CollectRollout, RolloutResult, RunEvaluation
+from rolecall.workloads.reinforce.remote import (
+    CollectRollout,
+    RolloutResult,
+    RunEpisode,
+    RunEvaluation,
+    ShutDown,
+    check_shutdown,
+)
 
 AGENT = worker_name(Role.TRAINER, 0)
-
-
-class _ShutDown(Exception):
-    """The agent has shut this observer down."""
 
 
 def run(context: WorkerContext[Params]) -> None:
@@ -27,7 +32,7 @@ def run(context: WorkerContext[Params]) -> None:
     try:
         while True:
             remote.mailbox.serve(observer.execute)
-    except _ShutDown:
+    except ShutDown:
         if remote.job_stopped.is_set():
             raise Stopped("stopped with the agent, as requested") from None
 
@@ -40,17 +45,22 @@ class _Observer:
         self._rank = context.role_rank
         self._device = context.device
         self._policy = new_policy(self._params, creation.describe(self._params.environment)).to(self._device)
-        self._collector = self._make_collector(self._params.environments)
         self._eval_collectors: dict[int, Collector] = {}
 
-    def execute(self, request: CollectRollout | RunEvaluation | None) -> RolloutResult | None:
+    def execute(self, request: CollectRollout | RunEpisode | RunEvaluation | None) -> RolloutResult | None:
         match request:
             case CollectRollout():
                 return self._collect_rollout(request)
+            case RunEpisode():
+                return self._run_episode(request)
             case RunEvaluation():
                 return self._run_evaluation(request)
             case None:
-                raise _ShutDown
+                raise ShutDown
+
+    @cached_property
+    def _collector(self) -> Collector:
+        return self._make_collector(self._params.environments)
 
     def _collect_rollout(self, request: CollectRollout) -> RolloutResult:
         key = (self._rank, request.update)
@@ -67,6 +77,13 @@ class _Observer:
         env_outputs = self._run_environments(lambda observations: self._sample(observations, buffer))
         return RolloutResult(buffer.agent_outputs(), env_outputs)
 
+    def _run_episode(self, request: RunEpisode) -> None:
+        try:
+            request.run()
+        except RuntimeError:
+            check_shutdown()  # The agent may have left with a call pending.
+            raise
+
     def _run_environments(self, act: ActFn) -> EnvOutputs:
         algorithm = self._params.algorithm
         if algorithm.name == "reinforce":
@@ -75,13 +92,16 @@ class _Observer:
 
     def _run_evaluation(self, request: RunEvaluation) -> RolloutResult:
         self._policy.load_state_dict(request.weights)
+        self._policy.eval()
         torch.manual_seed(seed_of(self._params.seed, RandomStream.ACTIONS, request.seeds[0]))
         count = len(request.seeds)
         # The number of seeds changes only if an observer is lost, so few collectors are kept.
         if count not in self._eval_collectors:
             self._eval_collectors[count] = self._make_collector(count, loop=True)
         self._eval_collectors[count].reset(list(request.seeds))
-        return RolloutResult(None, self._eval_collectors[count].collect_episodes(self._act))
+        env_outputs = self._eval_collectors[count].collect_episodes(self._act)
+        self._policy.train()
+        return RolloutResult(None, env_outputs)
 
     @torch.inference_mode()
     def _sample(self, observations: Tensor, buffer: AgentOutputBuffer) -> Tensor:
@@ -99,16 +119,11 @@ class _Observer:
         try:
             return rpc.rpc_sync(AGENT, inference.act, args=(self._rank, observations))
         except RuntimeError:
-            _check_shutdown()  # The agent may have left with the request pending.
+            check_shutdown()  # The agent may have left with the request pending.
             raise
 
     def _make_collector(self, count: int, *, loop: bool = False) -> Collector:
         """`loop` is needed for one seed per episode, which vector implementations don't support."""
         changes = {"vectorization": "loop"} if loop else {}
         environment = self._params.environment.model_copy(update=changes)
-        return Collector(creation.make_vector(environment, count), _check_shutdown)
-
-
-def _check_shutdown() -> None:
-    if remote.shutdown_requested.is_set():
-        raise _ShutDown
+        return Collector(creation.make_vector(environment, count), check_shutdown)

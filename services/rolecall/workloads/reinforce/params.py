@@ -10,6 +10,7 @@ from rolecall.kit.params import (
     Adam,
     AdamW,
     Epochs,
+    Fraction,
     LrSchedule,
     Name,
     Positive,
@@ -36,6 +37,10 @@ class Mlp(workload.Params):
     """Widths of the hidden layers."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation function between the layers."""
+    dropout: Fraction = 0.0
+    """Dropout rate after each hidden layer of the perceptron for the actions, while it selects actions and learns;
+    evaluations and the exported policy don't drop units. Needs `protocol: tutorial`: other updates compute the
+    probabilities of the actions again, with other units dropped."""
 
 
 class Custom(Builder):
@@ -56,11 +61,13 @@ class Reinforce(workload.Params):
     gamma: Discount = 0.99
     """Discount factor of rewards."""
     value_coefficient: Weight = 0.5
-    """Coefficient of the baseline's loss, the mean squared error of the values."""
+    """Coefficient of the baseline's loss, the mean squared error of the values. `protocol: tutorial` has no
+    baseline."""
     entropy_coefficient: Weight = 0.01
-    """Coefficient of the entropy bonus, which encourages exploration."""
+    """Coefficient of the entropy bonus, which encourages exploration. `protocol: tutorial` has no entropy bonus."""
     normalize_advantages: bool = True
-    """Normalize the advantages of an update to mean 0 and standard deviation 1."""
+    """Normalize the advantages (with `protocol: tutorial` the returns) of an update to mean 0 and standard deviation
+    1."""
 
 
 class Ppo(workload.Params):
@@ -141,9 +148,10 @@ class Params(workload.Params):
     inference: Inference = Inference()
     """With `policy_at: agent`, how the agent batches requests."""
     protocol: Annotated[Literal["batched", "tutorial"], RenamedProtocol] = "batched"
-    """Inference protocol. `tutorial` is the tutorial's protocol, for comparison: one environment per observer, and one
-    call per step, each answered separately. It needs `algorithm: reinforce`, `policy_at: agent` and
-    `environments: 1`."""
+    """Protocol between agent and observers. `tutorial` is that of the PyTorch tutorial, for comparison: every observer
+    runs one environment, and calls the agent twice per step, for the action and to report the reward. The update is the
+    tutorial's, too: REINFORCE without baseline and entropy bonus, with the gradients of the log-probabilities that the
+    agent kept. It needs `algorithm: reinforce`, `policy_at: agent` and `environments: 1`."""
     wait_for: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the observers whose trajectories an update waits for; trajectories of slower observers are used in the
     next update. Below 1, slow observers don't delay the others, and results differ between runs."""
@@ -153,8 +161,12 @@ class Params(workload.Params):
     """Total number of environment steps over all observers, after which the job ends."""
     max_updates: Updates | None = None
     """Maximum number of updates; the job ends after it even if steps remain."""
-    target_return: Annotated[float, Field(ge=-1e12, le=1e12)] | None = None
-    """Mean return of an evaluation at which the job ends; by default the job ends only after its last step."""
+    target_return: Annotated[float, Field(ge=-1e12, le=1e12)] | Literal["threshold"] | None = None
+    """Return at which the job ends: the mean return of an evaluation must reach it, or with `protocol: tutorial` the
+    running return must exceed it, as in the tutorial. `threshold` is the reward threshold of the environment's
+    registration. By default the job ends only after its last step."""
+    log_every_updates: Updates | None = None
+    """Number of updates between two lines about the returns in the agent's log; by default none."""
     evaluation: Evaluation = Evaluation()
     """Evaluation of the policy."""
     normalize_observations: bool = False
@@ -183,6 +195,16 @@ class Params(workload.Params):
     def _consistent(self) -> Self:
         if self.protocol == "tutorial":
             self._check_tutorial_protocol()
+        elif isinstance(self.policy, Mlp) and self.policy.dropout > 0:
+            raise ValueError(
+                "policy.dropout requires protocol: tutorial, because other updates compute the probabilities of the "
+                "sampled actions again, with other units dropped; omit it"
+            )
+        if self.target_return == "threshold" and self.environment.is_entry_point:
+            raise ValueError(
+                f"target_return: threshold reads the registration of an environment's id, but {self.environment.id} is "
+                "an entry point, which has none; set target_return to a number"
+            )
         if self.inference != Inference() and self.policy_at == "observer":
             raise ValueError("inference configures how the agent selects actions; it requires policy_at: agent")
         return self
@@ -193,10 +215,20 @@ class Params(workload.Params):
         return self.optimizer or Adam(name="adam", lr=0.001 if self.algorithm.name == "ppo" else 0.003, eps=1e-5)
 
     def _check_tutorial_protocol(self) -> None:
-        required = {"algorithm": "reinforce", "policy_at": "agent", "environments": 1}
-        given = {"algorithm": self.algorithm.name, "policy_at": self.policy_at, "environments": self.environments}
-        wrong = [f"{name}: {value}" for name, value in required.items() if given[name] != value]
+        met = {
+            "algorithm: reinforce": self.algorithm.name == "reinforce",
+            "policy_at: agent": self.policy_at == "agent",
+            "environments: 1": self.environments == 1,
+            "environment.vectorization: loop": self.environment.vectorization == "loop",
+            "wait_for: 1": self.wait_for == 1,
+            "normalize_rewards: false": not self.normalize_rewards,
+        }
+        wrong = [requirement for requirement, is_met in met.items() if not is_met]
         if wrong:
             raise ValueError(f"protocol: tutorial requires {', '.join(wrong)}")
         if self.inference != Inference():
             raise ValueError("protocol: tutorial answers every request separately; omit inference")
+        default = Reinforce(name="reinforce")
+        for name in ("value_coefficient", "entropy_coefficient"):
+            if getattr(self.algorithm, name) not in (0, getattr(default, name)):
+                raise ValueError(f"protocol: tutorial has neither baseline nor entropy bonus; omit algorithm.{name}")

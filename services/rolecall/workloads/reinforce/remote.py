@@ -1,6 +1,7 @@
 """RPC between the agent and the observers: the agent's requests, and the pool that sends them.
 
-The pool gathers replies and drops lost observers. `inference` has the observers' requests for actions.
+The pool gathers replies and drops lost observers. `inference` has the observers' requests for actions, and `tutorial`
+the calls of the tutorial's protocol.
 """
 
 import math
@@ -45,6 +46,13 @@ class RunEvaluation:
 
 
 @dataclass(frozen=True, slots=True)
+class RunEpisode:
+    """A request of the tutorial's protocol for one episode, which the agent records."""
+
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutResult:
     """The reply to a request."""
 
@@ -53,8 +61,12 @@ class RolloutResult:
     env_outputs: EnvOutputs
 
 
+class ShutDown(Exception):
+    """The agent has shut this observer down."""
+
+
 # The state of an observer, which RPC handlers can reach only by module-level names.
-mailbox: Mailbox[CollectRollout | RunEvaluation | None, RolloutResult | None] = Mailbox()
+mailbox: Mailbox[CollectRollout | RunEpisode | RunEvaluation | None, RolloutResult | None] = Mailbox()
 shutdown_requested = threading.Event()
 job_stopped = threading.Event()
 
@@ -73,6 +85,17 @@ def shutdown(stopped: bool) -> None:
     mailbox.post(None)
 
 
+def check_shutdown() -> None:
+    """Raises `ShutDown` if the agent has shut this observer down."""
+    if shutdown_requested.is_set():
+        raise ShutDown
+
+
+def observer_name(rank: int) -> str:
+    """The name of an observer in RPC."""
+    return worker_name(Role.OBSERVER, rank)
+
+
 class ObserverPool:
     """All observers of a job. A lost observer is reported and gets no more requests."""
 
@@ -83,28 +106,34 @@ class ObserverPool:
         self._least = least
         self._report_event = report_event
         self._poll = poll
-        self._pending: dict[int, CollectRollout | RunEvaluation] = {}
-        self._rollouts: dict[int, RolloutResult] = {}
+        self._evaluating: dict[int, bool] = {}
+        """The observers with a pending request, and whether it is for an evaluation."""
+        self._rollouts: dict[int, RolloutResult | None] = {}
         self._evaluations: dict[int, RolloutResult] = {}
         self._replies: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
 
     @property
     def busy_count(self) -> int:
         """The number of observers with a pending request."""
-        return len(self._pending)
+        return len(self._evaluating)
 
     @property
     def idle(self) -> list[int]:
-        return [rank for rank in self.alive if rank not in self._pending]
+        return [rank for rank in self.alive if rank not in self._evaluating]
 
     def send(self, rank: int, request: CollectRollout | RunEvaluation) -> None:
-        self._pending[rank] = request
         # No timeout: episodes may be long, and an observer that dies closes its connection.
-        future = rpc.rpc_async(_name(rank), execute, args=(request,), timeout=0)
-        future.add_done_callback(lambda done: self._replies.put((rank, done)))
+        reply = rpc.rpc_async(observer_name(rank), execute, args=(request,), timeout=0)
+        self.expect(rank, reply, evaluation=isinstance(request, RunEvaluation))
 
-    def gather(self, share: float) -> dict[int, RolloutResult]:
-        """Wait for rollouts of this share of the observers. Returns all available rollouts, by observer.
+    def expect(self, rank: int, reply: Future[Any], *, evaluation: bool = False) -> None:
+        """Have `gather`, or `evaluate`, wait for this reply of an observer."""
+        self._evaluating[rank] = evaluation
+        reply.add_done_callback(lambda done: self._replies.put((rank, done)))
+
+    def gather(self, share: float) -> dict[int, RolloutResult | None]:
+        """Wait for rollouts of this share of the observers. Returns all available rollouts, by observer: None for those
+        that the agent recorded.
 
         Raises `PeerLost` if fewer observers remain than `least_observers`.
         """
@@ -125,7 +154,7 @@ class ObserverPool:
             shares = _shares(seeds, self.idle)
             for rank, share in shares.items():
                 self.send(rank, RunEvaluation(share, weights))
-            while any(rank in self._pending for rank in shares):
+            while any(rank in self._evaluating for rank in shares):
                 self._receive_reply()
             env_outputs += [self._evaluations[rank].env_outputs for rank in sorted(self._evaluations)]
             seeds = [seed for rank, share in shares.items() if rank not in self._evaluations for seed in share]
@@ -133,7 +162,7 @@ class ObserverPool:
         return env_outputs
 
     def shutdown(self, *, stopped: bool) -> None:
-        replies = [rpc.rpc_async(_name(rank), shutdown, (stopped,), timeout=_TIMEOUT_S) for rank in self.alive]
+        replies = [rpc.rpc_async(observer_name(rank), shutdown, (stopped,), timeout=_TIMEOUT_S) for rank in self.alive]
         for reply in replies:
             # An observer may exit before its reply is sent.
             with suppress(RuntimeError):
@@ -146,18 +175,18 @@ class ObserverPool:
             with suppress(queue.Empty):
                 rank, future = self._replies.get(timeout=_POLL_INTERVAL_S)
                 break
-        request = self._pending.pop(rank)
+        evaluation = self._evaluating.pop(rank)
         try:
             result = future.wait()
         except RuntimeError as error:
             self._drop(rank, error)
             return
-        (self._rollouts if isinstance(request, CollectRollout) else self._evaluations)[rank] = result
+        (self._evaluations if evaluation else self._rollouts)[rank] = result
 
     def _drop(self, rank: int, error: RuntimeError) -> None:
         self.alive.remove(rank)
         reason = str(error).strip().partition("\n")[0]
-        lost = f"{_name(rank)} is lost ({reason})"
+        lost = f"{observer_name(rank)} is lost ({reason})"
         if len(self.alive) < self._least:
             raise PeerLost(
                 f"{lost}: {len(self.alive)} of {self._count} observers remain, but least_observers is {self._least}"
@@ -171,7 +200,3 @@ def _shares(seeds: list[int], ranks: list[int]) -> dict[int, tuple[int, ...]]:
     bounds = [index * size + min(index, longer) for index in range(len(ranks) + 1)]
     shares = {rank: tuple(seeds[bounds[i] : bounds[i + 1]]) for i, rank in enumerate(ranks)}
     return {rank: share for rank, share in shares.items() if share}
-
-
-def _name(rank: int) -> str:
-    return worker_name(Role.OBSERVER, rank)

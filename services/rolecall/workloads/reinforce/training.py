@@ -1,29 +1,36 @@
 """The agent's loop: collect rollouts, update the policy, evaluate it, write checkpoints."""
 
+import logging
 import math
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from rolecall.edge.logs import about
 from rolecall.kit.checkpoint import strip_prefix
 from rolecall.kit.environments import creation
-from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
+from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.loop import JobLoop
 from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import PeerLost, Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
-from rolecall.workloads.reinforce.build import new_policy
+from rolecall.workloads.reinforce.algorithms import Episode
+from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.inference import Inference
 from rolecall.workloads.reinforce.learner import Learner
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import CollectRollout, ObserverPool, RolloutResult, Weights
+from rolecall.workloads.reinforce.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
+from rolecall.workloads.reinforce.tutorial import Agent
 
+_LOG = logging.getLogger(__name__)
 _PART = "agent"
 _BEST = "best/"
 
@@ -42,6 +49,8 @@ class UpdatePosition:
     """The update of the last evaluation."""
     best: dict[str, float] | None = None
     """The metrics of the best evaluation so far, whose weights are kept."""
+    running_return: float = 0.0
+    """The running average, over updates, of the lowest return of an observer."""
 
 
 class Training(JobLoop[UpdatePosition, Params]):
@@ -55,7 +64,16 @@ class Training(JobLoop[UpdatePosition, Params]):
         self._observers = ObserverPool(
             context.count(Role.OBSERVER), params.least_observers, context.report.event, self._poll
         )
-        self._inference = self._make_inference(spaces) if params.policy_at == "agent" else None
+        self._inference, self._agent = None, None
+        if params.protocol == "tutorial":
+            self._agent = Agent(self._learner.policy, context.device)
+        elif params.policy_at == "agent":
+            self._inference = self._make_inference(spaces)
+        self._target = (
+            creation.reward_threshold(params.environment)
+            if params.target_return == "threshold"
+            else params.target_return
+        )
         self._best_weights: Weights = {}
         self._reset = True
         self._saved_update = 0
@@ -75,8 +93,10 @@ class Training(JobLoop[UpdatePosition, Params]):
         with ExitStack() as stack:
             if self._inference is not None:
                 stack.enter_context(self._inference.serving())
+            if self._agent is not None:
+                self._agent.create_observers(self.context.count(Role.OBSERVER))
             self._train()
-            self._observers.shutdown(stopped=False)
+            self._shut_down(stopped=False)
         wall_s = time.monotonic() - began
         rate = (self.position.env_steps - first_step) / wall_s
         self._export()
@@ -88,11 +108,16 @@ class Training(JobLoop[UpdatePosition, Params]):
         except Stopped:
             if self.context.stop_requested() in (StopMode.PAUSE, StopMode.DRAIN):
                 self._save_if_new()
-            self._observers.shutdown(stopped=True)
+            self._shut_down(stopped=True)
             raise
         except PeerLost:
             self._save_if_new()
             raise
+
+    def _shut_down(self, *, stopped: bool) -> None:
+        if self._agent is not None:
+            self._agent.release_observers()
+        self._observers.shutdown(stopped=stopped)
 
     def _run_updates(self) -> None:
         while True:
@@ -105,8 +130,7 @@ class Training(JobLoop[UpdatePosition, Params]):
                 self._save_if_new()
 
     def _finished(self) -> bool:
-        best, target = self.position.best, self.params.target_return
-        return self._out_of_steps() or (target is not None and best is not None and best["evaluation_return"] >= target)
+        return self._out_of_steps() or self._target_reached()
 
     def _out_of_steps(self) -> bool:
         updates = self.params.max_updates
@@ -114,23 +138,49 @@ class Training(JobLoop[UpdatePosition, Params]):
             updates is not None and self.position.update >= updates
         )
 
+    def _target_reached(self) -> bool:
+        """In the tutorial's protocol by the running return, as in the tutorial, otherwise by the best evaluation."""
+        if self._target is None:
+            return False
+        if self._agent is not None:
+            return self.position.running_return > self._target
+        return self.position.best is not None and self.position.best["evaluation_return"] >= self._target
+
     def _update(self) -> None:
         """Request rollouts from all idle observers, and train on those that are available."""
         update = self.position.update + 1
+        rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
+        if self._agent is not None:
+            episodes = self._run_episodes(self._agent, update)
+            losses = self._learner.finish_episodes(episodes, rate)
+            self._finish_update(losses, sum(len(one.rewards) for one in episodes.values()), episodes)
+            return
         self._start_rollouts(update)
         rollouts = self._observers.gather(self.params.wait_for)
         trajectories = {rank: self._trajectory(rank, one) for rank, one in rollouts.items()}
-        rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
         losses = self._learner.train(update, trajectories, rate)
         env_outputs = {rank: trajectory.env_outputs for rank, trajectory in trajectories.items()}
-        steps = sum(int(one.valid.sum()) for one in env_outputs.values())
+        self._finish_update(losses, sum(int(one.valid.sum()) for one in env_outputs.values()), env_outputs)
+
+    def _finish_update(self, losses: dict[str, float], steps: int, episodes: Mapping[int, EndedEpisodes]) -> None:
+        """Advance the position, and report the update: `steps` are the environment steps trained on."""
+        position, metrics = self.position, episode_metrics(episodes)
         self.position = replace(
-            self.position,
-            update=update,
-            env_steps=self.position.env_steps + steps,
-            episodes=self.position.episodes + sum(len(one.episode_returns) for one in env_outputs.values()),
+            position,
+            update=position.update + 1,
+            env_steps=position.env_steps + steps,
+            episodes=position.episodes + sum(len(one.episode_returns) for one in episodes.values()),
+            running_return=running_return(position.running_return, metrics),
         )
-        self._report(steps, losses, env_outputs)
+        self._report(steps, losses, metrics)
+
+    def _run_episodes(self, agent: Agent, update: int) -> dict[int, Episode]:
+        """One episode of each observer by the tutorial's protocol."""
+        torch.manual_seed(seed_of(self.params.seed, RandomStream.ACTIONS, update))
+        for rank in self._observers.idle:
+            seed = seed_of(self.params.seed, RandomStream.ENVIRONMENTS, rank, update)
+            self._observers.expect(rank, agent.start_episode(rank, seed))
+        return {rank: agent.episode(rank) for rank in self._observers.gather(1.0)}
 
     def _start_rollouts(self, update: int) -> None:
         """Request rollouts with the newest weights from all idle observers."""
@@ -144,15 +194,20 @@ class Training(JobLoop[UpdatePosition, Params]):
             self._observers.send(rank, CollectRollout(update, self._reset, sent))
         self._reset = False
 
-    def _trajectory(self, rank: int, rollout: RolloutResult) -> Trajectory:
+    def _trajectory(self, rank: int, rollout: RolloutResult | None) -> Trajectory:
+        assert rollout is not None
         agent_outputs = rollout.agent_outputs
         if agent_outputs is None:
             assert self._inference is not None
             agent_outputs = self._inference.agent_outputs(rank)
         return Trajectory(agent_outputs, rollout.env_outputs)
 
-    def _report(self, steps: int, losses: dict[str, float], env_outputs: dict[int, EnvOutputs]) -> None:
-        position = self.position
+    def _report(self, steps: int, losses: dict[str, float], episodes: dict[str, float]) -> None:
+        position, every = self.position, self.params.log_every_updates
+        if every is not None and position.update % every == 0:
+            last = f"{episodes['observer_return_min']:.2f}" if episodes else "none"
+            text = "update %d: lowest return of an observer %s, running return %.2f"
+            _LOG.info(text, position.update, last, position.running_return, extra=about("returns"))
         self.context.report(
             position.update,
             loss=losses["loss"],
@@ -161,8 +216,9 @@ class Training(JobLoop[UpdatePosition, Params]):
             metrics={
                 "env_steps": position.env_steps,
                 "observers": len(self._observers.alive),
+                "running_return": position.running_return,
                 **{name: value for name, value in losses.items() if name != "loss"},
-                **episode_metrics(env_outputs),
+                **episodes,
             },
         )
 
@@ -174,7 +230,7 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     def _evaluation_due(self) -> bool:
         update = self.position.update
-        due = update % self.params.evaluation.every_updates == 0 or self._out_of_steps()
+        due = update % self.params.evaluation.every_updates == 0 or self._finished()
         return due and update > self.position.evaluated
 
     def _evaluate(self) -> None:
@@ -196,12 +252,12 @@ class Training(JobLoop[UpdatePosition, Params]):
             raise Stopped("stopped between two updates, as requested")
         if self._inference is not None:
             self._inference.check()
+        if self._agent is not None:
+            self._agent.check()
 
     def _make_inference(self, spaces: dict[str, Any]) -> Inference:
         policy = new_policy(self.params, spaces).to(self.context.device)
         chosen = self.params.inference
-        if self.params.protocol == "tutorial":
-            return Inference(policy, self.context.device, lambda: 1, 0.0)
         return Inference(
             policy, self.context.device, lambda: chosen.batch or self._observers.busy_count, chosen.deadline_ms / 1000
         )
@@ -231,7 +287,7 @@ class Training(JobLoop[UpdatePosition, Params]):
     def _export(self) -> None:
         """Write and store the policy of the best evaluation, and a movie of it."""
         self._learner.policy.load_state_dict(self._best_weights)
-        policy = self._learner.policy.cpu()
+        policy = self._learner.policy.cpu().eval()
         scratch, artifacts = self.context.workdir.scratch, self.context.artifacts
         path = write_export(scratch, policy, self.params)
         artifacts.put(path.name, path)
@@ -252,31 +308,6 @@ class Training(JobLoop[UpdatePosition, Params]):
             "episodes": float(position.episodes),
             "updates": float(position.update),
             "observers": float(len(self._observers.alive)),
+            "running_return": position.running_return,
         }
         return {**(position.best or {}), **counts}
-
-
-def episode_metrics(env_outputs: dict[int, EnvOutputs]) -> dict[str, float]:
-    """Mean return and length of the episodes that ended in an update, over all observers; mean return of each."""
-    ended = {rank: one.episode_returns for rank, one in env_outputs.items() if len(one.episode_returns)}
-    if not ended:
-        return {}
-    lengths = torch.cat([env_outputs[rank].episode_lengths for rank in ended])
-    return {
-        "episode_return": float(torch.cat(list(ended.values())).mean()),
-        "episode_length": float(lengths.double().mean()),
-        **{f"observer_{rank}_return": float(returns.mean()) for rank, returns in ended.items()},
-    }
-
-
-def evaluation_scores(env_outputs: list[EnvOutputs]) -> dict[str, float]:
-    """Mean, standard deviation and range of the returns of an evaluation, and mean length."""
-    returns = torch.cat([one.episode_returns for one in env_outputs])
-    lengths = torch.cat([one.episode_lengths for one in env_outputs])
-    return {
-        "evaluation_return": float(returns.mean()),
-        "evaluation_return_std": float(returns.std(correction=0)),
-        "evaluation_return_min": float(returns.min()),
-        "evaluation_return_max": float(returns.max()),
-        "evaluation_length": float(lengths.double().mean()),
-    }

@@ -1,16 +1,18 @@
 """`resnet-pipeline`: an image classifier in pipeline stages that process micro-batches over RPC.
 
 After the PyTorch tutorial "Distributed Pipeline Parallelism Using RPC". The master drives the stages. The
-first stage of each replica reads images, stages exchange activations and gradients, the last computes the loss.
+first stage of each replica reads images, stages exchange activations and gradients, the last computes the loss. In
+protocol `tutorial`, the master reads the images and computes the loss.
 
 `params`: the parameters. `check`: checks before the gang starts. `model`: the model, shared with exports. `build`: the
-model, and its blocks' costs for the cuts. `model_part`: a stage's layers and optimizer. `stage`: the stage. `remote`:
-tensors between stages. `training`: the master's loop. This file, `params` and `check` never import torch.
+model, and its blocks' costs for the cuts. `model_part`: a stage's layers and optimizer. `dataset`: the images. `stage`:
+the stage. `remote`: tensors between stages. `tutorial`: the shards of protocol `tutorial`. `training`: the master's
+loops. This file, `params` and `check` never import torch.
 """
 
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
-from rolecall.workloads.resnet_pipeline.check import check_counts, check_node, rpc_threads
+from rolecall.workloads.resnet_pipeline.check import check_counts, check_node, rpc_threads, rpc_timeout_s
 from rolecall.workloads.resnet_pipeline.params import Params
 
 __all__ = ["WORKLOAD", "Params"]
@@ -29,4 +31,5 @@ WORKLOAD = Workload(
     check_counts=check_counts,
     check_node=check_node,
     rpc_threads=rpc_threads,
+    rpc_timeout_s=rpc_timeout_s,
 )

@@ -27,15 +27,23 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` if a stage's node lacks the images (any stage may be a first one), the model or precision."""
-    if role is not Role.STAGE:
-        return
-    check_precision(params.precision)
-    if isinstance(params.model, Builder):
-        check_builder(params.model)
-    check_images(params.data)
+    """Raises `InputError` if a stage's node lacks the model or precision, or the node that reads the images lacks them.
+
+    In protocol `tutorial` that is the master's; otherwise any stage can become a first one.
+    """
+    if role is Role.STAGE:
+        check_precision(params.precision)
+        if isinstance(params.model, Builder):
+            check_builder(params.model)
+    if role is (Role.MASTER if params.protocol == "tutorial" else Role.STAGE):
+        check_images(params.data)
 
 
 def rpc_threads(params: Params, counts: dict[Role, int]) -> int:
-    """In protocol `tutorial` every micro-batch may block one thread of a stage; two more serve other calls."""
-    return params.micro_batches + 2
+    """The threads that the job sets, or enough for either protocol."""
+    return params.rpc.threads or params.least_rpc_threads
+
+
+def rpc_timeout_s(params: Params) -> float:
+    """The limit of calls without a timeout of their own, which are those of training steps."""
+    return params.rpc.timeout_s

@@ -1,9 +1,11 @@
 """The master drives the stages, from choosing the cuts to the job's result."""
 
-from rolecall.kit.worker import WorkerContext
+from rolecall.kit.worker import WorkerContext, call_limit
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.training import PipelineTraining
+from rolecall.workloads.resnet_pipeline.training import PipelineTraining, TutorialTraining
 
 
 def run(context: WorkerContext[Params]) -> None:
-    PipelineTraining(context).play()
+    kind = TutorialTraining if context.params.protocol == "tutorial" else PipelineTraining
+    with call_limit(context.params.rpc.timeout_s):
+        kind(context).play()

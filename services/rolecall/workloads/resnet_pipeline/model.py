@@ -106,9 +106,10 @@ class Classifier:
         """The probability of each class, [b, classes]."""
         prepare = v2.Compose([resize_and_crop(self._about["size"]), v2.RGB(), v2.PILToTensor()])
         pixels = torch.stack([prepare(image) for image in images])
-        dtype = next(self.model.parameters()).dtype
+        weight = next(self.model.parameters())
+        inputs = normalized(pixels.to(weight.device), self._about["mean"], self._about["std"], weight.dtype)
         with torch.inference_mode():
-            logits = self.model(normalized(pixels, self._about["mean"], self._about["std"], dtype))
+            logits = self.model(inputs)
         return logits.softmax(-1)
 
 

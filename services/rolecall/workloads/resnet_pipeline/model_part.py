@@ -5,7 +5,10 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
+from torch import nn
 
+from rolecall.kit.checkpoint import flatten_named_optimizer, restore_named_optimizer
+from rolecall.kit.metrics import cross_entropies, one_hot_errors
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.spec.errors import CheckpointError
@@ -14,6 +17,16 @@ from rolecall.workloads.resnet_pipeline.model import Blocks
 from rolecall.workloads.resnet_pipeline.params import Params
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
+SAMPLE_LOSSES = {"cross-entropy": cross_entropies, "mse": one_hot_errors}
+"""For each `loss`, the function from outputs [b, classes] and labels [b] to the losses [b] of scores."""
+
+
+def mean_loss(params: Params, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean training loss of outputs [b, classes] for labels [b], in the data type of the weights."""
+    outputs = outputs.to(weight_dtype(params.precision))
+    if params.loss == "mse":
+        return one_hot_errors(outputs, labels).mean()
+    return F.cross_entropy(outputs, labels, label_smoothing=params.label_smoothing)
 
 
 class ModelPart:
@@ -33,14 +46,6 @@ class ModelPart:
         with self._autocast:
             return self.blocks(features)
 
-    def scaled_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The micro-batch's contribution to its replica's mean cross-entropy, in nats."""
-        target = labels.to(self._device)
-        loss = F.cross_entropy(
-            logits.to(weight_dtype(self._params.precision)), target, label_smoothing=self._params.label_smoothing
-        )
-        return loss / self._params.micro_batches
-
     def forward(self, micro_batch: int, features: torch.Tensor, *, needs_input_gradient: bool) -> torch.Tensor:
         """The outputs for the next stage; saves inputs and outputs for `backward`."""
         inputs = features.to(self._device).requires_grad_(needs_input_gradient)
@@ -49,10 +54,10 @@ class ModelPart:
         return outputs.detach()
 
     def forward_loss(self, micro_batch: int, features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """At the last stage, the micro-batch's contribution to the loss; saves inputs and loss for `backward`."""
+        """At the last stage, the micro-batch's contribution to its replica's mean loss; saves inputs and loss."""
         self.forward(micro_batch, features, needs_input_gradient=True)
         inputs, logits = self._saved[micro_batch]
-        loss = self.scaled_loss(logits, labels)
+        loss = mean_loss(self._params, logits, labels.to(self._device)) / self._params.micro_batches
         self._saved[micro_batch] = inputs, loss
         return loss.detach()
 
@@ -89,12 +94,7 @@ class ModelPart:
     def state(self) -> dict[str, torch.Tensor]:
         """Weights and optimizer state for checkpoints, by names that don't depend on the cuts."""
         model = {_MODEL + name: value for name, value in self.weights().items()}
-        return model | {
-            self._prefix(name) + key: torch.as_tensor(value)
-            for name, parameter in self.blocks.named_parameters()
-            for key, value in self._optimizer.state.get(parameter, {}).items()
-            if value is not None
-        }
+        return model | flatten_named_optimizer(self._optimizer, self._parameters(), _OPTIMIZER)
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Restore from the `state` of all parts; raises `CheckpointError` if a tensor is missing."""
@@ -104,12 +104,8 @@ class ModelPart:
                 f"the checkpoint lacks {missing[0]} and {len(missing) - 1} more tensors of this stage"
             )
         self.blocks.load_state_dict({name: tensors[key] for name, key in keys.items()})
-        prefixes = [self._prefix(name) for name, _ in self.blocks.named_parameters()]
-        state = {
-            index: {key.removeprefix(prefix): tensors[key] for key in tensors if key.startswith(prefix)}
-            for index, prefix in enumerate(prefixes)
-        }
-        self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})
+        restore_named_optimizer(self._optimizer, self._parameters(), tensors, _OPTIMIZER)
 
-    def _prefix(self, parameter: str) -> str:
-        return f"{_OPTIMIZER}{self.blocks.model_names[parameter]}/"
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by their names in the whole model."""
+        return {self.blocks.model_names[name]: parameter for name, parameter in self.blocks.named_parameters()}

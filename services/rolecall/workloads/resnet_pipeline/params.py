@@ -1,6 +1,5 @@
 """Parameters of `resnet-pipeline` jobs. Torch-free; docstrings are the API's descriptions."""
 
-from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -18,9 +17,11 @@ from rolecall.kit.params import (
     Precision,
     RenamedProtocol,
     Replicas,
+    Rpc,
     Sgd,
     TrainingParams,
 )
+from rolecall.kit.pipelining import Side, cut_indices
 from rolecall.spec.errors import InputError
 
 _LAYERS = {
@@ -53,8 +54,11 @@ class Params(TrainingParams):
     norm: Literal["batch", "group"] = "batch"
     """Normalization of torchvision's ResNets. `batch`: BatchNorm over each micro-batch, so that `micro_batches` changes
     the result; `group`: GroupNorm (Wu and He, 2018) with 32 groups, over each image separately."""
+    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    """The loss of training and scores. `cross-entropy`: of the softmax of the outputs, in nats; `mse`: the mean squared
+    error between the outputs and one-hot labels, as in torch's RPC pipeline tutorial."""
     label_smoothing: Fraction = 0.0
-    """Label smoothing: the share of the target that is distributed over all classes."""
+    """Label smoothing of the cross-entropy: the share of the target that is distributed over all classes."""
     batch_size: BatchSize = 128
     """Images per step over all replicas. Images that don't fill a batch are dropped from their epoch."""
     micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
@@ -68,8 +72,10 @@ class Params(TrainingParams):
     protocol: Annotated[Literal["1f1b", "tutorial"], RenamedProtocol] = "1f1b"
     """Training protocol. `1f1b`: stages send activations and gradients to each other, alternate forward and backward
     passes (Narayanan et al., 2021), and have their own optimizers; `tutorial`: the methods of torch's RPC pipeline
-    tutorial (RRefs, distributed autograd and DistributedOptimizer), with all forward passes before all backward
-    passes."""
+    tutorial: the master reads the images, creates the stages' parts remotely, sends micro-batches as RRefs, and
+    computes the loss of the gathered outputs, with distributed autograd and DistributedOptimizer."""
+    rpc: Rpc = Rpc()
+    """Remote procedure calls between the workers."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Sgd(
         name="sgd", lr=0.05, momentum=0.9, weight_decay=5e-4
     )
@@ -81,6 +87,15 @@ class Params(TrainingParams):
     @property
     def micro_batch_size(self) -> int:
         return self.batch_size // (self.replicas * self.micro_batches)
+
+    @property
+    def least_rpc_threads(self) -> int:
+        """In protocol `tutorial`, every micro-batch can block one thread of a stage; two more serve other calls."""
+        return self.micro_batches + 2
+
+    @property
+    def cut_points(self) -> list[tuple[str, Side]]:
+        return [(block, "beginning") for block in self.cuts or ()]
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> Self:
@@ -105,11 +120,32 @@ class Params(TrainingParams):
         return self
 
     @model_validator(mode="after")
+    def _enough_images(self) -> Self:
+        synthetic = self.data.synthetic
+        if synthetic is not None and synthetic.images < self.batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is more than the {synthetic.images} images of data.synthetic; set "
+                f"batch_size to at most {synthetic.images}, or data.synthetic.images to at least {self.batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _enough_threads(self) -> Self:
+        threads, least = self.rpc.threads, self.least_rpc_threads
+        if self.protocol == "tutorial" and threads is not None and threads < least:
+            raise ValueError(
+                f"rpc.threads {threads} would block: in protocol: tutorial each of the {self.micro_batches} "
+                f"micro-batches can occupy a thread of a stage, and two more serve other calls; set rpc.threads to at "
+                f"least {least}, or omit it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _valid_cuts(self) -> Self:
         if self.cuts is None or isinstance(self.model, Builder):
             return self
         try:
-            cut_indices(self.cuts, block_names(self.model))
+            cut_indices(self.cut_points, block_names(self.model))
         except InputError as error:
             raise ValueError(str(error)) from error
         return self
@@ -118,6 +154,8 @@ class Params(TrainingParams):
     def _consistent(self) -> Self:
         if isinstance(self.model, Builder) and self.norm != "batch":
             raise ValueError("norm only applies to torchvision's ResNets; omit it with a custom model")
+        if self.loss == "mse" and self.label_smoothing:
+            raise ValueError("label_smoothing only applies to loss: cross-entropy; omit it with loss: mse")
         if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():
             raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
         if self.protocol == "tutorial" and self.replicas > 1:
@@ -127,15 +165,3 @@ class Params(TrainingParams):
                 "early_stopping needs validation images; set data.validation to a share above 0, or to a source"
             )
         return self
-
-
-def cut_indices(cuts: Sequence[str], names: Sequence[str]) -> list[int]:
-    """The indices of the blocks that begin the later stages; raises `InputError` for cuts that the model can't have."""
-    if unknown := [cut for cut in cuts if cut not in names[1:]]:
-        raise InputError(
-            f"cuts: the model has no block {', '.join(unknown)} to cut before; valid: {', '.join(names[1:])}"
-        )
-    found = [names.index(cut) for cut in cuts]
-    if found != sorted(set(found)):
-        raise InputError(f"cuts must be in the model's order, each at most once; valid: {', '.join(names[1:])}")
-    return found

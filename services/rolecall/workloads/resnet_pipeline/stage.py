@@ -5,29 +5,27 @@ peer to peer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import rpc
 from torch.futures import Future
-from torchvision.transforms import v2
 
-from rolecall.kit.data_order import DataOrder, derive_seed, share_of
-from rolecall.kit.images.loader import ImageSplit, TrainBatches, augmentation, eval_batches, open_splits
+from rolecall.kit.data_order import derive_seed, share_of
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
 from rolecall.kit.pipelining import one_forward_one_backward
-from rolecall.kit.precision import weight_dtype
-from rolecall.kit.worker import Mailbox, WorkerContext, worker_name
+from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
-from rolecall.workloads.resnet_pipeline.model import blocks_of, normalized, resize_and_crop
-from rolecall.workloads.resnet_pipeline.model_part import ModelPart
+from rolecall.workloads.resnet_pipeline.dataset import Dataset, DatasetInfo
+from rolecall.workloads.resnet_pipeline.model import blocks_of
+from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.remote import Outbox, TutorialStage, inbox
+from rolecall.workloads.resnet_pipeline.remote import Outbox, inbox
+from rolecall.workloads.resnet_pipeline.tutorial import Shard
 
 # Micro-batches of an evaluation that may be queued at a stage.
 _MAX_PENDING = 2
@@ -37,8 +35,9 @@ _requests: Mailbox[tuple[Callable[..., Any], tuple[Any, ...]], Any] = Mailbox()
 def run(context: WorkerContext[Params]) -> None:
     """Serve calls until the master shuts this stage down."""
     stage = PipelineStage(context)
-    while stage.shutdown_reason is None:
-        _requests.serve(lambda request: request[0](stage, *request[1]))
+    with call_limit(context.params.rpc.timeout_s):
+        while stage.shutdown_reason is None:
+            _requests.serve(lambda request: request[0](stage, *request[1]))
     if stage.shutdown_reason == "stopped":
         raise Stopped("stopped between two steps, as requested")
 
@@ -47,15 +46,6 @@ def run(context: WorkerContext[Params]) -> None:
 def execute(method: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """Called by the master: the result of a method of this process's `PipelineStage`."""
     return _requests.post((method, arguments))
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetInfo:
-    """Classes and split sizes of the images."""
-
-    classes: tuple[str, ...]
-    images: dict[str, int]
-    """The number of images by split."""
 
 
 class PipelineStage:
@@ -67,7 +57,6 @@ class PipelineStage:
         self._stages = context.count(Role.STAGE) // self._params.replicas
         self._replica, self._index = divmod(context.role_rank, self._stages)
         self._replica_group = self._make_replica_group()
-        self._splits: dict[str, ImageSplit] = {}
         self._outboxes = {index: self._outbox(index) for index in range(self._stages) if index != self._index}
         self.shutdown_reason: Literal["done", "stopped"] | None = None
         """Set by `shutdown`; ends the stage's loop."""
@@ -84,20 +73,8 @@ class PipelineStage:
 
     def open(self) -> DatasetInfo:
         """At a first stage, open the images; raises `InputError` if they are invalid."""
-        data, seed = self._params.data, self._params.seed
-        self._splits = open_splits(data, seed)
-        train = self._splits["train"]
-        order = DataOrder(len(train), self._params.batch_size, seed)
-        transform = v2.Compose([*augmentation(data), resize_and_crop(data.size)])
-        self._batches = TrainBatches(
-            train,
-            transform,
-            order,
-            rank=self._replica,
-            replicas=self._params.replicas,
-            processes=data.loader_processes,
-        )
-        return DatasetInfo(train.source.classes, {name: len(split) for name, split in self._splits.items()})
+        self._dataset = Dataset(self._params, self._replica, self._context.device)
+        return self._dataset.info
 
     def measure(self, classes: int) -> list[float]:
         """The cost of each block on this device, in seconds."""
@@ -110,7 +87,11 @@ class PipelineStage:
     def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Build this stage's blocks; `partition` has the block names of all stages."""
         self._part = ModelPart(self._params, classes, partition[self._index], self._context.device)
-        self._metrics = ClassMetricsAccumulator(classes, self._context.device)
+        self._metrics = ClassMetricsAccumulator(classes, self._context.device, SAMPLE_LOSSES[self._params.loss])
+
+    def adopt(self, shard: "rpc.RRef[Shard]") -> None:
+        """Use the part of a shard that the master created in this process; raises the error of its creation."""
+        self._part = shard.local_value().part
 
     def _outbox(self, index: int) -> Outbox:
         """The outbox to the stage at `index` of this replica."""
@@ -145,14 +126,10 @@ class PipelineStage:
 
     def _load_batch(self, epoch: int, step: int) -> list[torch.Tensor]:
         """Split the images into micro-batches, and send the labels to the last stage."""
-        images, labels = self._batches.at(epoch, step)
+        images, labels = self._dataset.training_batch(epoch, step)
         for micro_batch, part in enumerate(labels.chunk(self._params.micro_batches)):
             self._outboxes[self._stages - 1].send("labels", micro_batch, part)
-        return list(self._normalize(images).chunk(self._params.micro_batches))
-
-    def _normalize(self, images: torch.Tensor) -> torch.Tensor:
-        data = self._params.data
-        return normalized(images.to(self._context.device), data.mean, data.std, weight_dtype(self._params.precision))
+        return list(images.chunk(self._params.micro_batches))
 
     def _forward(self, micro_batch: int) -> None:
         features = self._images[micro_batch] if self._is_first else inbox.take(("activation", micro_batch))
@@ -189,18 +166,6 @@ class PipelineStage:
         for tensor, mean in zip(shared, means, strict=True):
             tensor.copy_(mean.view(tensor.shape))
 
-    # The tutorial's protocol.
-
-    def tutorial_ref(self) -> "rpc.RRef[TutorialStage]":
-        """A reference for the RPC calls of the tutorial's protocol."""
-        self._tutorial_stage = TutorialStage(self._part, self._params.micro_batches)
-        return rpc.RRef(self._tutorial_stage)
-
-    def load_tutorial_batch(self, epoch: int, step: int) -> None:
-        """At the first stage, load batch `step` of `epoch` for the tutorial's protocol."""
-        images, labels = self._batches.at(epoch, step)
-        self._tutorial_stage.set_batch(self._normalize(images), labels)
-
     # Evaluation, checkpoints, export.
 
     def evaluate(self, split: str, images: int) -> ClassMetrics | None:
@@ -215,14 +180,11 @@ class PipelineStage:
         return self._metrics.compute() if self._is_last else None
 
     def _evaluate_first(self, split: str, share: slice) -> None:
-        data = self._params.data
-        batches = eval_batches(
-            self._splits[split], share, resize_and_crop(data.size), self._params.micro_batch_size, data.loader_processes
-        )
+        batches = self._dataset.evaluation_batches(split, share, self._params.micro_batch_size)
         for number, (images, labels) in enumerate(batches):
             self._outboxes[self._stages - 1].send("labels", number, labels)
             self._outboxes[self._index + 1].send(
-                "activation", number, self._part.compute(self._normalize(images)), max_pending=_MAX_PENDING
+                "activation", number, self._part.compute(images), max_pending=_MAX_PENDING
             )
 
     def _evaluate_later(self, micro_batches: int) -> None:

@@ -1,24 +1,29 @@
-"""The master's loop: calls all stages for each step. No image, activation or gradient passes through it."""
+"""The master's loop: `1f1b` only calls all stages for each step, `tutorial` computes with their parts of the model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed.autograd as dist_autograd
 from torch.distributed import rpc
+from torch.distributed.optim import DistributedOptimizer
 
 from rolecall.kit.loop import EvalSplit, TrainingLoop
-from rolecall.kit.metrics import merge
-from rolecall.kit.pipelining import best_cuts
+from rolecall.kit.metrics import ClassMetricsAccumulator, merge
+from rolecall.kit.optimizers import dense_optimizer
+from rolecall.kit.pipelining import best_cuts, cut_indices
 from rolecall.kit.same_input import require_same
 from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
+from rolecall.workloads.resnet_pipeline.dataset import Dataset, DatasetInfo
 from rolecall.workloads.resnet_pipeline.export import write_export
-from rolecall.workloads.resnet_pipeline.params import Params, block_names, cut_indices
-from rolecall.workloads.resnet_pipeline.remote import TutorialPipeline
-from rolecall.workloads.resnet_pipeline.stage import DatasetInfo, PipelineStage, execute
+from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, mean_loss
+from rolecall.workloads.resnet_pipeline.params import Params, block_names
+from rolecall.workloads.resnet_pipeline.stage import PipelineStage, execute
+from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, Shard
 
 
 class Stages:
@@ -41,17 +46,18 @@ def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> l
 
 
 class PipelineTraining(TrainingLoop[int, Params]):
-    """The master's loop. A batch is the number of a step in its epoch; the first stages load its images."""
+    """The loop of protocol `1f1b`. A batch is the number of a step in its epoch; the first stages load its images, and
+    no image, activation or gradient passes through the master.
+    """
 
     def __init__(self, context: WorkerContext[Params]) -> None:
         super().__init__(context)
         params = context.params
         self._stages = Stages(context.count(Role.STAGE), params.replicas)
-        self._dataset = self._open_datasets()
+        self._info = self._open_images()
+        if (images := self._info.images["train"]) < params.batch_size:
+            raise InputError(f"there are only {images} training images; set batch_size to at most that number")
         self._build()
-        self._tutorial: TutorialPipeline | None = None
-        if params.protocol == "tutorial":
-            self._tutorial = TutorialPipeline(params, call(self._stages.all, PipelineStage.tutorial_ref))
 
     def run(self) -> dict[str, float] | None:
         """As `TrainingLoop.run`, then shuts down all stages."""
@@ -59,16 +65,14 @@ class PipelineTraining(TrainingLoop[int, Params]):
         call(self._stages.all, PipelineStage.shutdown, "done" if result is not None else "stopped")
         return result
 
-    def _open_datasets(self) -> DatasetInfo:
+    def _open_images(self) -> DatasetInfo:
         """Open the images on all first stages, and check that they are the same on all of them."""
         found: list[DatasetInfo] = call(self._stages.first_stages, PipelineStage.open)
         require_same(dict(zip(self._stages.first_stages, found, strict=True)), "images")
-        if (images := found[0].images["train"]) < self.params.batch_size:
-            raise InputError(f"there are only {images} training images; set batch_size to at most that number")
         return found[0]
 
     def _build(self) -> None:
-        model, classes = self.params.model, len(self._dataset.classes)
+        model, classes = self.params.model, len(self._info.classes)
         names: tuple[str, ...]
         if isinstance(model, str):
             names = block_names(model)
@@ -76,17 +80,21 @@ class PipelineTraining(TrainingLoop[int, Params]):
             names = call(self._stages.first_stages[:1], PipelineStage.block_names, classes)[0]
         cuts = self._cuts(names)
         partition = [names[begin:end] for begin, end in pairwise([0, *cuts, len(names)])]
-        call(self._stages.all, PipelineStage.build, partition, classes)
+        self._build_parts(partition, classes)
         self.context.report.event(f"cut before {', '.join(names[cut] for cut in cuts)}")
+
+    def _build_parts(self, partition: list[tuple[str, ...]], classes: int) -> None:
+        """Build the model's parts on the stages; `partition` has the block names of each part."""
+        call(self._stages.all, PipelineStage.build, partition, classes)
 
     def _cuts(self, names: tuple[str, ...]) -> list[int]:
         """The first block of every stage but the first, as given or from measured costs."""
-        stages, given = len(self._stages.pipelines[0]), self.params.cuts
+        stages = len(self._stages.pipelines[0])
         if stages > len(names):
             raise InputError(f"{stages} stages can't share {len(names)} blocks; use at most {len(names)}")
-        if given is not None:
-            return cut_indices(given, names)
-        costs: list[list[float]] = call(self._stages.all, PipelineStage.measure, len(self._dataset.classes))
+        if self.params.cuts is not None:
+            return cut_indices(self.params.cut_points, names)
+        costs: list[list[float]] = call(self._stages.all, PipelineStage.measure, len(self._info.classes))
         # Replicas synchronize after every step, so the slowest replica determines the cost at each index.
         slowest = [[max(block) for block in zip(*costs[index::stages], strict=True)] for index in range(stages)]
         return best_cuts(slowest)
@@ -94,7 +102,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
     @property
     def steps_per_epoch(self) -> int:
         """Full batches in one pass; the last incomplete batch is dropped."""
-        return self._dataset.images["train"] // self.params.batch_size
+        return self._info.images["train"] // self.params.batch_size
 
     def batches(self, epoch: int, done: int) -> Iterator[int]:
         return iter(range(done, self.steps_per_epoch))
@@ -103,15 +111,11 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return self.params.batch_size
 
     def train_step(self, batch: int) -> float:
-        epoch = self.position.epoch
-        if self._tutorial is not None:
-            call(self._stages.first_stages, PipelineStage.load_tutorial_batch, epoch, batch)
-            return self._tutorial.step()
-        losses = call(self._stages.all, PipelineStage.train, epoch, batch, self.rate_factor)
+        losses = call(self._stages.all, PipelineStage.train, self.position.epoch, batch, self.rate_factor)
         return sum(losses) / self.params.replicas
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
-        images = self._dataset.images.get(split, 0)
+        images = self._info.images.get(split, 0)
         if not images:
             return None
         results = call(self._stages.all, PipelineStage.evaluate, split, images)
@@ -127,5 +131,43 @@ class PipelineTraining(TrainingLoop[int, Params]):
     def export(self) -> None:
         parts = call(self._stages.pipelines[0], PipelineStage.weights)
         weights = {name: value for part in parts for name, value in part.items()}
-        path = write_export(self.context.workdir.scratch, self.params, self._dataset.classes, weights)
+        path = write_export(self.context.workdir.scratch, self.params, self._info.classes, weights)
         self.context.artifacts.put(path.name, path)
+
+
+class TutorialTraining(PipelineTraining):
+    """The loop of protocol `tutorial`: the master reads the images, and computes the loss and the scores."""
+
+    def _open_images(self) -> DatasetInfo:
+        self._dataset = Dataset(self.params, replica=0, device=self.context.device)
+        return self._dataset.info
+
+    def _build_parts(self, partition: list[tuple[str, ...]], classes: int) -> None:
+        """Create the shards on the stages, which also serve their checkpoints and exports, and the optimizer."""
+        stages = zip(self._stages.all, partition, strict=True)
+        shards = [rpc.remote(name, Shard, args=(self.params, classes, blocks), timeout=0) for name, blocks in stages]
+        for name, shard in zip(self._stages.all, shards, strict=True):
+            call([name], PipelineStage.adopt, shard)
+        self._model = RemotePipeline(shards, self.params.micro_batch_size)
+        chosen = dense_optimizer(self.params.optimizer)
+        self._optimizer = DistributedOptimizer(chosen.kind, self._model.parameter_rrefs(), **chosen.arguments)
+
+    def train_step(self, batch: int) -> float:
+        images, labels = self._dataset.training_batch(self.position.epoch, batch)
+        with dist_autograd.context() as context_id:
+            loss = mean_loss(self.params, self._model(images), labels)
+            # A second call in the same context would wait until the timeout.
+            dist_autograd.backward(context_id, [loss])
+            self._optimizer.step(context_id)
+        return float(loss.detach())
+
+    def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
+        if not (images := self._info.images.get(split, 0)):
+            return None
+        losses = SAMPLE_LOSSES[self.params.loss]
+        metrics = ClassMetricsAccumulator(len(self._info.classes), self.context.device, losses)
+        self._model.eval()
+        for inputs, labels in self._dataset.evaluation_batches(split, slice(images), self.params.batch_size):
+            metrics.add(self._model(inputs), labels)
+        self._model.train()
+        return metrics.compute().named(split)

@@ -4,8 +4,9 @@ After the second half of the PyTorch tutorial "Getting Started with Distributed 
 decoder grow with the vocabulary and are on the parameter servers; the LSTM is in the trainers.
 
 `params`: the parameters. `check`: checks before the gang starts. `build`: the recurrent part, and the modules on the
-servers. `remote`: the decoder's shards and the trainers' calls of them. `model`: the model, shared with exports.
-`training`: the loop. `export`: the exported archive. This file, `params` and `check` never import torch.
+servers. `remote`: the decoder's shards and the trainers' calls of them. `tutorial`: the same in the tutorial's form.
+`model`: the model, shared with exports. `training`: the loop. `export`: the exported archive. This file, `params` and
+`check` never import torch.
 """
 
 from rolecall.spec.role import Role
@@ -26,6 +27,8 @@ WORKLOAD = Workload(
     },
     rpc=True,
     process_group=(Role.TRAINER,),
+    # They compute the decoder's matrix product, the model's largest, wherever the loss is computed.
+    busy=frozenset({Role.PARAMETER_SERVER}),
     check_counts=check_counts,
     check_node=check_node,
 )

@@ -1,4 +1,4 @@
-"""Builds what a job's parameters describe: the recurrent part, the layers on the servers, and the updates."""
+"""Builds what a job's parameters describe: the recurrent part, the modules on the servers, the model, the updates."""
 
 from functools import partial
 
@@ -22,7 +22,8 @@ from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.model import Recurrent
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.remote import DecoderShard
+from rolecall.workloads.rnn_lm.remote import DecoderShard, ShardedModel
+from rolecall.workloads.rnn_lm.tutorial import Decoder, EmbeddingTable, RNNModel, TutorialModel
 
 
 def make_recurrent(params: Params) -> nn.Module:
@@ -31,7 +32,10 @@ def make_recurrent(params: Params) -> nn.Module:
     Raises `InputError` if the custom module does not return what the decoder needs.
     """
     if params.model is None:
-        return Recurrent(params.embedding_dim, params.hidden_dim, params.layers, params.dropout)
+        lstm = Recurrent(params.embedding_dim, params.hidden_dim, params.layers, params.dropout)
+        if params.protocol == "tutorial":
+            lstm.dropout.p = 0.0  # the servers drop values of its inputs and outputs
+        return lstm
     own = build(params.model, params.embedding_dim, params.hidden_dim)
     with torch.no_grad():
         given = own(torch.zeros(1, 1, params.embedding_dim), None)
@@ -57,6 +61,11 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
     first = max(1, servers // 3) if servers > 1 else 0
     embedding, decoder = (range(first), range(first, servers)) if first else (range(1), range(1))
     optimizer = dense_optimizer(params.optimizer)
+    if params.protocol == "tutorial":
+        return [
+            ShardedModule("embedding", vocabulary, partial(EmbeddingTable, params), optimizer, embedding),
+            ShardedModule("decoder", vocabulary, partial(Decoder, params), optimizer, decoder),
+        ]
     table = sharded_embedding(
         "embedding",
         vocabulary,
@@ -70,10 +79,24 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
     return [table, ShardedModule("decoder", vocabulary, partial(DecoderShard, params), optimizer, decoder)]
 
 
-def make_protocol(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> UpdateProtocol:
-    """The protocol that updates the weights on the servers and the local layers."""
-    params, optimizer = context.params, dense_optimizer(context.params.optimizer)
+def make_model(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> ShardedModel | TutorialModel:
+    """The module that gives the losses of a segment: (`Segment`, state) to the loss of each token and the next state.
+
+    `recurrent` is the recurrent part, also in DDP.
+    """
+    params, device = context.params, context.device
     if params.protocol == "tutorial":
-        return TutorialProtocol(shards, optimizer, recurrent, optimizer, in_step=True)
+        tables, decoders = shards.modules("embedding"), shards.modules("decoder")
+        return TutorialModel(params, RNNModel(tables, recurrent, decoders, device=device))
+    return ShardedModel(params, shards, recurrent, device)
+
+
+def make_protocol(
+    context: WorkerContext[Params], shards: Shards, recurrent: nn.Module, model: ShardedModel | TutorialModel
+) -> UpdateProtocol:
+    """The protocol that updates the weights on the servers and the local layers `recurrent`."""
+    params, optimizer = context.params, dense_optimizer(context.params.optimizer)
+    if isinstance(model, TutorialModel):
+        return TutorialProtocol(model.rnn_model.parameter_rrefs(), optimizer, in_step=True)
     local = optimizer.build(recurrent.parameters())
     return ServerOptimizers(shards, context.role_rank, local, max_norm=params.max_grad_norm)

@@ -8,8 +8,14 @@ from rolecall.workloads.rnn_lm.params import Params
 
 
 def check_counts(params: Params, counts: dict[Role, int]) -> None:
-    """Raises `ValueError` if a trainer would get no stream of the text."""
+    """Raises `ValueError` if a trainer would get no stream of the text, or a server no token of a synthetic one."""
     require_shares(params.batch_size, counts[Role.TRAINER])
+    servers, synthetic = counts[Role.PARAMETER_SERVER], params.text.synthetic
+    if synthetic is not None and synthetic.vocabulary < servers:
+        raise ValueError(
+            f"text.synthetic.vocabulary is {synthetic.vocabulary} for {servers} parameter servers; "
+            f"set it to {servers} or more, or use at most {synthetic.vocabulary} servers"
+        )
 
 
 def check_node(params: Params, role: Role) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import save
 from rolecall.kit.export import write_archive
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import Corpus
+from rolecall.kit.text.synthetic import readme_note
 from rolecall.workloads.rnn_lm import model
 from rolecall.workloads.rnn_lm.params import Params
 
@@ -35,8 +36,9 @@ def shape_of(params: Params) -> dict[str, Any]:
 def write_model(folder: Path, params: Params, corpus: Corpus, weights: dict[str, torch.Tensor]) -> Path:
     """Write `model.zip` to `folder` and return its path; `weights` is the state dict of a `LanguageModel`."""
     description = {"workload": "rnn-lm", "shape": shape_of(params), "text": params.text.model_dump(mode="json")}
+    custom = _CUSTOM_MODEL.format(builder=params.model.builder) if params.model else ""
     files: dict[str, str | bytes | Path] = {
-        "README.md": _README + (_CUSTOM_MODEL.format(builder=params.model.builder) if params.model else ""),
+        "README.md": _README + custom + readme_note(params.text),
         "model.py": Path(model.__file__),
         "model.json": json.dumps(description, indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
@@ -51,7 +53,7 @@ def write_sample(folder: Path, params: Params, corpus: Corpus, weights: dict[str
     trained.to(weight_dtype(params.precision)).load_state_dict(weights)
     sample = params.sample
     text = trained.eval().generate(
-        sample.prompt, tokens=sample.tokens, temperature=sample.temperature, seed=params.seed
+        corpus.opening(sample.prompt), tokens=sample.tokens, temperature=sample.temperature, seed=params.seed
     )
     path = folder / "sample.txt"
     path.write_text(text)

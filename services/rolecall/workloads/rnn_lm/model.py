@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import _VF, Tensor, nn
 
 State = tuple[Tensor, ...]
 """The recurrent state; for an LSTM hidden and cell state, [layers, b, hidden_dim] each."""
@@ -33,8 +33,34 @@ class Recurrent(nn.Module):
 
     def forward(self, vectors: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         """Hidden states [t, b, hidden_dim] of vectors [t, b, embedding_dim], and the final state."""
-        hidden, after = self.lstm(self.dropout(vectors), state)
+        given, device = self.dropout(vectors), vectors.device.type
+        if torch.is_autocast_enabled(device):
+            # Autocast computes cuDNN's LSTM in float16, whatever its dtype (torch's AutocastRNN.cpp), and fails on CPUs
+            # without instructions for bfloat16, where oneDNN has no such LSTM.
+            with torch.autocast(device, enabled=False):
+                hidden, after = self._in_dtype(torch.get_autocast_dtype(device), given, state)
+        else:
+            hidden, after = self.lstm(given, state)
         return self.dropout(hidden), after
+
+    def _in_dtype(self, dtype: torch.dtype, vectors: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """The LSTM, computed in `dtype`; gradients and weights keep theirs."""
+        lstm = self.lstm
+        size = (lstm.num_layers, vectors.shape[1], lstm.hidden_size)
+        before = state or (vectors.new_zeros(size), vectors.new_zeros(size))
+        weights = [weight.to(dtype) for weight in lstm.parameters()]
+        hidden, *after = _VF.lstm(
+            vectors.to(dtype),
+            [one.to(dtype) for one in before],
+            weights,
+            True,  # with biases
+            lstm.num_layers,
+            lstm.dropout,
+            self.training,
+            False,  # in one direction
+            False,  # time before batch
+        )
+        return hidden, tuple(after)
 
 
 class LanguageModel(nn.Module):

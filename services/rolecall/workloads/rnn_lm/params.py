@@ -17,7 +17,7 @@ from rolecall.kit.params import (
     Sgd,
     TrainingParams,
 )
-from rolecall.kit.text.params import Sample, Text
+from rolecall.kit.text.params import Sample, Text, check_prompt, check_streams
 
 
 class Params(TrainingParams):
@@ -32,7 +32,9 @@ class Params(TrainingParams):
     layers: Annotated[int, Field(ge=1, le=64)] = 2
     """Number of stacked LSTM layers."""
     dropout: Fraction = 0.2
-    """Dropout rate of the LSTM's inputs, of the outputs of each of its layers and of the decoder's inputs."""
+    """Dropout rate of the LSTM's inputs, of the outputs of each of its layers and of the decoder's inputs. With
+    `protocol: tutorial`, the servers apply it to the embedding's outputs and the decoder's inputs, the trainers only
+    between the LSTM's layers."""
     model: Builder | None = None
     """Custom recurrent module that replaces `layers` and `dropout`: a function that is called with `embedding_dim` and
     `hidden_dim` and returns a torch module. The module is called with vectors [t, b, embedding_dim] and a state, and
@@ -54,11 +56,13 @@ class Params(TrainingParams):
     gradients are not clipped."""
     protocol: Annotated[Literal["sync", "tutorial"], RenamedProtocol] = "sync"
     """Update protocol. `sync`: a server applies the mean gradient of all trainers once per step, like one process with
-    the whole batch; `tutorial`: each trainer's torch DistributedOptimizer updates the remote weights, as in the
-    tutorial, and all trainers start the next step together. With several trainers, `tutorial` is not reproducible."""
+    the whole batch; `tutorial`: the form of the PyTorch tutorial. Embedding and decoder include their dropout, every
+    token is looked up, all logits are returned, and each trainer's torch DistributedOptimizer updates local and remote
+    weights; all trainers start the next step together. With several trainers, `tutorial` is not reproducible."""
     loss_at: Literal["server", "trainer"] = "server"
     """Place of the loss computation. `server`: on the decoder's servers, which receive hidden states and return two
-    numbers for each token; `trainer`: the servers return all logits, as in the tutorial. The result is the same."""
+    numbers for each token; `trainer`: the servers return all logits. The result is the same. No effect with
+    `protocol: tutorial`, whose loss is always at the trainer."""
     precision: Precision = "float32"
     """Data type of weights and arithmetic. `bfloat16` computes in bfloat16 where it is safe (torch.autocast) and keeps
     float32 weights; a GPU without bfloat16 support is an error. `float64` is for parity tests."""
@@ -77,4 +81,6 @@ class Params(TrainingParams):
             raise ValueError(
                 "early_stopping needs validation text; set text.validation to a share above 0, or to paths"
             )
+        check_streams(self.text, self.batch_size)
+        check_prompt(self.text, self.sample)
         return self

@@ -1,4 +1,4 @@
-"""The decoder on the parameter servers, and the trainers' calls of it."""
+"""The decoder on the parameter servers, and the trainers' calls of it and of the embedding."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,9 +8,18 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.parameter_server import ShardReference, ShardSpec, Uniform, initial_rows
+from rolecall.kit.parameter_server import (
+    ShardedEmbedding,
+    ShardReference,
+    Shards,
+    ShardSpec,
+    Uniform,
+    initial_rows,
+)
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.text.batches import Segment
+from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
 
 
@@ -72,9 +81,37 @@ class RemoteDecoder:
 
     def _at_trainer(self, hidden: Tensor, targets: Tensor) -> Tensor:
         answers = [shard.compute("forward", hidden) for shard in self._shards]
-        sizes = torch.tensor([0, *(shard.spec.size for shard in self._shards)])
-        first = sizes.cumsum(0).to(targets.device)  # where each shard's logits start
-        count = len(self._shards)
-        logits = torch.cat([answer.wait() for answer in answers], 1)
-        columns = first[targets % count] + targets // count
-        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), columns, reduction="none")
+        columns = logit_columns(targets, [shard.spec.size for shard in self._shards])
+        return token_losses(torch.cat([answer.wait() for answer in answers], 1), columns)
+
+
+def logit_columns(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The columns [n] of tokens [n] in the concatenated logits of shards of these sizes."""
+    first = torch.tensor([0, *sizes]).cumsum(0).to(tokens.device)  # where each shard's logits start
+    return first[tokens % len(sizes)] + tokens // len(sizes)
+
+
+def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """The cross-entropy [n], in nats, of logits [n, vocabulary] of any precision, computed at least in float32."""
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(exact, targets.to(exact.device), reduction="none")
+
+
+class ShardedModel(nn.Module):
+    """The losses by the built-in form: each distinct token is sent once, and all dropout is in `recurrent`."""
+
+    def __init__(self, params: Params, shards: Shards, recurrent: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        transfer_device = shards.transfer_device(device)
+        self._embedding = ShardedEmbedding(shards.of("embedding"), transfer_device)
+        self._recurrent = recurrent
+        self._decoder = RemoteDecoder(shards.of("decoder"), transfer_device, params.loss_at)
+        self._precision: Precision = params.precision
+        self._device = device
+
+    def forward(self, batch: Segment, state: State | None) -> tuple[Tensor, State]:
+        """The loss [t · b] of each token, and the final state."""
+        vectors = self._embedding(batch.inputs).to(self._device)
+        with autocast(self._precision, self._device):
+            hidden, after = self._recurrent(vectors, state)
+        return self._decoder.losses(hidden.flatten(0, 1), batch.targets.flatten()), after

@@ -6,21 +6,20 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.data_order import share_of
 from rolecall.kit.loop import EvalSplit
-from rolecall.kit.parameter_server import ShardedEmbedding, ShardedTrainingLoop, Shards, make_local
-from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.parameter_server import ShardedTrainingLoop, Shards, make_local
+from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.kit.worker import WorkerContext
-from rolecall.workloads.rnn_lm.build import make_protocol, make_recurrent
+from rolecall.workloads.rnn_lm.build import make_model, make_protocol, make_recurrent
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.remote import RemoteDecoder
 
 _STATE = "state/"
 
@@ -31,14 +30,13 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
         recurrent = make_local(context, lambda: make_recurrent(params), weight_dtype(params.precision))
-        super().__init__(context, shards, make_protocol(context, shards, recurrent), recurrent)
+        self._model = make_model(context, shards, DistributedDataParallel(recurrent))
+        # Shares all weights; without DDP, which would synchronize buffers.
+        self._evaluated = make_model(context, shards, recurrent)
+        super().__init__(context, shards, make_protocol(context, shards, recurrent, self._model), recurrent)
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_splits(corpus, params)
-        transfer_device = shards.transfer_device(context.device)
-        self._embedding = ShardedEmbedding(shards.of("embedding"), transfer_device)
-        self._decoder = RemoteDecoder(shards.of("decoder"), transfer_device, params.loss_at)
-        self._recurrent = DistributedDataParallel(recurrent)
         self._state: State | None = None
 
     @property
@@ -54,16 +52,9 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     def losses(self, batch: Segment) -> Tensor:
         """The loss [t · b] of each token. Truncated BPTT: gradients end at the start of the segment."""
-        losses, state = self._losses(self._recurrent, batch, None if batch.first else self._state)
+        losses, state = self._model(batch, None if batch.first else self._state)
         self._state = tuple(one.detach() for one in state)
         return losses
-
-    def _losses(self, recurrent: nn.Module, batch: Segment, state: State | None) -> tuple[Tensor, State]:
-        """The loss [t · b] of each token, and the final state."""
-        vectors = self._embedding(batch.inputs).to(self.context.device)
-        with autocast(self.params.precision, self.context.device):
-            hidden, after = recurrent(vectors, state)
-        return self._decoder.losses(hidden.flatten(0, 1), batch.targets.flatten()), after
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
         """Loss (nats per token) and perplexity over all trainers' streams."""
@@ -74,19 +65,19 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     @torch.no_grad()
     def _mean_loss(self, streams: TokenStreams) -> float:
-        recurrent = self._recurrent.module.eval()
+        self._evaluated.eval()
         total, state = torch.zeros((), dtype=torch.float64), None
         for batch in streams.segments(self._columns):
-            losses, state = self._losses(recurrent, batch, state)
+            losses, state = self._evaluated(batch, state)
             total += losses.double().sum().cpu()
-        recurrent.train()
+        self._evaluated.train()
         dist.all_reduce(total)
         return float(total) / (streams.count * streams.length)
 
     def export(self) -> None:
         files: list[Path] = []
         if self.rank == 0:
-            weights = {f"recurrent.{name}": value.cpu() for name, value in self._recurrent.module.state_dict().items()}
+            weights = {f"recurrent.{name}": value.cpu() for name, value in self._local.state_dict().items()}
             for module, parameter in (("embedding", "weight"), ("decoder", "weight"), ("decoder", "bias")):
                 weights[f"{module}.{parameter}"] = torch.cat(list(self.shards.blocks(module, parameter)))
             for write in (write_model, write_sample) if self.params.sample.tokens else (write_model,):

@@ -3,8 +3,9 @@
 After the PyTorch tutorial "Introduction to Distributed Pipeline Parallelism". Micro-batches of text pass the
 stages by a schedule. The pipeline can be replicated; each replica gets its share of a batch.
 
-`params`: the parameters. `check`: checks before the gang starts. `model`: the model, shared with exports. `build`: cuts
-and virtual stages. `pipeline`: the schedule over the stages. `training`: the loop. `export`: the exported archive and a
+`params`: the parameters. `check`: checks before the gang starts. `model`: the decoder, shared with exports. `build`:
+parts of the decoder, and torch's stages. `split`: cuts into virtual stages. `custom_model`: whole models of jobs, and
+how they are cut. `pipeline`: the schedule over the stages. `training`: the loop. `export`: the exported archive and a
 sample of text. This file, `params` and `check` never import torch.
 """
 

@@ -4,7 +4,7 @@ Initial weights depend only on the seed and the names of the parameters or the n
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -123,43 +123,68 @@ def _init_weight(name: str, parameter: nn.Parameter, seed: int, layers: int) -> 
 
 
 def manual_stages(
-    parts: dict[int, Decoder], stages: int, rows: int, logits: torch.dtype, grid: Grid
+    parts: Mapping[int, nn.Module],
+    widths: Sequence[int],
+    micro_batch: tuple[int, int],
+    grid: Grid,
 ) -> list[PipelineStage]:
-    """Torch's stages for this rank's `parts`, keyed by stage index; a micro-batch has `rows` sequences.
+    """Torch's stages for this rank's `parts`, keyed by stage index; a micro-batch is [sequences, context].
 
-    Passes input and output shapes explicitly. Otherwise torch infers them by a forward pass, which in some versions
-    (2.11) advances the random state for dropout, so that a resumed training would differ.
+    Passes input and output shapes explicitly; `widths` has the width of every stage's outputs. Otherwise torch infers
+    shapes by a forward pass, which in some versions (2.11) advances the random state for dropout, so that a resumed
+    training would differ.
     """
-    made: list[PipelineStage] = []
+    stages: list[PipelineStage] = []
     for index, part in parts.items():
-        shape, size = part.shape, (rows, part.shape.context)
         dtype = next(part.parameters()).dtype
-        tokens = torch.empty(size, dtype=torch.int64, device="meta")
-        activations = torch.empty(*size, shape.dim, dtype=dtype, device="meta", requires_grad=True)
-        outputs = torch.empty(*size, shape.vocabulary, dtype=logits, device="meta", requires_grad=True)
+        inputs = torch.empty(micro_batch, dtype=torch.int64, device="meta")
+        if index > 0:
+            inputs = _activations(micro_batch, widths[index - 1], dtype)
         stage = PipelineStage(
             part,
             index,
-            stages,
+            len(widths),
             grid.device,
-            input_args=tokens if index == 0 else activations,
-            output_args=outputs if index == stages - 1 else activations,
+            input_args=inputs,
+            output_args=_activations(micro_batch, widths[index], dtype),
             group=grid.pipeline_group,
         )
-        made.append(stage)
-    return made
+        stages.append(stage)
+    return stages
+
+
+def _activations(micro_batch: tuple[int, int], width: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(*micro_batch, width, dtype=dtype, device="meta", requires_grad=True)
 
 
 def traced_stages(
-    whole: Decoder, cuts: Sequence[Cut], stage_indices: Sequence[int], micro_batch: torch.Tensor, grid: Grid
-) -> list[Any]:
-    """Torch's stages `stage_indices` from a trace of the whole model, which must temporarily fit in memory.
+    whole: nn.Module,
+    points: dict[str, SplitPoint],
+    stage_indices: Sequence[int],
+    micro_batch: tuple[int, int],
+    grid: Grid,
+) -> tuple[list[Any], list[int]]:
+    """Torch's stages `stage_indices` from a trace of the whole model, and the width of every stage's outputs.
 
-    The trace is specialized to tokens [sequences, context] of the shape of `micro_batch`.
+    The whole model must temporarily fit in memory. The trace is specialized to tokens of the shape `micro_batch`.
+    Raises `InputError` if the trace has other data than one tensor [sequences, context, width] between stages.
     """
-    points = {f"layers.{cut.first}": SplitPoint.BEGINNING for cut in cuts if not cut.embeds}
-    pipe = pipeline(whole, mb_args=(micro_batch,), split_spec=points)
-    return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices]
+    tokens = torch.zeros(micro_batch, dtype=torch.int64, device=grid.device)
+    pipe = pipeline(whole, mb_args=(tokens,), split_spec=points)
+    widths = [_traced_width(pipe.get_stage_module(index), micro_batch) for index in range(pipe.num_stages)]
+    return [pipe.build_stage(index, grid.device, grid.pipeline_group) for index in stage_indices], widths
+
+
+def _traced_width(stage: Any, micro_batch: tuple[int, int]) -> int:
+    outputs = next(node for node in stage.graph.nodes if node.op == "output").all_input_nodes
+    inputs = [node for node in stage.graph.nodes if node.op == "placeholder"]
+    shape = outputs[0].meta["val"].shape
+    if len(inputs) != 1 or len(outputs) != 1 or tuple(shape[:-1]) != micro_batch:
+        raise InputError(
+            "cuts: split: tracer needs one tensor [b, t, width] between stages; skip connections across a cut are not "
+            "supported: choose other cuts"
+        )
+    return shape[-1]
 
 
 def make_optimizer(params: Params, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:

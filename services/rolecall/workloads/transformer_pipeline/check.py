@@ -12,7 +12,12 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
     """Raises `ValueError` if the number of stages doesn't fit the parameters."""
     ranks = _pipeline_ranks(params, counts[Role.STAGE])
     stages = ranks * params.stages_per_rank
-    if params.layers < stages:
+    if params.cuts is not None and len(params.cuts) != stages - 1:
+        raise ValueError(
+            f"cuts has {len(params.cuts)} block(s) for {stages} virtual stages; it needs {stages - 1}, one for each "
+            "stage but the first"
+        )
+    if params.cuts is None and params.whole_model is None and params.layers < stages:
         raise ValueError(
             f"{ranks} pipeline ranks with {params.stages_per_rank} virtual stages each make {stages} virtual stages, "
             f"but layers is {params.layers}; each needs a layer: set layers to at least {stages}, or use fewer stages"
@@ -21,7 +26,7 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` for a file that is not text, a forbidden layer builder or a device without the precision."""
+    """Raises `InputError` for a file that is not text, a forbidden builder or a device without the precision."""
     check_precision(params.precision)
     if params.model is not None:
         check_builder(params.model)

@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rolecall.kit.export import write_archive
 from rolecall.kit.text.corpus import Corpus
+from rolecall.kit.text.synthetic import readme_note
 from rolecall.kit.worker import WorkerContext
 from rolecall.workloads.transformer_pipeline import model
-from rolecall.workloads.transformer_pipeline.model import Decoder, Shape, sample_token
+from rolecall.workloads.transformer_pipeline.model import sample_token
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
 
@@ -31,10 +32,11 @@ print(model.perplexity("Some text of your own."))
 
 `model.decoder` is a plain `torch.nn.Module` from tokens [b, t] to logits [b, t, vocabulary].
 """
-_CUSTOM_LAYERS = "\n`{builder}` builds its layers; the module must be importable.\n"
+_CPU = torch.device("cpu")
+_CUSTOM = "\n`{builder}` builds {what}; the module must be importable.\n"
 
 
-def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, corpus: Corpus) -> None:
+def export(context: WorkerContext[Params], pipeline: Pipeline, corpus: Corpus) -> None:
     """Write and store `model.zip` and `sample.txt`; called by all workers, done by the first replica.
 
     The upload follows the last barrier: it waits for an unavailable master, possibly longer than the timeout of a
@@ -47,7 +49,7 @@ def export(context: WorkerContext[Params], pipeline: Pipeline, shape: Shape, cor
         if sample and pipeline.grid.rank == 0:
             files.append(scratch / "sample.txt")
             files[0].write_text(sample + "\n")
-        files += _write_model(scratch, pipeline, params, shape, corpus)
+        files += _write_model(scratch, pipeline, params, corpus)
     dist.barrier()
     for path in files:
         context.artifacts.put(path.name, path)
@@ -79,14 +81,16 @@ def _as_micro_batch(text: list[int], params: Params) -> Tensor:
     return padded
 
 
-def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape, corpus: Corpus) -> list[Path]:
+def _write_model(scratch: Path, pipeline: Pipeline, params: Params, corpus: Corpus) -> list[Path]:
     """The first rank writes the weights stage by stage, so that it never holds more than one stage."""
-    weights = {path.name: path for path in _collect_files(pipeline, shape, scratch)}
+    weights = {path.name: path for path in _collect_files(pipeline, scratch)}
     if pipeline.grid.rank != 0:
         return []
     description = {
         "workload": "transformer-pipeline",
-        "shape": asdict(shape),
+        "vocabulary": corpus.vocabulary_size,
+        "context": params.context,
+        "shape": pipeline.shape,
         "model": params.model and params.model.model_dump(mode="json"),
         "text": params.text.model_dump(mode="json"),
     }
@@ -94,7 +98,7 @@ def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape
         "model.py": Path(model.__file__),
         "model.json": json.dumps(description, indent=1, ensure_ascii=False),
         "tokenizer.json": corpus.tokenizer_json,
-        "README.md": _README + (_CUSTOM_LAYERS.format(builder=params.model.builder) if params.model else ""),
+        "README.md": _README + _custom_note(params) + readme_note(params.text),
     }
     path = write_archive(scratch, "model.zip", files | weights)
     for file in weights.values():
@@ -102,34 +106,41 @@ def _write_model(scratch: Path, pipeline: Pipeline, params: Params, shape: Shape
     return [path]
 
 
-def _collect_files(pipeline: Pipeline, shape: Shape, folder: Path) -> Iterator[Path]:
+def _custom_note(params: Params) -> str:
+    if params.model is None:
+        return ""
+    return _CUSTOM.format(builder=params.model.builder, what="it" if params.whole_model else "its layers")
+
+
+def _collect_files(pipeline: Pipeline, folder: Path) -> Iterator[Path]:
     """Write a file for each virtual stage on the first rank; the other ranks send their weights."""
-    for stage in range(len(pipeline.cuts)):
-        weights = _collect(pipeline, shape, stage)
+    for stage in range(pipeline.stages):
+        weights = _collect(pipeline, stage)
         if pipeline.grid.rank == 0:
-            path = folder / f"model-{stage + 1:05d}-of-{len(pipeline.cuts):05d}.safetensors"
+            path = folder / f"model-{stage + 1:05d}-of-{pipeline.stages:05d}.safetensors"
             save_file(weights, path)
             yield path
 
 
-def _collect(pipeline: Pipeline, shape: Shape, stage: int) -> dict[str, Tensor]:
+def _collect(pipeline: Pipeline, stage: int) -> dict[str, Tensor]:
     """One virtual stage's weights on the first rank, on the CPU; empty on other ranks."""
-    owner, rank = pipeline.rank_of(stage), pipeline.grid.rank
-    if rank not in (0, owner):
-        return {}
-    with torch.device("meta"):
-        names = dict(Decoder(shape, pipeline.cuts[stage], pipeline.make_layer).named_parameters())
-    if rank != owner:
-        return {name: _receive(weight, owner, pipeline) for name, weight in names.items()}
-    held = {name: weight.detach() for name, weight in pipeline.model_parts[stage].named_parameters()}
-    if owner == 0:
-        return {name: held[name].cpu() for name in names}
-    for name in names:
-        dist.send(held[name].contiguous(), group=pipeline.grid.pipeline_group, group_dst=0)
+    owner, grid = pipeline.rank_of(stage), pipeline.grid
+    if grid.rank == owner:
+        weights = {name: weight.detach() for name, weight in pipeline.model_parts[stage].named_parameters()}
+        if owner == 0:
+            return {name: weight.cpu() for name, weight in weights.items()}
+        shapes = [(name, weight.shape) for name, weight in weights.items()]
+        dist.send_object_list([shapes], group=grid.pipeline_group, group_dst=0, device=_CPU)
+        for weight in weights.values():
+            dist.send(weight.cpu().contiguous(), group=grid.pipeline_group, group_dst=0)
+    elif grid.rank == 0:
+        received: list[Any] = [None]
+        dist.recv_object_list(received, group=grid.pipeline_group, group_src=owner, device=_CPU)
+        return {name: _receive(shape, owner, pipeline) for name, shape in received[0]}
     return {}
 
 
-def _receive(weight: Tensor, owner: int, pipeline: Pipeline) -> Tensor:
-    buffer = torch.empty(weight.shape, dtype=pipeline.dtype, device=pipeline.grid.device)
+def _receive(shape: torch.Size, owner: int, pipeline: Pipeline) -> Tensor:
+    buffer = torch.empty(shape, dtype=pipeline.dtype)
     dist.recv(buffer, group=pipeline.grid.pipeline_group, group_src=owner)
-    return buffer.cpu()
+    return buffer

@@ -4,7 +4,7 @@
     model = load(".")
     print(model.generate("It is a truth", tokens=50))
 
-Requires torch, safetensors and tokenizers, and for custom layers the package that builds them.
+Requires torch, safetensors and tokenizers, and for a custom model the package that builds it.
 
 A causal pre-norm transformer as GPT-2 (Radford et al., 2019), with learned or rotary (Su et al., 2021) positions and
 untied input and output embeddings.
@@ -174,12 +174,13 @@ class Decoder(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The complete model with its tokenizer."""
+    """The complete model with its tokenizer; sequences have at most `context` tokens."""
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
+    def __init__(self, decoder: nn.Module, tokenizer: Tokenizer, context: int) -> None:
         super().__init__()
         self.decoder = decoder
         self.tokenizer = tokenizer
+        self.context = context
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [b, t, vocabulary] of the next tokens after tokens [b, t]."""
@@ -191,14 +192,14 @@ class LanguageModel(nn.Module):
         ids = self._encoded(prompt)
         generator = torch.Generator().manual_seed(seed)
         for _ in range(tokens):
-            logits = self(self._batch(ids[-self.decoder.shape.context :]))[0, -1]
+            logits = self(self._batch(ids[-self.context :]))[0, -1]
             ids.append(sample_token(logits, temperature, generator, self.tokenizer.token_to_id("<unk>")))
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     @torch.inference_mode()
     def perplexity(self, text: str) -> float:
         """Exp of the mean cross-entropy of the text's tokens except the first, cut into sequences as in training."""
-        ids, context = self._encoded(text), self.decoder.shape.context
+        ids, context = self._encoded(text), self.context
         loss = 0.0
         for start in range(0, len(ids) - 1, context):
             given = self._batch(ids[start : min(start + context, len(ids) - 1)])
@@ -231,15 +232,18 @@ def load(folder: str | Path) -> LanguageModel:
     weights: dict[str, Tensor] = {}
     for path in sorted(folder.glob("model-*.safetensors")):
         weights |= load_file(path)
-    shape = Shape(**description["shape"])
-    decoder = Decoder(shape, make_layer=_make_custom_layers(description["model"], shape))
-    decoder.to(next(iter(weights.values())).dtype).load_state_dict(weights)
-    return LanguageModel(decoder, Tokenizer.from_file(str(folder / "tokenizer.json"))).eval()
+    decoder = _build(description).to(next(iter(weights.values())).dtype)
+    decoder.load_state_dict(weights)
+    return LanguageModel(decoder, Tokenizer.from_file(str(folder / "tokenizer.json")), description["context"]).eval()
 
 
-def _make_custom_layers(own: dict[str, Any] | None, shape: Shape) -> MakeLayer | None:
+def _build(description: dict[str, Any]) -> nn.Module:
+    own = description["model"]
     if own is None:
-        return None
-    module, _, function = own["builder"].partition(":")
-    make = getattr(importlib.import_module(module), function)
-    return lambda _: make(shape.dim, shape.context, **own["arguments"])
+        return Decoder(Shape(**description["shape"]))
+    module, _, name = own["builder"].partition(":")
+    function = getattr(importlib.import_module(module), name)
+    if own["builds"] == "model":
+        return function(description["vocabulary"], description["context"], **own["arguments"])
+    shape = Shape(**description["shape"])
+    return Decoder(shape, make_layer=lambda _: function(shape.dim, shape.context, **own["arguments"]))

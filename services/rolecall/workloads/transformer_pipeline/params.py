@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.kit.builders import Builder
 from rolecall.kit.divisors import divisors, nearest
@@ -12,17 +12,46 @@ from rolecall.kit.params import (
     BatchSize,
     Fraction,
     LrSchedule,
+    Name,
     Positive,
     Precision,
     Replicas,
     Sgd,
     TrainingParams,
     Width,
+    to_object,
 )
+from rolecall.kit.pipelining import Side, cut_indices
 from rolecall.kit.schedules import MAX_MICRO_BATCHES, SCHEDULES, Schedule, ScheduleName
-from rolecall.kit.text.params import Sample, Text
+from rolecall.kit.text.params import Sample, Text, check_prompt, check_sequences
+from rolecall.spec import workload
+from rolecall.spec.errors import InputError
 
 Split = Literal["manual", "tracer"]
+
+
+def block_names(layers: int) -> tuple[str, ...]:
+    """The blocks between which the decoder can be cut, in order."""
+    return ("embedding", *(f"layers.{index}" for index in range(layers)), "head")
+
+
+class CutPoint(workload.Params):
+    """A cut between two stages, next to a block of the model."""
+
+    layer: Name
+    """Name of the block: `embedding`, `layers.0`, `layers.1`, …, `head`, or a block of a custom whole model."""
+    at: Side = "beginning"
+    """`beginning`: the block is the first one of a stage; `end`: it is the last one. With `split: tracer`, these are
+    torch's `SplitPoint.BEGINNING` and `SplitPoint.END`."""
+
+
+class Model(Builder):
+    """A function that builds custom layers, or a custom whole model."""
+
+    builds: Literal["layer", "model"] = "layer"
+    """What the function builds. `layer`: called with `dim` and `context` for each layer, it returns a causal torch
+    module from vectors [b, t, dim] to the same shape. `model`: called with the size of the vocabulary and `context`, it
+    returns a torch module from tokens [b, t] to logits [b, t, vocabulary], which is cut between its children."""
 
 
 class Subwords(Text):
@@ -56,10 +85,10 @@ class Params(TrainingParams):
     position to the embedding."""
     dropout: Fraction = 0.0
     """Dropout rate of the embedding, of each layer's outputs and of its attention weights."""
-    model: Builder | None = None
-    """Custom layers that replace `heads`, `hidden` and rotary positions: a function that is called with `dim` and
-    `context` for each layer and returns a causal torch module from vectors [b, t, dim] to the same shape. The module
-    initializes its own weights, and has no buffers that must be saved."""
+    model: Model | None = None
+    """A custom model. Custom layers replace `heads`, `hidden` and rotary positions; a custom whole model replaces
+    `layers`, `dim`, `positions` and `dropout` too. The modules initialize their own weights, and have no buffers that
+    must be saved."""
     tied_embeddings: bool = False
     """Must be false: the input and the output matrix are on different stages, and stages share no weights."""
     batch_size: BatchSize = 32
@@ -70,6 +99,18 @@ class Params(TrainingParams):
     split: Split = "manual"
     """Split method. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""
+    cuts: (
+        Annotated[
+            tuple[
+                Annotated[CutPoint, BeforeValidator(to_object("layer"), json_schema_input_type=Name | CutPoint)], ...
+            ],
+            Field(max_length=1024),
+        ]
+        | None
+    ) = None
+    """Cuts between the virtual stages, in the model's order: the name of the first block of each stage after the first,
+    such as `["layers.4"]` for two stages, or `{"layer": "layers.3", "at": "end"}` for the last block of a stage. By
+    default, the cuts balance the stages by their numbers of weights."""
     micro_batches: Annotated[int, Field(ge=1, le=MAX_MICRO_BATCHES)] = 4
     """Number of micro-batches into which a replica splits its share of a batch; more micro-batches reduce idle time."""
     virtual_stages: Annotated[int, Field(ge=1, le=1024)] | None = None
@@ -100,6 +141,11 @@ class Params(TrainingParams):
     @property
     def stages_per_rank(self) -> int:
         return self.virtual_stages or self.rules.default_virtual_stages
+
+    @property
+    def whole_model(self) -> Model | None:
+        """The builder of a custom whole model, if the job has one."""
+        return self.model if self.model and self.model.builds == "model" else None
 
     @property
     def replica_batch(self) -> int:
@@ -135,11 +181,28 @@ class Params(TrainingParams):
         return self
 
     @model_validator(mode="after")
-    def _own_layers(self) -> Self:
+    def _own_model(self) -> Self:
+        if self.model is None:
+            return self
         fields = type(self).model_fields
-        replaced = [name for name in ("heads", "hidden") if getattr(self, name) != fields[name].default]
-        if self.model and replaced:
-            raise ValueError(f"{', '.join(replaced)} have no effect on custom layers; omit them")
+        names = ("heads", "hidden")
+        if self.whole_model:
+            names += ("layers", "dim", "positions", "dropout", "activation_checkpointing")
+        replaced = [name for name in names if getattr(self, name) != fields[name].default]
+        if replaced:
+            kind = "a custom whole model" if self.whole_model else "custom layers"
+            raise ValueError(f"{', '.join(replaced)} have no effect on {kind}; omit them")
+        return self
+
+    @model_validator(mode="after")
+    def _valid_cuts(self) -> Self:
+        """The blocks of a custom whole model are known when it is built."""
+        if self.cuts is None or self.whole_model:
+            return self
+        try:
+            cut_indices([(cut.layer, cut.at) for cut in self.cuts], block_names(self.layers))
+        except InputError as error:
+            raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")
@@ -185,6 +248,12 @@ class Params(TrainingParams):
                 f"micro_batches {self.micro_batches} does not divide the {self.replica_batch} sequences of each "
                 f"replica; nearest valid: {nearest(divisors(self.replica_batch), self.micro_batches)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _valid_text(self) -> Self:
+        check_sequences(self.text, self.batch_size, self.context)
+        check_prompt(self.text, self.sample)
         return self
 
     @model_validator(mode="after")

@@ -9,22 +9,21 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
+from rolecall.kit.builders import shorten_error
 from rolecall.kit.grid import Grid
 from rolecall.kit.meter import GpuClock, HostClock, Meter
 from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.schedules import rank_of, stages_of
 from rolecall.kit.text.batches import IGNORED
-from rolecall.workloads.transformer_pipeline.build import (
-    build_decoder,
-    custom_layers,
-    head_cost,
-    layer_cuts,
-    manual_stages,
-    traced_stages,
-)
-from rolecall.workloads.transformer_pipeline.model import Decoder, Shape
+from rolecall.spec.errors import InputError
+from rolecall.workloads.transformer_pipeline.build import manual_stages, traced_stages
+from rolecall.workloads.transformer_pipeline.custom_model import SplitCustomModel
 from rolecall.workloads.transformer_pipeline.params import Params
+from rolecall.workloads.transformer_pipeline.split import SplitDecoder, SplitModel
+
+_NOT_OF_THE_MODEL = (InputError, MemoryError, torch.OutOfMemoryError)
+"""Errors of tracing that don't mean that the model can't be traced."""
 
 
 def sum_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -36,23 +35,26 @@ def sum_loss(logits: Tensor, targets: Tensor) -> Tensor:
 class Pipeline:
     """One rank's part of a replica's pipeline."""
 
-    def __init__(self, params: Params, shape: Shape, grid: Grid) -> None:
+    def __init__(self, params: Params, vocabulary: int, grid: Grid) -> None:
+        """Raises `InputError` if a custom model or the cuts can't be used."""
         self.grid = grid
         self.meter = Meter(GpuClock() if grid.device.type == "cuda" else HostClock())
         self.dtype = weight_dtype(params.precision)
         self._params = params
-        self._shape = shape
-        self._stages = grid.ranks * params.stages_per_rank
-        self.make_layer = custom_layers(params)
-        self.cuts = layer_cuts(shape.layers, self._stages, head_cost(shape, self.make_layer))
+        self.stages = grid.ranks * params.stages_per_rank
+        """The virtual stages of all ranks."""
         self.stage_indices = stages_of(grid.rank, grid.ranks, params.stages_per_rank, params.rules.placement)
-        stages = self._traced() if params.split == "tracer" else self._manual()
+        model = self._split_model(vocabulary)
+        self.shape = model.shape
+        stages = self._traced(model) if params.split == "tracer" else self._manual(model)
+        for stage in stages:
+            stage.submod.register_forward_hook(lambda _part, _inputs, outputs: self._as_message(outputs))
         self.model_parts: dict[int, nn.Module] = {stage.stage_index: stage.submod for stage in stages}
         self._schedule = self._make_schedule(stages)
 
     @property
     def last_rank(self) -> int:
-        return self.rank_of(self._stages - 1)
+        return self.rank_of(self.stages - 1)
 
     @property
     def order(self) -> list[list[Task]]:
@@ -67,7 +69,7 @@ class Pipeline:
                 return [list(_compute_tasks(self._schedule.pipeline_order[rank])) for rank in range(ranks)]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's parameters by their names in the whole decoder."""
+        """This rank's parameters by their names in the whole model."""
         for part in self.model_parts.values():
             yield from part.named_parameters()
 
@@ -75,15 +77,17 @@ class Pipeline:
         """Compute the gradients of this replica's contribution to the global batch's mean loss.
 
         `tokens` and `targets` are the replica's share [sequences, context] int64, for the first and the last stage.
-        Returns the contribution to the mean loss, float64, on the rank with the last stage, 0 on other ranks.
+        Returns the micro-batches' contributions to the mean loss [micro_batches], float64, on the rank with the last
+        stage, 0 on other ranks.
         """
         losses: list[Tensor] = []
         inputs = (tokens,) if 0 in self.model_parts else ()
-        wanted = {"target": targets, "losses": losses} if self._stages - 1 in self.model_parts else {}
-        zero = torch.zeros((), dtype=torch.float64, device=self.grid.device)
+        wanted = {"target": targets, "losses": losses} if self.stages - 1 in self.model_parts else {}
         with self.meter.step(), self._autocast():
             self._schedule.step(*inputs, **wanted, return_outputs=False)
-        return sum((loss.detach().double() for loss in losses), start=zero)
+        if not losses:
+            return torch.zeros(self._params.micro_batches, dtype=torch.float64, device=self.grid.device)
+        return torch.stack([loss.detach().double() for loss in losses])
 
     @torch.no_grad()
     def forward(self, micro_batches: Iterable[Tensor], on_logits: Callable[[int, Tensor], None]) -> None:
@@ -109,11 +113,11 @@ class Pipeline:
         for index, part in self.model_parts.items():
             before, after = self.rank_of(index - 1), self.rank_of(index + 1)
             if index > 0 and before != self.grid.rank:
-                x = torch.empty(*tokens.shape, self._shape.dim, dtype=self.dtype, device=self.grid.device)
+                x = torch.empty(*tokens.shape, self._widths[index - 1], dtype=self.dtype, device=self.grid.device)
                 dist.recv(x, group=self.grid.pipeline_group, group_src=before)
             with self._autocast():
                 x = part(x)
-            if index == self._stages - 1:
+            if index == self.stages - 1:
                 on_logits(number, x)
             elif after != self.grid.rank:
                 if pending_send is not None:
@@ -131,28 +135,42 @@ class Pipeline:
     def _autocast(self) -> torch.autocast:
         return autocast(self._params.precision, self.grid.device)
 
-    def _manual(self) -> list[Any]:
-        parts = {index: self._build(index) for index in self.stage_indices}
-        for part in parts.values():
-            part.recompute = self._params.activation_checkpointing
-        logits = torch.bfloat16 if self._params.precision == "bfloat16" else self.dtype
-        return manual_stages(parts, self._stages, self._params.micro_batch, logits, self.grid)
+    def _as_message(self, outputs: Tensor) -> Tensor:
+        """A stage's outputs with the data type of the weights, also if autocast computed them in bfloat16."""
+        outputs = outputs.to(self.dtype)
+        # Schedules that split the backward pass detach outputs in place, which views don't allow.
+        return outputs.clone() if outputs._is_view() else outputs
 
-    def _traced(self) -> list[Any]:
-        shape = (self._params.micro_batch, self._shape.context)
-        tokens = torch.zeros(shape, dtype=torch.int64, device=self.grid.device)
-        return traced_stages(self._build(None), self.cuts, self.stage_indices, tokens, self.grid)
+    def _split_model(self, vocabulary: int) -> SplitModel:
+        params = self._params
+        if (own := params.whole_model) is not None:
+            return SplitCustomModel(params, own, vocabulary, self.stages, self.grid.device)
+        return SplitDecoder(params, vocabulary, self.stages, self.grid.device)
 
-    def _build(self, index: int | None) -> Decoder:
-        cut = None if index is None else self.cuts[index]
-        return build_decoder(
-            self._shape,
-            cut,
-            seed=self._params.seed,
-            dtype=self.dtype,
-            device=self.grid.device,
-            make_layer=self.make_layer,
-        )
+    def _manual(self, model: SplitModel) -> list[Any]:
+        self._widths = model.widths()
+        parts = {index: model.part(index) for index in self.stage_indices}
+        return manual_stages(parts, self._widths, self._micro_batch, self.grid)
+
+    def _traced(self, model: SplitModel) -> list[Any]:
+        whole = model.whole()
+        try:
+            stages, self._widths = traced_stages(
+                whole, model.split_points, self.stage_indices, self._micro_batch, self.grid
+            )
+        except Exception as error:
+            if self._params.model is None or isinstance(error, _NOT_OF_THE_MODEL):
+                raise
+            # Custom code may raise anything, and torch's tracer has no class of errors of its own.
+            reason = shorten_error(f"{type(error).__name__}: {error}")
+            raise InputError(
+                f"split: tracer can't trace the model of {self._params.model.builder}; use split: manual: {reason}"
+            ) from error
+        return stages
+
+    @property
+    def _micro_batch(self) -> tuple[int, int]:
+        return self._params.micro_batch, self._params.context
 
     def _make_schedule(self, stages: list[Any]) -> Any:
         """Torch's schedule with its gradient scaling disabled: the loss is already scaled for the global batch."""

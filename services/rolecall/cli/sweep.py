@@ -1,0 +1,191 @@
+"""`rolecall sweep`: run a job with different values, and compare the results."""
+
+import os
+import uuid
+from collections.abc import Sequence
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.chart import Chart, svg
+from rolecall.cli.client import Client
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.follow import EXITS, follow_to_end, retry_while_unavailable
+from rolecall.cli.job_file import File, parse_job, parse_setting, read_job
+from rolecall.cli.job_paths import check_path
+from rolecall.cli.options import Token, Url, connect
+from rolecall.cli.output import STYLES, err, number, print_json, print_table
+from rolecall.cli.variants import Setting, Spread, Variant, chart, metrics, short, shown, variants
+from rolecall.spec.state import JobState
+
+SAMPLES_PER_S = "samples_per_s"
+_COLUMNS = {"wall_s": "SECONDS", SAMPLES_PER_S: "SAMPLES/S"}
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE,…",
+        help="A field of the job and the values to compare, such as params.micro_batches=1,2,4,8. Values are JSON or "
+        "text; lists need brackets. With several --set, every combination runs.",
+    ),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric", metavar="NAME", help=f"Metric to show and plot, from the job's result; by default {SAMPLES_PER_S}."
+    ),
+]
+Repeat = Annotated[
+    int, typer.Option("--repeat", metavar="N", min=1, max=100, help="Runs of each combination, for mean and deviation.")
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Write a plot of the metric as SVG.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the runs with all their metrics as JSON.")]
+
+
+def sweep(  # noqa: PLR0917 - the command line is the signature
+    file: File,
+    sets: Set,
+    metric: Metric = None,
+    repeat: Repeat = 1,
+    plot: Plot = None,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Run a job with each combination of values, one after another, and compare speed and metrics.
+
+    A job that fails is shown with its reason, and the sweep continues. A job that the master refuses ends the sweep.
+    Ctrl-C cancels the running job. In each case, the results so far are printed.
+    """
+    settings = [parse_setting(text) for text in sets]
+    planned = variants(parse_job(file, read_job(file)), settings)
+    _check_writable(plot)
+    plotted, ending = metric or SAMPLES_PER_S, None
+    with connect(url, token) as client:
+        _check_paths(client, planned, settings)
+        try:
+            _run_all(client, planned, repeat, plotted if metric or plot else None)
+        except KeyboardInterrupt:
+            ending = _cancel(client, planned)
+        except CommandError as error:
+            ending = error
+    done = [variant for variant in planned if variant.runs]
+    _print(done, metric, as_json=json)
+    if plot:
+        _plot(plot, chart(done, settings, plotted))
+    if ending:
+        raise ending
+    raise typer.Exit(_exit_code(done))
+
+
+def _check_writable(plot: Path | None) -> None:
+    """Raise an error now, not after the last job."""
+    if plot and (plot.is_dir() or not os.access(plot.parent, os.W_OK)):
+        raise CommandError(Exit.USAGE, f"can't write {plot}; name a file in a folder that exists and is writable")
+
+
+def _check_paths(client: Client, planned: Sequence[Variant], settings: Sequence[Setting]) -> None:
+    """Raise an error if a job has no field for a value. The master checks the values when the jobs are submitted."""
+    names = {name for variant in planned if isinstance(name := variant.job.get("workload"), str)}
+    if not names:
+        raise CommandError(Exit.USAGE, "the job names no workload; `rolecall workloads` lists them")
+    for name in names:
+        workload = client.workload(name)
+        for path, _ in settings:
+            check_path(path, workload)
+
+
+def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: str | None) -> None:
+    """Run every variant, and then again, so that a machine that becomes slower or faster affects all of them.
+
+    Raises `CommandError` if the master refuses a job, or if a job succeeds without `metric`.
+    """
+    rounds = [variant for _ in range(repeat) for variant in planned]
+    for index, variant in enumerate(rounds, start=1):
+        _submit(client, variant)
+        run = variant.runs[-1]
+        err.print(f"[bold]\\[{index}/{len(rounds)}][/] {escape(variant.title)}: job {run.id}")
+        variant.runs[-1] = run = follow_to_end(client, run.id)[0]
+        if metric and run.state is JobState.SUCCEEDED and metric not in (found := metrics(run)):
+            valid = ", ".join(sorted(found)) or "none"
+            raise CommandError(Exit.USAGE, f"job {run.id} has no metric {metric!r}; valid for --metric: {valid}")
+
+
+def _submit(client: Client, variant: Variant) -> None:
+    # With a key, the retry of a request whose answer was lost doesn't start a second job.
+    body, key = dumps(variant.job).encode(), uuid.uuid4().hex
+    try:
+        variant.runs.append(retry_while_unavailable(lambda: client.submit(body, key)))
+    except CommandError as error:
+        raise CommandError(error.code, f"{variant.title}: {error}") from None
+
+
+def _cancel(client: Client, planned: Sequence[Variant]) -> CommandError:
+    """Cancel the job that has not ended, if any."""
+    for variant in planned:
+        if variant.runs and not variant.runs[-1].state.ended:
+            job = variant.runs[-1].id
+            try:
+                variant.runs[-1] = client.act(job, "cancel")
+            except CommandError as error:
+                return CommandError(Exit.INTERRUPTED, f"interrupted; job {job} can't be cancelled: {error}")
+            return CommandError(Exit.INTERRUPTED, f"interrupted; job {job} is cancelled")
+    return CommandError(Exit.INTERRUPTED, "interrupted")
+
+
+def _print(done: Sequence[Variant], metric: str | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json([_document(variant) for variant in done])
+        return
+    columns = _COLUMNS | ({metric: metric.upper()} if metric and metric not in _COLUMNS else {})
+    paths = list(done[0].values) if done else []
+    headings = [*(short(path).upper() for path in paths), "STATE", *columns.values(), "REASON"]
+    print_table([escape(heading) for heading in headings], [_row(variant, list(columns)) for variant in done])
+
+
+def _row(variant: Variant, columns: Sequence[str]) -> list[str]:
+    states = [run.state for run in variant.runs]
+    counted = [(state, states.count(state)) for state in dict.fromkeys(states)]
+    styled = [
+        f"[{STYLES.get(state, 'default')}]{f'{count} ' if len(states) > 1 else ''}{state}[/]"
+        for state, count in counted
+    ]
+    reasons = [f"{run.id}: {run.reason.splitlines()[0]}" for run in variant.runs if run.reason]
+    return [
+        *(escape(shown(value)) for value in variant.values.values()),
+        ", ".join(styled),
+        *(_cell(variant.spread(column)) for column in columns),
+        escape("; ".join(reasons)),
+    ]
+
+
+def _cell(spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    mean = number(spread.mean)
+    decimals = len(mean.partition(".")[2])
+    return mean if spread.deviation is None else f"{mean} ± {spread.deviation:.{decimals}f}"
+
+
+def _document(variant: Variant) -> dict[str, Any]:
+    runs = [{"job": run.id, "state": run.state, "reason": run.reason, "metrics": metrics(run)} for run in variant.runs]
+    return {"values": variant.values, "runs": runs}
+
+
+def _plot(path: Path, found: Chart | None) -> None:
+    if found is None:
+        err.print("no job has a value to plot")
+        return
+    try:
+        path.write_text(svg(found), encoding="utf-8")
+    except OSError as error:
+        raise CommandError(Exit.USAGE, f"can't write {path}: {error.strerror}") from None
+    err.print(f"plot in {escape(str(path))}")
+
+
+def _exit_code(done: Sequence[Variant]) -> Exit:
+    states = {run.state for variant in done for run in variant.runs}
+    return next((EXITS[state] for state in (JobState.FAILED, JobState.CANCELLED) if state in states), Exit.OK)

@@ -1,0 +1,141 @@
+"""The jobs of a sweep, and the comparison of their metrics. Pure."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from statistics import fmean, stdev
+from typing import Any
+
+from rolecall.cli.chart import Chart, Point, Series
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.job_file import Job, with_value
+from rolecall.spec.job import JobDocument
+from rolecall.spec.state import JobState
+
+MAX_VARIANTS = 1000
+_UNITS = frozenset({"s", "ms", "bytes"})
+Setting = tuple[str, tuple[Any, ...]]
+"""A path in the job, and the values to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The mean of a metric over the runs of a variant, and the sample standard deviation."""
+
+    mean: float
+    deviation: float | None
+    """None for a single run."""
+    runs: int
+
+
+@dataclass(slots=True)
+class Variant:
+    """A job with one combination of the values, and its runs."""
+
+    values: dict[str, Any]
+    """By path."""
+    job: Job
+    runs: list[JobDocument] = field(default_factory=list[JobDocument])
+
+    @property
+    def title(self) -> str:
+        return ", ".join(f"{short(path)}={shown(value)}" for path, value in self.values.items())
+
+    def spread(self, metric: str) -> Spread | None:
+        """The metric over the runs that succeeded; None if no run has it."""
+        found = [metrics(run).get(metric) for run in self.runs if run.state is JobState.SUCCEEDED]
+        numbers = [value for value in found if value is not None]
+        if not numbers:
+            return None
+        return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None, len(numbers))
+
+
+def variants(job: Job, settings: Sequence[Setting]) -> list[Variant]:
+    """A variant for each combination of the values; those of the last setting change fastest."""
+    for index, (path, values) in enumerate(settings):
+        if path in [earlier for earlier, _ in settings[:index]]:
+            raise CommandError(Exit.USAGE, f"--set {path} is given twice; write all values as --set {path}=A,B")
+        texts = [shown(value) for value in values]
+        if again := [text for text in texts if texts.count(text) > 1]:
+            raise CommandError(Exit.USAGE, f"--set {path}: {again[0]} is given twice; for several runs, use --repeat")
+    count = math.prod(len(values) for _, values in settings)
+    if count > MAX_VARIANTS:
+        raise CommandError(
+            Exit.USAGE, f"the sweep has {count} combinations of values; at most {MAX_VARIANTS} are valid"
+        )
+    paths = [path for path, _ in settings]
+    return [_variant(job, paths, chosen) for chosen in product(*(values for _, values in settings))]
+
+
+def metrics(job: JobDocument) -> dict[str, float]:
+    """The numbers of the job's result, and those of its progress that the result doesn't have."""
+    progress = job.progress
+    latest = {"loss": progress.loss, "start_s": progress.start_s and progress.start_s.total}
+    found = progress.metrics | latest | (job.result or {})
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def chart(done: Sequence[Variant], settings: Sequence[Setting], metric: str) -> Chart | None:
+    """The metric over the first setting, with a series for each combination of the others; None without any value."""
+    measured = [(variant, spread) for variant in done if (spread := variant.spread(metric))]
+    if not measured:
+        return None
+    (axis, _), others = settings[0], settings[1:]
+    given = [value for value in settings[0][1] if any(variant.values[axis] == value for variant, _ in measured)]
+    points: dict[str, list[Point]] = {}
+    for variant, spread in measured:
+        label = ", ".join(f"{short(path)}={shown(variant.values[path])}" for path, _ in others)
+        point = Point(given.index(variant.values[axis]), spread.mean, spread.deviation or 0.0)
+        points.setdefault(label, []).append(point)
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in given)
+    first = measured[0][0].runs[0]
+    return Chart(
+        title=first.name or first.workload,
+        note=_note([spread.runs for _, spread in measured]),
+        x_title=short(axis),
+        y_title=_y_title(metric),
+        x_values=tuple(given) if numeric else tuple(map(shown, given)),
+        series=tuple(Series(label, tuple(found)) for label, found in points.items()),
+    )
+
+
+def short(path: str) -> str:
+    """The path without `params.`, for headings and axes."""
+    return path.removeprefix("params.")
+
+
+def shown(value: Any) -> str:
+    """A value as on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _variant(job: Job, paths: Sequence[str], chosen: Sequence[Any]) -> Variant:
+    values = dict(zip(paths, chosen, strict=True))
+    for path, value in values.items():
+        job = with_value(job, path, value)
+    return Variant(values, job)
+
+
+def _note(runs: Sequence[int]) -> str:
+    most = max(runs)
+    if most == 1:
+        return "one run each"
+    return f"mean of {'up to ' if min(runs) < most else ''}{most} runs; bars: ± one standard deviation"
+
+
+def _y_title(metric: str) -> str:
+    """The name of the metric with its unit, which is the end of the name: `samples/s`, `wall (s)`, `test loss`."""
+    name, _, unit = metric.rpartition("_")
+    if metric.endswith("_per_s"):
+        return f"{_words(metric.removesuffix('_per_s'))}/s"
+    return f"{_words(name)} ({unit})" if name and unit in _UNITS else _words(metric)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,229 @@
+"""The assignment of a gang's workers to nodes, CPU shares and GPUs. Pure.
+
+A machine has two ledgers, each as large as its CPU slots: one for roles that compute, one for roles that serve. A node
+with exclusive cores has two of its own. A worker takes as many shares of its ledger as its threads are of the cores; a
+serving worker with one thread takes an eighth of a share. A worker with a GPU takes no share, but one of the GPU's
+places for workers on its machine, regardless of the container. Together they form a small flow network,
+`role -> node -> ledger or GPU`. Augmenting paths (Ford and Fulkerson 1956) find seats for the whole gang if they exist.
+If workers of one ledger take unequal shares, this is bin packing: those with the most threads are seated first, and an
+assignment may be missed in rare cases.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from rolecall.spec.node import Machine, NodeSpec
+from rolecall.spec.plan import WorkerPlan
+from rolecall.spec.resources import Resources
+from rolecall.spec.role import RANK_ORDER, Role
+
+_PARTS = 8
+"""The parts of a CPU share: the least that a worker takes is one of them."""
+_LEDGERS = frozenset({"compute", "serve"})
+
+
+class Need(NamedTuple):
+    """What one worker of a gang needs."""
+
+    role: Role
+    gpus: int | None = None
+    threads: int | None = None
+    busy: bool = False
+
+    @classmethod
+    def of(cls, role: Role, resources: Resources | None) -> "Need":
+        own = resources or Resources()
+        return cls(role, own.gpus, own.threads, own.busy)
+
+    @property
+    def resources(self) -> Resources:
+        return Resources(gpus=self.gpus, threads=self.threads, busy=self.busy)
+
+    def threads_on(self, machine: Machine) -> int:
+        """The number of CPU threads of such a worker."""
+        if self.threads is not None:
+            return self.threads
+        return machine.threads_per_slot if self.role.computes or self.busy else 1
+
+    def takes_gpu(self, spec: NodeSpec) -> bool:
+        """Return whether such a worker gets a GPU on this node."""
+        return bool(self.gpus) or (self.gpus is None and self.role.computes and bool(spec.machine.gpus))
+
+
+Counts = Mapping[Need, int]
+"""The number of workers of a gang by what they need; all workers of a role need the same."""
+
+
+class Pool(NamedTuple):
+    """A resource that the nodes of one machine share: one of its ledgers, or one GPU."""
+
+    owner: str
+    """The machine, or a node with exclusive cores."""
+    kind: str
+    """`compute`, `serve` or a GPU's UUID."""
+
+
+class Seat(NamedTuple):
+    """The seat of one worker: a node, and the pool that it uses."""
+
+    node: str
+    pool: Pool
+    size: int
+    """What it takes of the pool: eighths of a CPU share, or one place on a GPU."""
+
+    @property
+    def gpu(self) -> str | None:
+        """The GPU's UUID, if the pool is one."""
+        return None if self.pool.kind in _LEDGERS else self.pool.kind
+
+
+class _Choice(NamedTuple):
+    """The pools of a node that are alternatives for a worker, and what it takes of one of them."""
+
+    node: str
+    pools: tuple[Pool, ...]
+    size: int
+
+
+def occupied_seat(spec: NodeSpec, worker: WorkerPlan) -> Seat:
+    """The seat of a worker that is placed on this node."""
+    if worker.gpu is not None:
+        return Seat(spec.name, _gpu(spec, worker.gpu), 1)
+    return Seat(spec.name, _ledger(spec), _parts(spec, worker.threads))
+
+
+class Flow:
+    """An assignment of workers to seats, within the nodes' offers."""
+
+    def __init__(self, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> None:
+        self._specs = {spec.name: spec for spec in sorted(offers, key=lambda spec: spec.name)}
+        self._choices: dict[Need, list[_Choice]] = {}
+        self._needs: dict[Role, Need] = {}
+        self._seats_left = Counter({spec.name: spec.slots for spec in offers})
+        self._pool_sizes = _pool_sizes(offers)
+        self._pool_left = self._pool_sizes.copy()
+        self.seated: Counter[Seat] = Counter()
+        for seat in occupied:
+            self._seats_left[seat.node] -= 1
+            self._pool_left[seat.pool] -= seat.size
+
+    def fill(self, wanted: Counts) -> Counter[Need]:
+        """Seat as many workers as fit. Returns the number of the others for each need."""
+        self._needs |= {need.role: need for need in wanted}
+        short: Counter[Need] = Counter()
+        ordered = sorted(wanted, key=lambda need: (-(need.threads or 0), RANK_ORDER.index(need.role)))
+        for need in ordered:
+            for number in range(wanted[need]):
+                if not self._seat(need, set()):
+                    short[need] = wanted[need] - number
+                    break
+        return short
+
+    def room(self, need: Need) -> int:
+        """The number of additional workers that fit, if all need the same. Can seat them to count them."""
+        seats: Counter[tuple[frozenset[Pool], int]] = Counter()
+        for node, pools, size in self._open_choices(need):
+            seats[frozenset(pools), size] += self._seats_left[node]
+        if sum(len(pools) for pools, _ in seats) > len(frozenset[Pool]().union(*(pools for pools, _ in seats))):
+            # Some nodes share only a part of their pools, or take unequal parts of them.
+            return seats.total() - self.fill({need: seats.total()})[need]
+        return sum(
+            min(count, sum(max(0, self._pool_left[pool]) // size for pool in pools))
+            for (pools, size), count in seats.items()
+        )
+
+    def _seat(self, need: Need, seen: set[Pool]) -> bool:
+        """Seat one more such worker, and move other workers of the gang if necessary."""
+        loads = [(self._load(choice, pool), pool) for choice in self._open_choices(need) for pool in choice.pools]
+        if not loads:
+            return False
+        best, pool = min(loads)
+        seat = best[-1]
+        if self._has_room(seat) and pool not in seen:  # The usual case, which needs no sorting.
+            self._occupy(seat, 1)
+            return True
+        for load, pool in sorted(loads):
+            seat = load[-1]
+            if pool not in seen and self._make_room(seat, seen):
+                self._occupy(seat, 1)
+                return True
+        return False
+
+    def _make_room(self, wanted: Seat, seen: set[Pool]) -> bool:
+        if self._has_room(wanted):
+            return True
+        seen.add(wanted.pool)
+        for seat in sorted(seat for seat, count in self.seated.items() if count and seat.pool == wanted.pool):
+            while self.seated[seat]:
+                self._occupy(seat, -1)
+                if not self._seat(self._needs[self._specs[seat.node].role], seen):
+                    self._occupy(seat, 1)
+                    break
+                if self._has_room(wanted):
+                    return True
+        return False
+
+    def _open_choices(self, need: Need) -> Iterator[_Choice]:
+        if need not in self._choices:
+            found = (_choice(spec, need) for spec in self._specs.values() if spec.role is need.role)
+            self._choices[need] = [choice for choice in found if choice is not None]
+        return (choice for choice in self._choices[need] if self._seats_left[choice.node] > 0)
+
+    def _has_room(self, seat: Seat) -> bool:
+        return self._pool_left[seat.pool] >= seat.size
+
+    def _load(self, choice: _Choice, pool: Pool) -> tuple[bool, int, int, int, Seat]:
+        """The sort key of seats: free pools first, then GPUs with the fewest users, then the emptiest node, so that
+        gangs spread."""
+        node, pools, size = choice
+        left = self._pool_left[pool]
+        users = 0 if pool.kind in _LEDGERS else self._pool_sizes[pool] - left
+        room = sum(max(0, self._pool_left[one]) // size for one in pools)
+        return left < size, users, -room, -self._seats_left[node], Seat(node, pool, size)
+
+    def _occupy(self, seat: Seat, count: int) -> None:
+        self.seated[seat] += count
+        self._seats_left[seat.node] -= count
+        self._pool_left[seat.pool] -= count * seat.size
+
+
+def _choice(spec: NodeSpec, need: Need) -> _Choice | None:
+    """The alternatives of such a worker on this node; None if the node can never have one."""
+    threads = need.threads_on(spec.machine)
+    if need.threads is not None and threads > spec.machine.cores:
+        return None
+    if not need.takes_gpu(spec):
+        return _Choice(spec.name, (_ledger(spec),), _parts(spec, threads))
+    pools = tuple(_gpu(spec, gpu.uuid) for gpu in spec.machine.gpus)
+    return _Choice(spec.name, pools, 1) if pools else None
+
+
+def _gpu(spec: NodeSpec, uuid: str) -> Pool:
+    return Pool(spec.machine.boot_id, uuid)
+
+
+def _ledger(spec: NodeSpec) -> Pool:
+    machine = spec.machine
+    owner = f"{machine.boot_id}/{spec.name}" if machine.exclusive else machine.boot_id
+    return Pool(owner, "compute" if spec.role.computes else "serve")
+
+
+def _parts(spec: NodeSpec, threads: int) -> int:
+    """The parts of a CPU share that a worker with this number of threads takes."""
+    if threads == 1 and not spec.role.computes:
+        return int(spec.role.weight * _PARTS)
+    return spec.machine.slots_of(threads) * _PARTS
+
+
+def _pool_sizes(offers: Sequence[NodeSpec]) -> defaultdict[Pool, int]:
+    """The sizes of all pools. Nodes of one machine can have different settings: then the largest number of CPU slots
+    applies, and the smallest number of workers on a GPU, which is 1 on nodes that can't share."""
+    sizes: defaultdict[Pool, int] = defaultdict(int)
+    for spec in offers:
+        ledger = _ledger(spec)
+        sizes[ledger] = max(sizes[ledger], spec.machine.cpu_slots * _PARTS)
+        for gpu in (_gpu(spec, one.uuid) for one in spec.machine.gpus):
+            workers = spec.machine.workers_per_gpu
+            sizes[gpu] = min(sizes[gpu], workers) if gpu in sizes else workers
+    return sizes

@@ -1,0 +1,19 @@
+"""The column for the resources of a job's workers."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "r0005"
+down_revision = "r0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add the column. Placement decides about the workers of earlier jobs, as before."""
+    op.add_column("jobs", sa.Column("resources", sa.Text(), nullable=False, server_default="{}"))
+
+
+def downgrade() -> None:
+    """Remove it."""
+    op.drop_column("jobs", "resources")

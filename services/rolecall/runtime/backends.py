@@ -1,0 +1,77 @@
+"""The backend of a gang's process group, which all its members choose from the same plan.
+
+NCCL connects workers with a GPU each, but neither two workers on one GPU or on slices of one, nor a worker with a GPU
+and one without. For those, Gloo reduces, gathers and broadcasts tensors on GPUs through the host's memory. It can't
+send and receive them, so `HostGroup` copies them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from rolecall.spec.plan import GangPlan, WorkerPlan
+
+HOST = "rolecall-host"
+"""The backend whose groups are a `HostGroup`."""
+
+
+def choose_backend(members: Sequence[WorkerPlan]) -> str:
+    """The backend of a process group of these workers."""
+    gpus = [worker.gpu for worker in members if worker.gpu is not None]
+    if not gpus:
+        return "cpu:gloo"
+    one_each = len(set(gpus)) == len(members)
+    # The plan does not say which slices are of one GPU.
+    slices = len(members) > 1 and any(gpu.startswith("MIG-") for gpu in gpus)
+    return "cpu:gloo,cuda:nccl" if one_each and not slices else HOST
+
+
+def shared_gpus(gang: GangPlan) -> dict[str, list[int]]:
+    """The ranks on each GPU that several workers use."""
+    users = Counter(worker.gpu for worker in gang.workers if worker.gpu is not None)
+    return {
+        gpu: [worker.rank for worker in gang.workers if worker.gpu == gpu] for gpu, count in users.items() if count > 1
+    }
+
+
+class HostGroup(dist.ProcessGroup):
+    """A Gloo process group that also sends and receives tensors on GPUs, as copies in the host's memory."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(store, rank, size)
+        gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        kind = dist.ProcessGroup.BackendType.GLOO
+        self._set_default_backend(kind)
+        for device in ("cpu", "cuda"):
+            self._register_backend(torch.device(device), kind, gloo)
+
+    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> dist.Work:  # noqa: N803 - torch's name
+        # The copy waits for the kernels that compute the tensor.
+        return super().send([tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors], dstRank, tag)
+
+    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> dist.Work:  # noqa: N803 - torch's name
+        copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        return _Received(super().recv(copies, srcRank, tag), copies, tensors)
+
+
+class _Received(dist.Work):
+    """Copies what has arrived to the tensors that were to be received, in the thread that waits for it."""
+
+    def __init__(self, work: dist.Work, copies: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._work, self._copies, self._tensors = work, copies, tensors
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        done = self._work.wait(timeout)
+        for tensor, copy in zip(self._tensors, self._copies, strict=True):
+            tensor.detach().copy_(copy)  # A receiver may be a leaf of an autograd graph.
+        return done
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+dist.Backend.register_backend(HOST, HostGroup, devices=["cpu", "cuda"])

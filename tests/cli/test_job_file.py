@@ -1,0 +1,101 @@
+"""Changes to a job: `--set PATH=VALUE,…`."""
+
+import json
+from typing import Any
+
+import pytest
+
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.job_file import parse_job, parse_setting, single_value, with_value
+
+JOB = {
+    "workload": "w",
+    "params": {"lr_schedule": None, "model": "resnet18", "data": {"numeric": ["age", {"column": "pay", "log": True}]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1,2.5,-4", (1, 2.5, -4)),
+        ("true,null,yes", (True, None, "yes")),
+        ("1F1B,GPipe", ("1F1B", "GPipe")),
+        ("[1,2],[3]", ([1, 2], [3])),
+        ('{"a":1,"b":[2]},{}', ({"a": 1, "b": [2]}, {})),
+        ('"a,b","",c', ("a,b", "", "c")),
+        ('[{"a":[",",{}]},"]"],"\\"",[]', ([{"a": [",", {}]}, "]"], '"', [])),
+        ("NaN,Infinity", ("NaN", "Infinity")),
+        ("a=b", ("a=b",)),
+    ],
+)
+def test_a_value_is_json_or_text(text: str, values: tuple[Any, ...]) -> None:
+    assert parse_setting(f"params.x={text}") == ("params.x", values)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("params.x", "write a path and its values, such as params.batch_size=64"),
+        ("params..x=1", "write a path"),
+        ("=1", "write a path"),
+        ("a=", 'for empty text, write ""'),
+        ("a=1,,2", "a value is missing"),
+        ("a=1,", "a value is missing"),
+        ("a=[1,2", "[1,2 is not JSON"),
+        ('a="x"y', "there must be a comma between two values"),
+        ("a=" + "[" * 100_000, "is not JSON"),
+    ],
+)
+def test_what_is_no_setting_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        parse_setting(text)
+    assert caught.value.code is Exit.USAGE
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_values_need_a_sweep() -> None:
+    assert single_value("a", [[1, 2]]) == [1, 2]
+    with pytest.raises(CommandError, match=r"one job has one value, but 2 are given; `rolecall sweep`"):
+        single_value("a", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "owner"),
+    [
+        ("params.batch_size", 64, {**JOB["params"], "batch_size": 64}),
+        ("params.lr_schedule.shape", "cosine", {**JOB["params"], "lr_schedule": {"shape": "cosine"}}),
+        ("params.model", {"builder": "a:b"}, {**JOB["params"], "model": {"builder": "a:b"}}),
+        (
+            "params.data.numeric.1.log",
+            False,
+            {**JOB["params"], "data": {"numeric": ["age", {"column": "pay", "log": False}]}},
+        ),
+    ],
+)
+def test_a_value_is_set_in_a_copy(path: str, value: Any, owner: dict[str, Any]) -> None:
+    before = json.dumps(JOB)
+    assert with_value(JOB, path, value) == {"workload": "w", "params": owner}
+    assert with_value(JOB, "roles.stage", 2) == {**JOB, "roles": {"stage": 2}}
+    assert json.dumps(JOB) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("params.model.builder", 'params.model is "resnet18", which has no fields; set params.model'),
+        ("params.data.numeric.2", "params.data.numeric has 2 entries; valid: params.data.numeric.0 to"),
+        ("params.data.numeric.first", "params.data.numeric has 2 entries"),
+    ],
+)
+def test_a_path_through_a_value_without_fields_is_refused(path: str, said: str) -> None:
+    with pytest.raises(CommandError, match=said) as caught:
+        with_value(JOB, path, 1)
+    assert caught.value.code is Exit.USAGE
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[1]", b'"job"', b"[" * 100_000])
+def test_what_is_no_job_is_refused(body: bytes) -> None:
+    with pytest.raises(CommandError, match=r"^job\.json is not ") as caught:
+        parse_job("job.json", body)
+    assert caught.value.code is Exit.USAGE

@@ -1,0 +1,126 @@
+"""`rolecall sweep` and `rolecall submit --set` on a real cluster."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from tests.cluster.jobs import long_job, past_step, short_job
+from tests.conftest import ROLECALL, Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def run(cluster: Cluster, job: dict[str, Any], *arguments: str, command: str = "sweep") -> tuple[int, str, str]:
+    """The exit code and the output of the command."""
+    done = subprocess.run(
+        [*ROLECALL, command, "-", *arguments],
+        input=json.dumps(job),
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def tiny_job(rows: Path, **params: Any) -> dict[str, Any]:
+    return short_job(rows, trainers=1, epochs=1, **params)
+
+
+def jobs(cluster: Cluster) -> int:
+    return len(cluster.client.get("/jobs?limit=200").raise_for_status().json()["jobs"])
+
+
+def test_a_failed_job_is_shown_with_its_reason_and_the_others_run(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    plot, nowhere = tmp_path / "plot.svg", tmp_path / "nowhere.csv"
+    options = ("--set", f"params.data.train={nowhere},{rows}", "--metric", "validation_auc", "--plot", str(plot))
+    code, table, errors = run(cluster, tiny_job(rows), *options, "--repeat", "2")
+    assert code == 1, errors
+    heading, failed, succeeded = table.splitlines()
+    assert heading.split() == ["DATA.TRAIN", "STATE", "SECONDS", "SAMPLES/S", "VALIDATION_AUC", "REASON"]
+    assert failed.split()[:6] == [str(nowhere), "2", "failed", "-", "-", "-"]
+    assert failed.count(f"{nowhere} does not exist") == 2
+    newest = cluster.client.get("/jobs?limit=4").raise_for_status().json()["jobs"]
+    assert [job["state"] for job in newest] == ["succeeded", "failed"] * 2, "the rounds alternate"
+    aucs = [job["result"]["validation_auc"] for job in newest if job["state"] == "succeeded"]
+    path, count, state, seconds, *_, auc, _, deviation = succeeded.split()
+    assert (path, count, state) == (str(rows), "2", "succeeded")
+    assert 0 < float(seconds) < 60
+    assert float(auc) == pytest.approx(fmean(aucs), abs=1e-4)
+    assert float(deviation) == pytest.approx(stdev(aucs), abs=1e-4)
+    drawn = [one.text for one in ET.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"embedding-ddp", "validation auc", "data.train"} <= set(drawn)
+
+
+def test_an_unknown_metric_ends_the_sweep_and_the_runs_so_far_are_printed(cluster: Cluster, rows: Path) -> None:
+    before = jobs(cluster)
+    code, document, errors = run(
+        cluster, tiny_job(rows), "--set", "params.seed=1,2", "--metric", "test_accuracy", "--json"
+    )
+    assert code == 2
+    assert "has no metric 'test_accuracy'; valid for --metric: " in errors
+    assert "validation_auc" in errors
+    (variant,) = json.loads(document)
+    assert variant["values"] == {"params.seed": 1}
+    assert [one["state"] for one in variant["runs"]] == ["succeeded"]
+    assert variant["runs"][0]["metrics"]["samples_per_s"] > 100
+    assert jobs(cluster) == before + 1
+
+
+def test_a_refused_job_ends_the_sweep(cluster: Cluster, rows: Path) -> None:
+    before = jobs(cluster)
+    code, document, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=-1,64", "--json")
+    assert (code, json.loads(document)) == (5, [])
+    assert "batch_size=-1: the master refuses the request:\n  params.batch_size: " in errors
+    assert jobs(cluster) == before
+
+
+def test_what_can_be_known_before_the_first_job_is_refused_before_it(
+    cluster: Cluster, rows: Path, tmp_path: Path
+) -> None:
+    before = jobs(cluster)
+    code, table, errors = run(cluster, tiny_job(rows), "--set", "params.batch_sizes=64,32")
+    assert (code, table) == (2, "")
+    assert "did you mean 'batch_size'?" in errors
+    plot = tmp_path / "none/plot.svg"
+    code, table, errors = run(cluster, tiny_job(rows), "--set", "params.seed=1", "--plot", str(plot))
+    assert (code, table) == (2, "")
+    assert f"can't write {plot}" in errors
+    assert jobs(cluster) == before
+
+
+def test_ctrl_c_cancels_the_running_job_and_prints_the_table(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(long_job(rows, trainers=1)))
+    command = [*ROLECALL, "sweep", str(tmp_path / "job.json"), "--set", "params.seed=1,2"]
+    with subprocess.Popen(command, env=cluster.environment, stdout=-1, stderr=-1, text=True) as process:
+        try:
+            assert process.stderr
+            first = next(line for line in process.stderr if line.startswith("[1/2] seed=1: job "))
+            job = first.split()[-1]
+            cluster.until(job, past_step(10))
+            process.send_signal(signal.SIGINT)
+            table, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert f"job {job} is cancelled" in errors
+    assert table.splitlines()[1].split()[:2] == ["1", "stopping"]
+    cluster.wait_for(job, "cancelled", 20)
+
+
+def test_submit_replaces_fields(cluster: Cluster, rows: Path) -> None:
+    # More trainers than the cluster has, so that the job stays in the queue.
+    options = ("--set", "params.hidden=[4,2]", "--set", "roles.trainer=9", "--set", "name=mine", "--json")
+    code, answer, errors = run(cluster, tiny_job(rows), *options, command="submit")
+    assert code == 0, errors
+    job = json.loads(answer)
+    assert (job["params"]["hidden"], job["roles"]["trainer"], job["name"]) == ([4, 2], 9, "mine")
+    code, _, errors = run(cluster, tiny_job(rows), "--set", "params.batch_size=1,2", command="submit")
+    assert code == 2
+    assert "`rolecall sweep` runs a job for each" in errors

@@ -1,0 +1,111 @@
+"""The jobs of a sweep, and what is shown of their results."""
+
+from datetime import UTC, datetime
+from statistics import stdev
+from typing import Any
+
+import pytest
+
+from rolecall.cli.chart import Point
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.variants import Variant, chart, metrics, variants
+from rolecall.spec.job import JobDocument
+
+JOB = {"workload": "w", "params": {"lr": 0.1}}
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def run(state: str = "succeeded", progress: dict[str, Any] | None = None, /, **result: Any) -> JobDocument:
+    """A job that has ended."""
+    empty = {
+        "name": "",
+        "params": {},
+        "roles": {},
+        "priority": 0,
+        "max_restarts": 0,
+        "deadline_s": None,
+        "attempts": [],
+    }
+    times = {"created_at": NOW, "started_at": NOW, "ended_at": NOW}
+    said = {"state": state, "reason": None, "waiting_for": None, "progress": progress or {}, "result": result or None}
+    return JobDocument.model_validate({"id": "w-1", "workload": "w", **empty, **times, **said})
+
+
+def measured(settings: list[tuple[str, tuple[Any, ...]]], *results: list[JobDocument]) -> list[Variant]:
+    planned = variants(JOB, settings)
+    for variant, runs in zip(planned, results, strict=True):
+        variant.runs += runs
+    return planned
+
+
+def test_every_combination_is_a_job() -> None:
+    planned = variants(JOB, [("params.lr", (0.1, 0.2)), ("roles.stage", (2, 3))])
+    assert [variant.job["params"]["lr"] for variant in planned] == [0.1, 0.1, 0.2, 0.2]
+    assert [variant.job["roles"]["stage"] for variant in planned] == [2, 3, 2, 3]
+    assert [variant.title for variant in planned][-1] == "lr=0.2, roles.stage=3"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([("a", (1,)), ("a", (2,))], "--set a is given twice"),
+        ([("a", (1, 2, 1))], "--set a: 1 is given twice; for several runs, use --repeat"),
+        ([("a", tuple(range(100))), ("b", tuple(range(100)))], "10000 combinations of values; at most 1000"),
+    ],
+)
+def test_a_senseless_sweep_is_refused(settings: list[tuple[str, tuple[Any, ...]]], said: str) -> None:
+    with pytest.raises(CommandError, match=said) as caught:
+        variants(JOB, settings)
+    assert caught.value.code is Exit.USAGE
+
+
+def test_equal_numbers_of_different_types_are_different_values() -> None:
+    assert [variant.title for variant in variants(JOB, [("a", (1, True, "x", 1.0))])] == [
+        "a=1",
+        "a=true",
+        "a=x",
+        "a=1.0",
+    ]
+
+
+def test_metrics_are_the_numbers_of_the_result_and_of_the_progress() -> None:
+    progress = {"loss": 0.5, "metrics": {"validation_auc": 0.8, "test_auc": 0.1}}
+    found = metrics(run("succeeded", progress, test_auc=0.9, steps=3, broken=None, findings=[{}], flag=True))
+    assert found == {"loss": 0.5, "validation_auc": 0.8, "test_auc": 0.9, "steps": 3.0}
+
+
+def test_only_runs_that_succeeded_count() -> None:
+    (variant,) = measured([("a", (1,))], [run(x=1.0), run("failed", x=100.0), run(x=4.0), run()])
+    spread = variant.spread("x")
+    assert spread
+    assert (spread.mean, spread.deviation, spread.runs) == (2.5, stdev([1.0, 4.0]), 2)
+    assert variant.spread("y") is None
+    (single,) = measured([("a", (1,))], [run(x=1.0)])
+    assert single.spread("x").deviation is None  # type: ignore[union-attr]
+
+
+def test_the_chart_has_the_first_setting_as_its_axis_and_the_others_as_series() -> None:
+    settings = [("params.splits", (1, 2, 4)), ("params.schedule", ("a", "b"))]
+    done = measured(settings, *([run(x_s=float(n)), run(x_s=float(n + 2))] for n in range(4)), [run("failed")] * 2, [])
+    found = chart(done, settings, "x_s")
+    assert found
+    assert (found.title, found.x_title, found.y_title) == ("w", "splits", "x (s)")
+    assert found.x_values == (1, 2), "a value without a result is left out"
+    assert [one.label for one in found.series] == ["schedule=a", "schedule=b"]
+    deviation = stdev([0.0, 2.0])
+    assert found.series[1].points == (Point(0, 2.0, deviation), Point(1, 4.0, deviation))
+    assert found.note == "mean of 2 runs; bars: ± one standard deviation"
+    assert chart(done, settings, "unknown") is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "title"),
+    [("samples_per_s", "samples/s"), ("wall_s", "wall (s)"), ("test_loss", "test loss"), ("s", "s")],
+)
+def test_the_axis_has_the_metrics_unit(metric: str, title: str) -> None:
+    done = measured([("a", ("x",))], [run(**{metric: 1.0})])
+    found = chart(done, [("a", ("x",))], metric)
+    assert found
+    assert found.y_title == title
+    assert found.x_values == ("x",)
+    assert found.note == "one run each"

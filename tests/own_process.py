@@ -1,0 +1,62 @@
+"""This test process as a gang of one worker: real RPC with itself, and a worker's context."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import rpc
+
+from rolecall.runtime import context as runtime_context
+from rolecall.runtime.artifacts import Artifacts
+from rolecall.runtime.blobs import SharedBlobs
+from rolecall.runtime.checkpoint import Checkpoints
+from rolecall.runtime.context import WorkerContext
+from rolecall.runtime.reporter import Reporter
+from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
+from rolecall.spec.role import Role
+from rolecall.spec.workdir import Workdir
+from rolecall.spec.workload import Params
+from rolecall.testing.gang import FolderRecords
+
+NAME = "parameter-server-0"
+"""The name of this process in RPC. Torch keeps the first name of a process for good, so all tests have the same."""
+
+
+@contextmanager
+def own_rpc(folder: Path, *, graceful: bool = True) -> Iterator[str]:
+    """RPC with this process as the only worker; gives its name."""
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=4, init_method=f"file://{folder}/rpc", _transports=["uv"], _channels=["basic"]
+    )
+    rpc.init_rpc(NAME, rank=0, world_size=1, rpc_backend_options=options)
+    yield NAME
+    rpc.shutdown(graceful=graceful)
+
+
+@contextmanager
+def own_context(
+    folder: Path, params: Params, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[WorkerContext[Any]]:
+    """The context of the only worker of a gang, which RPC calls find in this process."""
+    plan = WorkerPlan(rank=0, role=role, role_rank=0, node="here", threads=1)
+    gang = GangPlan(workers=(plan,))
+    launch = WorkerLaunch(job="job", attempt=1, workload="w", params={}, worker=plan, gang=gang, master_addr="")
+    workdir = Workdir.of(folder, "job", 1, 0)
+    workdir.scratch.mkdir(parents=True)
+    blobs, records = SharedBlobs((folder / "blobs").as_uri(), "job", 1), FolderRecords(folder)
+    with closing(Reporter(workdir.progress)) as report:
+        made = WorkerContext(
+            launch=launch,
+            params=params,
+            device=torch.device("cpu"),
+            workdir=workdir,
+            cache=folder,
+            report=report,
+            checkpoints=Checkpoints(blobs, records, 1, None, workdir.scratch),
+            artifacts=Artifacts(blobs, records, 1),
+        )
+        monkeypatch.setattr(runtime_context, "_current", made)
+        yield made

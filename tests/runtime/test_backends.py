@@ -1,0 +1,82 @@
+"""The choice of a process group's backend, and the group for tensors on GPUs that Gloo can't send."""
+
+import multiprocessing
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rolecall.runtime.backends import HOST, HostGroup, choose_backend, shared_gpus
+from rolecall.spec.plan import GangPlan, WorkerPlan
+from rolecall.spec.role import Role
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["rolecall.testing.gang", "tests.runtime.test_backends"])
+
+
+def workers(*gpus: str | None) -> tuple[WorkerPlan, ...]:
+    """A trainer for each GPU, or for None without one."""
+    return tuple(
+        WorkerPlan(rank=rank, role=Role.TRAINER, role_rank=rank, node="n", threads=1, gpu=gpu)
+        for rank, gpu in enumerate(gpus)
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [
+        ((None, None), "cpu:gloo"),
+        (("GPU-a",), "cpu:gloo,cuda:nccl"),
+        (("GPU-a", "GPU-b"), "cpu:gloo,cuda:nccl"),
+        (("GPU-a", "GPU-b", "GPU-a"), HOST),
+        (("GPU-a", None), HOST),
+        (("MIG-a",), "cpu:gloo,cuda:nccl"),
+        (("MIG-a", "MIG-b"), HOST),
+    ],
+)
+def test_nccl_connects_only_workers_with_a_whole_gpu_each(gpus: tuple[str | None, ...], backend: str) -> None:
+    assert choose_backend(workers(*gpus)) == backend
+
+
+def test_the_ranks_on_a_shared_gpu_are_listed() -> None:
+    assert shared_gpus(GangPlan(workers=workers("GPU-a", "GPU-b", None, "GPU-a"))) == {"GPU-a": [0, 3]}
+
+
+def exchange(rank: int, store: str) -> None:
+    """Send, receive, reduce and gather as one of two members."""
+    dist.init_process_group(
+        HOST, store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    mine, other = torch.arange(6.0).view(2, 3).t() + rank, torch.zeros(3, 2, requires_grad=True)
+    sent, received = dist.P2POp(dist.isend, mine, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)
+    works = dist.batch_isend_irecv([sent, received])
+    mine.zero_()  # What was sent is a copy.
+    for work in works:
+        work.wait()
+    assert torch.equal(other, torch.arange(6.0).view(2, 3).t() + 1 - rank)
+    pair = dist.new_group([0, 1])
+    assert isinstance(pair, HostGroup)
+    summed = torch.full((2,), rank + 1.0)
+    dist.all_reduce(summed, group=pair)
+    assert summed.tolist() == [3.0, 3.0]
+    names: list[object] = [None, None]
+    dist.all_gather_object(names, f"rank {rank}")
+    assert names == ["rank 0", "rank 1"]
+    module = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    module(torch.full((4, 2), float(rank))).sum().backward()
+    assert [cast(torch.Tensor, one.grad).tolist() for one in module.parameters()] == [[[2.0, 2.0]], [4.0]]
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_a_group_through_the_host_sends_copies_and_reduces_as_any_other(tmp_path: Path) -> None:
+    """On CPU tensors, which take the same path as those on GPUs."""
+    members = [_processes.Process(target=exchange, args=(rank, str(tmp_path / "store"))) for rank in range(2)]
+    for member in members:
+        member.start()
+    for member in members:
+        member.join()
+    assert [member.exitcode for member in members] == [0, 0]
