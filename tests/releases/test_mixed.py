@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.master.harness import NODE_TOKEN, Node, bearer, line, make_settings, one_trainer, serving
+from tests.master.harness import NODE_TOKEN, Node, bearer, failure, line, make_settings, one_trainer, serving
 from tests.master.harness import make_node as make_spec
 
 from rolecall import __version__
@@ -152,6 +152,32 @@ def test_a_newer_releases_parameter_is_refused_with_its_name() -> None:
     newer = {"hyper": 1, "text": STORED["rnn-lm"]["params"]["text"] | {"language": "\n\nde"}}
     with pytest.raises(WorkloadError, match=r"^[^\n]*params.text.language: Extra[^\n]*params.hyper: Extra[^\n]*$"):
         _legal_params(workload, STORED["rnn-lm"]["params"] | newer)
+
+
+async def test_a_stored_job_that_is_no_longer_legal_stops_no_pass_and_ends_with_its_workers_reason(
+    tmp_path: Path,
+) -> None:
+    """It is placed, retried and resumed as it was stored: only a worker can say that it can't run it."""
+    stored = {"steps": 0, "left": True}
+    with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
+        database.executescript((RECORDED / "database.sql").read_text())
+        change = "UPDATE jobs SET params = ?, roles = '{\"trainer\":1}' WHERE name IN ('waits', 'paused')"
+        database.execute(change, (json.dumps(stored),))
+        database.commit()
+
+    async with serving(make_settings(tmp_path)) as client:
+        ids = {job["name"]: job["id"] for job in (await client.user("GET", "/jobs")).json()["jobs"]}
+        node = Node(client, make_spec("trainer-1", Role.TRAINER, 9, boot="m9", cores=16))
+        await node.register()
+        (worker,) = await node.workers(1)
+        assert (worker.launch.job, worker.launch.params) == (ids["waits"], stored)
+        why = failure("WorkloadError: toy refuses parameters that another version accepted", retryable=False)
+        await node.say(worker, WorkerState.FAILED, exit_code=1, failure=why)
+        assert why.message in (await client.until(ids["waits"], "failed"))["reason"]
+        assert (await client.user("POST", f"/jobs/{ids['waits']}/retry")).is_success
+        assert (await client.user("POST", f"/jobs/{ids['paused']}/resume")).is_success
+        assert {one.launch.job for one in await node.workers(2)} == {ids["waits"], ids["paused"]}
+        assert (await client.user("GET", "/readyz")).status_code == 200
 
 
 @pytest.mark.parametrize("version", ["0.0.9", "9.0.0"])

@@ -117,7 +117,7 @@ class Presence:
         ]
 
     def _findings_of(self, spec: NodeSpec) -> tuple[Finding, ...]:
-        """The node's findings. If its version differs, the master does not wait for the node's next self-check: with the
+        """The node's findings. If its version differs, the master does not wait for its next self-check: with the
         same parameters, its workers could run something else than what this master has validated."""
         found = self._findings.get(spec.name, ())
         if spec.version == __version__:
