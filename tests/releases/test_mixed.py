@@ -11,14 +11,24 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.master.harness import NODE_TOKEN, Node, bearer, failure, line, make_settings, one_trainer, serving
+from tests.master.harness import (
+    NODE_TOKEN,
+    Node,
+    bearer,
+    failure,
+    line,
+    make_settings,
+    one_trainer,
+    serving,
+    still_master,
+)
 from tests.master.harness import make_node as make_spec
 
 from rolecall import __version__
 from rolecall.master import catalogue
 from rolecall.master.progress import parse_line
 from rolecall.node.reconcile import Actual, Ask, Key, actions
-from rolecall.spec.errors import WorkloadError
+from rolecall.spec.errors import SettingsError, WorkloadError
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.fork import FORK_REPLY, ForkRequest
 from rolecall.spec.node import NodeSpec
@@ -152,6 +162,16 @@ def test_a_newer_releases_parameter_is_refused_with_its_name() -> None:
     newer = {"hyper": 1, "text": STORED["rnn-lm"]["params"]["text"] | {"language": "\n\nde"}}
     with pytest.raises(WorkloadError, match=r"^[^\n]*params.text.language: Extra[^\n]*params.hyper: Extra[^\n]*$"):
         _legal_params(workload, STORED["rnn-lm"]["params"] | newer)
+
+
+async def test_a_newer_releases_database_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
+        database.executescript((RECORDED / "database.sql").read_text())
+        database.execute("UPDATE alembic_version SET version_num = 'r9999'")
+        database.commit()
+    with pytest.raises(SettingsError, match=r"newer release of Rolecall migrated the database \(.*r9999.*restore"):
+        async with still_master(tmp_path):
+            pass
 
 
 async def test_a_stored_job_that_is_no_longer_legal_stops_no_pass_and_ends_with_its_workers_reason(
