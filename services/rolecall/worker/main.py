@@ -108,7 +108,7 @@ def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
         raise WorkloadError(
             f"{workload.name} of Rolecall {__version__} refuses parameters that another version accepted: "
             f"{listed}{more}. Submit the job again without them, or run it with that version"
-        ) from None
+        ) from error
 
 
 def _in_one_line(problem: ErrorDetails) -> str:
