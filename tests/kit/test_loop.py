@@ -241,6 +241,15 @@ def test_a_job_loop_keeps_its_own_position_and_reports_its_result(tmp_path: Path
     assert [line["message"] for line in events if line["kind"] == "event"] == ["resumed from the checkpoint at step 4"]
 
 
+def test_a_position_of_another_release_is_resumed_with_the_fields_that_this_one_has(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        Counter(_context(tmp_path, stack)).play()
+        other = manifest(tmp_path, 4).model_copy(update={"position": {"steps": 4, "running_return": 9.5}})
+        resumed = Counter(_context(tmp_path, stack, resume_from=other))
+        resumed.play()
+    assert resumed.position == Count(6)
+
+
 def test_a_job_loop_that_stops_has_no_result(tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(Stopped, match="stopped between two steps"):
         Counter(_context(tmp_path, stack), stops=True).play()

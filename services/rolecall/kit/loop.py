@@ -7,7 +7,7 @@ Subclasses define the model and the step.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -80,7 +80,8 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         if manifest is None:
             return
         self.load(manifest)
-        self.position = type(self.position)(**manifest.position)
+        own = {field.name for field in fields(self.position)}  # A newer release can have stored further fields.
+        self.position = type(self.position)(**{name: one for name, one in manifest.position.items() if name in own})
         if _is_rank_zero():
             self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
 
