@@ -77,3 +77,9 @@ def test_whatever_sends_fewer_bytes_is_chosen(ids: range | list[int], bags: int,
     offsets = torch.arange(bags) * len(ids) // bags
     found = sums_are_smaller(torch.tensor(list(ids)), offsets, len(set(ids)), servers=servers, vector_bytes=64)
     assert found == smaller
+
+
+@pytest.mark.parametrize(("ids", "smaller"), [(1000, True), (1, False), (0, False)])
+def test_empty_bags_send_nothing(ids: int, smaller: bool) -> None:
+    offsets = torch.tensor([0] + [ids] * 1999)
+    assert sums_are_smaller(torch.arange(ids), offsets, ids, servers=2, vector_bytes=64) == smaller

@@ -132,7 +132,7 @@ class PooledEmbedding(nn.Module):
 
 def sums_are_smaller(ids: Tensor, offsets: Tensor, distinct: int, *, servers: int, vector_bytes: int) -> bool:
     """True if the sums of bags, their gradients, all ids and offsets are fewer bytes than `distinct` vectors are."""
-    if len(ids) <= len(offsets):  # Without several ids in a bag, there are never fewer bags than distinct ids.
+    if (bag_sizes(ids, offsets) <= 1).all():  # Without several ids in a bag, there are as many sums as ids.
         return False
     bags, owners = _bags_of(ids, offsets), ids % servers
     # A server sends a sum for each bag with ids of its own.
