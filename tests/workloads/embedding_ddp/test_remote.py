@@ -60,6 +60,9 @@ def test_offsets_are_checked_before_anything_is_sent() -> None:
     model = HybridModel(table(), nn.Linear(16, 8), CPU)
     with pytest.raises(ValueError, match=r"offsets\[1\] is 4, but offsets\[2\] is 3; offsets must ascend"):
         model(INDICES, torch.tensor([0, 4, 3]))
+    rows = HybridModel(table(), nn.Linear(32, 8), CPU, width=2)
+    with pytest.raises(ValueError, match="3 bags don't fill rows of 2 bags"):
+        rows(INDICES, OFFSETS)
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,11 @@ class HybridModel(nn.Module):
     def forward(self, indices: Tensor, offsets: Tensor, *others: Tensor) -> Tensor:
         """The output of `fc` for the bags [rows · width] in flat indices [n] and offsets, and other inputs [rows, …].
 
-        Raises `ValueError` if offsets don't begin at 0 or don't ascend.
+        Raises `ValueError` if offsets don't begin at 0, don't ascend or don't fill the rows.
         """
         require_bags(indices, offsets)
+        if len(offsets) % self.width:
+            raise ValueError(f"{len(offsets)} bags don't fill rows of {self.width} bags")
         vectors = self.remote_emb_module.forward(indices, offsets).to(self.device)
         pooled = vectors.reshape(len(vectors) // self.width, self.width * vectors.shape[1])
         return self.fc(pooled, *(other.to(self.device) for other in others))
