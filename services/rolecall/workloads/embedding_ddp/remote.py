@@ -13,7 +13,7 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.parallel import DistributedDataParallel
 
-from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
+from rolecall.kit.optimizers import OptimizerChoice, dense_optimizer, sparse_optimizer
 from rolecall.kit.parameter_server import (
     EmbeddingBagShard,
     ProtocolsInTurn,
@@ -57,10 +57,8 @@ def make_table(context: WorkerContext[Params], rows: int) -> Table:
         return Table(make_shards([table], trainers, synchronous=params.protocol == "sync"))
     modules = tuple(_remote_module(params, ShardSpec(index, servers, rows)) for index in range(servers))
     references = _Modules([module.get_module_rref() for module in modules])
-    # The servers' own optimizer is never stepped: each trainer's DistributedOptimizer updates the weights.
-    unused = (
-        sparse_optimizer(params.sparse_optimizer) if params.optimizer is None else dense_optimizer(params.optimizer)
-    )
+    # Each trainer's DistributedOptimizer updates the weights. The servers' own never steps, and must need no memory.
+    unused = OptimizerChoice(torch.optim.SGD, {})
     sharded = ShardedModule(TABLE, rows, references, unused, range(servers))
     return Table(make_shards([sharded], trainers, synchronous=False), modules)
 
