@@ -171,9 +171,9 @@ class Data(workload.Params):
         _refuse_duplicates("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
         if self.label.column in {column.column for column in (*self.categorical, *self.numeric)}:
             raise ValueError(f"the label {self.label.column!r} can't also be an input; list it once")
-        if missing := [name for name in self.label.class_names if name in self.missing]:
+        if missing := sorted({*self.label.class_names} & {*self.missing}):
             raise ValueError(
-                f"data.missing contains {', '.join(missing)}, so no row has this label; remove it from either "
+                f"data.missing contains {', '.join(missing[:10])}, so no row has this label; remove it from either "
                 "data.missing or data.label.classes"
             )
         return self
