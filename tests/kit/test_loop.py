@@ -18,6 +18,7 @@ from rolecall.runtime.blobs import SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints, MissingPart
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.reporter import Reporter
+from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
@@ -173,6 +174,14 @@ def test_early_stopping_keeps_the_best_epoch(adder: Make) -> None:
     loop.run()
     assert loop.position.epoch == 4
     assert loop.trained.exported == 8
+
+
+def test_early_stopping_without_a_score_is_an_error(adder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = adder(early_stopping=EarlyStopping())
+    monkeypatch.setattr(loop, "evaluate", lambda _: None)
+    with pytest.raises(InputError, match="early_stopping needs a validation score, but the validation data is empty"):
+        loop.run()
+    assert loop.position.epoch == 1
 
 
 def test_an_epoch_whose_weights_were_not_stored_is_not_the_best(adder: Make) -> None:
