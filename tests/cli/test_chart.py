@@ -95,6 +95,13 @@ def test_every_mark_is_inside_the_axes_with_a_few_labels(values: tuple[float, ..
     assert all(0 < x < width for x, _ in texts(root).values())
 
 
+@pytest.mark.parametrize("values", [(0.1, 0.1 + 2e-17), (0.693147180, 0.693147181), (-5e4, -50000.01), (0.5, 0.50005)])
+def test_labels_of_the_values_differ_however_close_the_values_are(values: tuple[float, ...]) -> None:
+    root = chart((1, 2), points(*values))
+    labels = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text") if one.get("text-anchor") == "end"]
+    assert len(labels) == len(set(labels)) > 1
+
+
 def test_labels_do_not_overlap() -> None:
     many = tuple(float(n) for n in range(1000, 1100))
     root = chart(many, points(*range(100)))

@@ -20,6 +20,8 @@ _CHAR = 6.6
 """The average width of a character in 12 pixels."""
 _LEGEND_ROW = 22
 _LEGEND_CHARS = 40
+_CLOSE = 1e-4
+"""Labels have 6 digits: enough for the steps of a range of this size, relative to its values."""
 _LIGHT = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#7d5c00", "#1b7c83", "#57606a")
 _DARK = ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#f778ba", "#d4a72c", "#39c5cf", "#b1bac4")
 _MARKERS = (
@@ -134,9 +136,12 @@ class _Values:
 
     @classmethod
     def of(cls, lows: Sequence[float], highs: Sequence[float], *, from_zero: bool) -> "_Values":
-        """The range of the values; includes zero for bars, and for lines unless they vary by less than a quarter."""
+        """The range of the values; includes zero for bars, and for lines unless they vary by less than a quarter.
+
+        It also includes zero if the values differ so little that the labels of a smaller range would be equal.
+        """
         low, high = min(lows), max(highs)
-        if from_zero or low == high or 0 < low < high * 0.75 or 0 > high > low * 0.75:
+        if from_zero or math.isclose(low, high, rel_tol=_CLOSE) or 0 < low < high * 0.75 or 0 > high > low * 0.75:
             low, high = min(low, 0.0), max(high, 0.0)
         if low == high:
             high = low + 1
