@@ -61,7 +61,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     neither block other jobs nor wait for them, but a node runs only one of them at a time.
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
-    taken, seating, allowed, per_node_jobs = list(taken), cluster.seating(taken), dict(allowances), dict(per_node_jobs)
+    seating, allowed, per_node_jobs = cluster.seating(taken), dict(allowances), dict(per_node_jobs)
     held: dict[Role, Waiting] = {}  # the roles that an earlier job reserves, and the reason for others
     outcomes: dict[str, Outcome] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
@@ -75,8 +75,7 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
         )
         if isinstance(outcome, GangPlan):
             if not job.per_node:
-                taken.extend(outcome.workers)
-                seating = Seating(cluster, taken)
+                seating = seating.after(outcome.workers)
             if (own := allowed.get(job.owner)) is not None:
                 allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
         elif outcome.feasible and now - job.queued_at > backfill_window:
@@ -102,7 +101,7 @@ def _shared(spec: NodeSpec) -> set[tuple[str, bool | str]]:
 def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
     """The plan with the addresses of its nodes."""
     members = {worker.node for worker in plan.workers}
-    return plan.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
+    return plan.model_copy(update={"addresses": {name: cluster.specs[name].address for name in sorted(members)}})
 
 
 def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
