@@ -1,6 +1,7 @@
 """A scrape of the master costs the same however large the jobs are, and holds up nobody."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sqlalchemy import Engine, event
 
 from rolecall.master import metrics
 from rolecall.master.placement import Seating
+from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.state import WorkerState
 
 from .harness import ONE_TRAINER, Client, line, on_master, one_trainer
@@ -35,9 +37,9 @@ async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
         asked.append(statement)
 
     class Cluster(metrics.Cluster):
-        def seating(self, *arguments: Any) -> Seating:
+        def seating(self, taken: Sequence[WorkerPlan]) -> Seating:
             computed.append(threading.current_thread())
-            return super().seating(*arguments)
+            return super().seating(taken)
 
     async with on_master(tmp_path) as client:
         node = await one_trainer(client, slots=1)
