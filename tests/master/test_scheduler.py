@@ -87,6 +87,26 @@ def test_rivals_for_the_same_gpus_are_held_back_too() -> None:
     assert not any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
 
 
+@pytest.mark.parametrize(("slots", "expected"), [(6, {"server", "on-cpu"}), (5, {"server"})])
+def test_who_can_use_neither_the_gpus_nor_the_slots_of_a_waiting_job_is_not_held_back(
+    slots: int, expected: set[str]
+) -> None:
+    nodes = [
+        alive(make_node("trainer-0", Role.TRAINER, slots, gpus=2)),
+        alive(make_node("server-0", Role.PARAMETER_SERVER, 34, gpus=2)),
+    ]
+    running = schedule([job("running", 1)], nodes, [], NOW, WINDOW)["running"]
+    assert isinstance(running, GangPlan)
+    queue = [
+        job("large", 2, age_s=61),
+        job("small", 1),
+        job("server", 0, servers=1),
+        replace(job("on-cpu", 1), resources={Role.TRAINER: Resources(gpus=0)}),
+    ]
+    outcomes = schedule(queue, nodes, running.workers, NOW, WINDOW)
+    assert {name for name, outcome in outcomes.items() if isinstance(outcome, GangPlan)} == expected
+
+
 def test_the_seat_of_a_worker_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[WorkerPlan] = []
 

@@ -59,6 +59,7 @@ class Cluster:
         self.offers = [node.spec for node in self.live_nodes if node.obstacle is None and node.spec.name not in avoid]
         self.reachable_groups = _reachable_groups(self.offers)
         self.specs = {node.spec.name: node.spec for node in self.nodes}
+        self._devices: dict[Need, frozenset[bool]] = {}
         self._totals: dict[Need, int] = {}
         self._rooms: dict[Need, int] = {}
         self._feasible: dict[Shape, bool] = {}
@@ -81,6 +82,13 @@ class Cluster:
     def seats(self, workers: Iterable[WorkerPlan]) -> list[Seat]:
         """The seats of `workers`, including those on nodes without offers, because machines share pools."""
         return [occupied_seat(self.specs[worker.node], worker) for worker in workers if worker.node in self.specs]
+
+    def devices(self, need: Need) -> frozenset[bool]:
+        """True if such a worker would get a GPU, False if a CPU share; nodes of its role can differ."""
+        if need not in self._devices:
+            own = (node.spec for node in self.nodes if node.spec.role is need.role)
+            self._devices[need] = frozenset(need.takes_gpu(spec) for spec in own)
+        return self._devices[need]
 
     def total(self, need: Need) -> int:
         """The capacity of all live nodes for such workers, including nodes that accept no workers now."""
