@@ -118,6 +118,18 @@ def test_any_text_results_in_one_line_of_xml(title: str) -> None:
         assert root[0].text == title
 
 
+def test_long_titles_are_cut_to_fit_and_the_documents_title_is_whole() -> None:
+    title = "a name of a job, " * 7
+    root = ET.fromstring(svg(Chart(title, "note", title, title, (1, 2), (Series("", points(1, 2)),))))
+    assert root[0].text == title
+    width, height = float(root.get("width", "")), float(root.get("height", ""))
+    cut = [one for one in root.iter("{http://www.w3.org/2000/svg}text") if (one.text or "").startswith("a name")]
+    heading, *axes = (len(one.text or "") for one in cut)
+    assert heading * 6.6 * 16 / 12 < width
+    assert len(axes) == 2
+    assert all(chars * 6.6 < room for chars, room in zip(sorted(axes), (height, width), strict=True))
+
+
 def test_it_is_readable_on_light_and_dark_pages() -> None:
     """Text and lines differ in luminance from the background of the same mode; graphics need a ratio of 3 (WCAG)."""
     style = elements(chart((1, 2), points(1, 2)), "style", "")[0].text or ""

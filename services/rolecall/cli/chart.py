@@ -180,6 +180,7 @@ def _head(chart: Chart, width: int, height: int) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="12">'
     )
+    heading = _text(_cut(chart.title, int(_PLOT_WIDTH / (_CHAR * 16 / 12))))
     yield f"<title>{_text(chart.title)}</title>"
     yield "<style>"
     yield from _colors("#ffffff", "#1f2328", "#59636e", "#d1d9e0", _LIGHT)
@@ -188,7 +189,7 @@ def _head(chart: Chart, width: int, height: int) -> Iterator[str]:
     yield "}"
     yield "</style>"
     yield f'<rect class="page" width="{width}" height="{height}" rx="6"/>'
-    yield f'<text class="ink" x="{_LEFT}" y="28" font-size="16" font-weight="600">{_text(chart.title)}</text>'
+    yield f'<text class="ink" x="{_LEFT}" y="28" font-size="16" font-weight="600">{heading}</text>'
     yield f'<text class="pale" x="{_LEFT}" y="48">{_text(chart.note)}</text>'
 
 
@@ -209,10 +210,11 @@ def _frame(chart: Chart, x: _Numbers | _Categories, y: _Values) -> Iterator[str]
         yield f'<text class="pale" x="{at:.1f}" y="{bottom + 20}" text-anchor="middle">{_text(label)}</text>'
     yield f'<path class="axis" d="M{_LEFT} {bottom}H{right}"/>'
     middle, center = _LEFT + _PLOT_WIDTH // 2, _TOP + _PLOT_HEIGHT // 2
-    yield f'<text class="ink" x="{middle}" y="{bottom + 46}" text-anchor="middle">{_text(chart.x_title)}</text>'
+    x_title, y_title = _cut(chart.x_title, int(_PLOT_WIDTH / _CHAR)), _cut(chart.y_title, int(_PLOT_HEIGHT / _CHAR))
+    yield f'<text class="ink" x="{middle}" y="{bottom + 46}" text-anchor="middle">{_text(x_title)}</text>'
     yield (
         f'<text class="ink" x="18" y="{center}" text-anchor="middle" transform="rotate(-90 18 {center})">'
-        f"{_text(chart.y_title)}</text>"
+        f"{_text(y_title)}</text>"
     )
 
 
