@@ -57,8 +57,6 @@ async def submit(
     fields = await master.request_checks.run(request)
     if master.catalogue.is_per_node(request.workload):
         _check_node_count(caller, await _target_nodes(master, fields["params"]["nodes"]))
-    else:
-        _check_slots(caller, fields["roles"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
     job = await _add(master, spec, caller, key, _digest(request, spec))
     response.headers["Location"] = f"/jobs/{job.id}"
@@ -210,6 +208,7 @@ async def _add_once(  # noqa: PLR0917 - the parameters of `_add`
     earlier = None if key is None else await idempotency.job_of(connection, owner.name, key, digest)
     if earlier is not None:
         return await jobs.get(connection, earlier)
+    _check_slots(owner, spec.roles)
     await _check_capacity(connection, master.presence, spec.resources)
     await check_submission(connection, owner.name, owner.limits)
     now = master.clock.now()
