@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting, needs_of
+from rolecall.master.seats import Pool, pools_of
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
@@ -40,6 +41,10 @@ class Allowance:
     used: int
 
 
+Demand = tuple[Role, bool]
+"""A role, and True for its workers on GPUs, False for those on CPU shares."""
+
+
 def schedule(  # noqa: PLR0917 - all that the queue depends on
     queue: Iterable[QueuedJob],
     nodes: Cluster | Sequence[NodeState],
@@ -54,15 +59,15 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     For the same nodes, pass the same `Cluster`, which caches what it has computed.
 
     Jobs that fit run before one that does not (backfill). When a job that would fit into the empty cluster has waited
-    longer than `backfill_window`, later jobs don't get slots of its roles, or slots of the same machines, so that it
-    doesn't starve. A job that can never fit blocks no other job.
+    longer than `backfill_window`, later jobs don't get slots that its workers can use, or slots of the same machines'
+    cores or GPUs, so that it doesn't starve. A job that can never fit blocks no other job.
     `allowances` has the owners whose slots are limited. A job that waits for its owner's other jobs blocks none.
     `per_node_jobs` maps each node with a worker of a per-node job to that job. Per-node jobs take no slots, so they
     neither block other jobs nor wait for them, but a node runs only one of them at a time.
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
-    taken, seating, allowed, per_node_jobs = list(taken), cluster.seating(taken), dict(allowances), dict(per_node_jobs)
-    held: dict[Role, Waiting] = {}  # the roles that an earlier job reserves, and the reason for others
+    seating, allowed, per_node_jobs = cluster.seating(taken), dict(allowances), dict(per_node_jobs)
+    held: dict[Demand, Waiting] = {}  # what an earlier job reserves, and the reason for others
     outcomes: dict[str, Outcome] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
         outcome = outcomes[job.id] = (
@@ -70,39 +75,44 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             if job.per_node
             else _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
-            or next((held[role] for role in sorted(_roles(job)) if role in held), None)
+            or next((held[one] for one in sorted(_demands(job, cluster)) if one in held), None)
             or _placed(job, cluster, seating)
         )
         if isinstance(outcome, GangPlan):
             if not job.per_node:
-                taken.extend(outcome.workers)
-                seating = Seating(cluster, taken)
+                seating = seating.after(outcome.workers)
             if (own := allowed.get(job.owner)) is not None:
                 allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
         elif outcome.feasible and now - job.queued_at > backfill_window:
             prefix = f"held back for job {job.id}, which goes first and is "
             why = Waiting(prefix + outcome.reason, feasible=False, gist=prefix + outcome.lasting)
-            held = dict.fromkeys(contended(_roles(job), cluster.nodes), why) | held
+            held = dict.fromkeys(contended(_demands(job, cluster), cluster.nodes), why) | held
     return outcomes
 
 
-def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
-    """`roles`, and the roles whose workers can use the same ledgers or GPUs of the same machines."""
-    wanted, nodes = set(roles), list(nodes)
-    shared = frozenset[tuple[str, bool | str]]().union(*(_shared(n.spec) for n in nodes if n.spec.role in wanted))
-    return wanted | {node.spec.role for node in nodes if not shared.isdisjoint(_shared(node.spec))}
+def contended(demands: Collection[Demand], nodes: Iterable[NodeState]) -> set[Demand]:
+    """`demands`, and those that can use the same slots, or the same ledgers or GPUs of the same machines."""
+    uses = [((node.spec.role, on_gpu), _uses(node.spec, on_gpu=on_gpu)) for node in nodes for on_gpu in (False, True)]
+    wanted = frozenset[Pool]().union(*(pools for demand, pools in uses if demand in demands))
+    return {*demands, *(demand for demand, pools in uses if not wanted.isdisjoint(pools))}
 
 
-def _shared(spec: NodeSpec) -> set[tuple[str, bool | str]]:
-    """The ledger and the GPUs of a node, which other nodes of its machine can use as well."""
-    boot = spec.machine.boot_id
-    return {(boot, spec.role.computes), *((boot, gpu.uuid) for gpu in spec.machine.gpus)}
+def _uses(spec: NodeSpec, *, on_gpu: bool) -> set[Pool]:
+    """The ledger or GPUs of a node, and its slots if they are too few for workers on both."""
+    pools = pools_of(spec, on_gpu=on_gpu)
+    few = spec.slots < spec.machine.capacity(spec.role)
+    return {*pools, Pool(spec.name, "slots")} if few and pools else set(pools)
+
+
+def _demands(job: QueuedJob, cluster: Cluster) -> set[Demand]:
+    needs = needs_of(job.roles, job.resources)
+    return {(need.role, on_gpu) for need in needs for on_gpu in cluster.devices(need)}
 
 
 def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
     """The plan with the addresses of its nodes."""
     members = {worker.node for worker in plan.workers}
-    return plan.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
+    return plan.model_copy(update={"addresses": {name: cluster.specs[name].address for name in sorted(members)}})
 
 
 def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:

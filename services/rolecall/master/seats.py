@@ -188,15 +188,18 @@ class Flow:
         self._pool_left[seat.pool] -= count * seat.size
 
 
+def pools_of(spec: NodeSpec, *, on_gpu: bool) -> tuple[Pool, ...]:
+    """The alternatives of a worker on this node, on a GPU or on the CPU; empty if it has no GPU."""
+    return tuple(_gpu(spec, gpu.uuid) for gpu in spec.machine.gpus) if on_gpu else (_ledger(spec),)
+
+
 def _choice(spec: NodeSpec, need: Need) -> _Choice | None:
     """The alternatives of such a worker on this node; None if the node can never have one."""
-    threads = need.threads_on(spec.machine)
-    if need.threads is not None and threads > spec.machine.cores:
+    threads, on_gpu = need.threads_on(spec.machine), need.takes_gpu(spec)
+    pools = pools_of(spec, on_gpu=on_gpu)
+    if not pools or (need.threads is not None and threads > spec.machine.cores):
         return None
-    if not need.takes_gpu(spec):
-        return _Choice(spec.name, (_ledger(spec),), _parts(spec, threads))
-    pools = tuple(_gpu(spec, gpu.uuid) for gpu in spec.machine.gpus)
-    return _Choice(spec.name, pools, 1) if pools else None
+    return _Choice(spec.name, pools, 1 if on_gpu else _parts(spec, threads))
 
 
 def _gpu(spec: NodeSpec, uuid: str) -> Pool:
