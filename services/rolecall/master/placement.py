@@ -58,7 +58,7 @@ class Cluster:
         self.live_nodes = [node for node in self.nodes if node.alive]
         self.offers = [node.spec for node in self.live_nodes if node.obstacle is None and node.spec.name not in avoid]
         self.reachable_groups = _reachable_groups(self.offers)
-        self.addresses = {node.spec.name: node.spec.address for node in self.nodes}
+        self.specs = {node.spec.name: node.spec for node in self.nodes}
         self._totals: dict[Need, int] = {}
         self._rooms: dict[Need, int] = {}
         self._feasible: dict[Shape, bool] = {}

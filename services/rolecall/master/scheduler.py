@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting, needs_of
+from rolecall.master.seats import slots_taken
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
@@ -34,7 +35,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The limit for the workers of one owner's jobs, and the number that run."""
+    """The limit for the slots of one owner's running workers, and how many they take, see `slots_of`."""
 
     limit: int
     used: int
@@ -71,19 +72,24 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             else _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
             or next((held[role] for role in sorted(_roles(job)) if role in held), None)
-            or _placed(job, cluster, seating)
+            or _placed(job, cluster, seating, allowed)
         )
         if isinstance(outcome, GangPlan):
             if not job.per_node:
                 taken.extend(outcome.workers)
                 seating = Seating(cluster, taken)
             if (own := allowed.get(job.owner)) is not None:
-                allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
+                allowed[job.owner] = replace(own, used=own.used + slots_of(outcome.workers, cluster.specs))
         elif outcome.feasible and now - job.queued_at > backfill_window:
             prefix = f"held back for job {job.id}, which goes first and is "
             why = Waiting(prefix + outcome.reason, feasible=False, gist=prefix + outcome.lasting)
             held = dict.fromkeys(contended(_roles(job), cluster.nodes), why) | held
     return outcomes
+
+
+def slots_of(workers: Iterable[WorkerPlan], specs: Mapping[str, NodeSpec]) -> int:
+    """What workers count for their owner's limit: one for each, or the CPU shares of its threads if these are more."""
+    return sum(slots_taken(specs[one.node], one) if one.node in specs else 1 for one in workers)
 
 
 def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
@@ -102,12 +108,15 @@ def _shared(spec: NodeSpec) -> set[tuple[str, bool | str]]:
 def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
     """The plan with the addresses of its nodes."""
     members = {worker.node for worker in plan.workers}
-    return plan.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
+    return plan.model_copy(update={"addresses": {name: cluster.specs[name].address for name in sorted(members)}})
 
 
-def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
+def _placed(job: QueuedJob, cluster: Cluster, seating: Seating, allowances: Mapping[str, Allowance]) -> Outcome:
     outcome = seating.place(needs_of(job.roles, job.resources), job.avoid)
-    return outcome if isinstance(outcome, Waiting) else _with_addresses(outcome, cluster)
+    if isinstance(outcome, Waiting):
+        return outcome
+    # Only a plan says how many CPU shares the threads of each worker take.
+    return _over_limit(job, slots_of(outcome.workers, cluster.specs), allowances) or _with_addresses(outcome, cluster)
 
 
 def one_worker_per_node(nodes: Sequence[NodeState], only: Collection[str] = ()) -> GangPlan | Waiting:

@@ -10,7 +10,7 @@ assignment may be missed in rare cases.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rolecall.spec.node import Machine, NodeSpec
@@ -91,6 +91,17 @@ def occupied_seat(spec: NodeSpec, worker: WorkerPlan) -> Seat:
     if worker.gpu is not None:
         return Seat(spec.name, _gpu(spec, worker.gpu), 1)
     return Seat(spec.name, _ledger(spec), _parts(spec, worker.threads))
+
+
+def slots_taken(spec: NodeSpec, worker: WorkerPlan) -> int:
+    """What a worker on this node counts for its token's limit: the CPU shares of its threads, at least 1."""
+    return max(1, occupied_seat(spec, worker).size // _PARTS)
+
+
+def least_slots(need: Need, offers: Iterable[NodeSpec]) -> int:
+    """What such a worker counts at least on any of these nodes; 1 if none of them can have it."""
+    choices = [_choice(spec, need) for spec in offers if spec.role is need.role]
+    return min((max(1, choice.size // _PARTS) for choice in choices if choice is not None), default=1)
 
 
 class Flow:
