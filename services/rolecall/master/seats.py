@@ -11,6 +11,7 @@ assignment may be missed in rare cases.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rolecall.spec.node import Machine, NodeSpec
@@ -104,6 +105,17 @@ def least_slots(need: Need, offers: Iterable[NodeSpec]) -> int:
     return min((max(1, choice.size // _PARTS) for choice in choices if choice is not None), default=1)
 
 
+@dataclass(slots=True)
+class _Search:
+    """What one search for a seat has tried."""
+
+    pools: set[Pool] = field(default_factory=set[Pool])
+    """Full pools: to make room in one of them again can't help."""
+    needs: set[Need] = field(default_factory=set[Need])
+    """Needs whose pools are all tried, or being tried. To move a worker like one that needs a seat can't help: the
+    other could take the seat itself. So a search is no deeper than a gang has roles, however large the cluster."""
+
+
 class Flow:
     """An assignment of workers to seats, within the nodes' offers."""
 
@@ -115,6 +127,7 @@ class Flow:
         self._pool_sizes = _pool_sizes(offers)
         self._pool_left = self._pool_sizes.copy()
         self.seated: Counter[Seat] = Counter()
+        self._users: defaultdict[Pool, set[Seat]] = defaultdict(set)
         for seat in occupied:
             self._seats_left[seat.node] -= 1
             self._pool_left[seat.pool] -= seat.size
@@ -126,7 +139,7 @@ class Flow:
         ordered = sorted(wanted, key=lambda need: (-(need.threads or 0), RANK_ORDER.index(need.role)))
         for need in ordered:
             for number in range(wanted[need]):
-                if not self._seat(need, set()):
+                if not self._seat(need, _Search()):
                     short[need] = wanted[need] - number
                     break
         return short
@@ -144,36 +157,41 @@ class Flow:
             for (pools, size), count in seats.items()
         )
 
-    def _seat(self, need: Need, seen: set[Pool]) -> bool:
+    def _seat(self, need: Need, search: _Search) -> bool:
         """Seat one more such worker, and move other workers of the gang if necessary."""
         loads = [(self._load(choice, pool), pool) for choice in self._open_choices(need) for pool in choice.pools]
         if not loads:
             return False
         best, pool = min(loads)
         seat = best[-1]
-        if self._has_room(seat) and pool not in seen:  # The usual case, which needs no sorting.
+        if self._has_room(seat) and pool not in search.pools:  # The usual case, which needs no sorting.
             self._occupy(seat, 1)
             return True
+        search.needs.add(need)
         for load, pool in sorted(loads):
             seat = load[-1]
-            if pool not in seen and self._make_room(seat, seen):
+            if pool not in search.pools and self._make_room(seat, search):
+                search.needs.discard(need)
                 self._occupy(seat, 1)
                 return True
         return False
 
-    def _make_room(self, wanted: Seat, seen: set[Pool]) -> bool:
+    def _make_room(self, wanted: Seat, search: _Search) -> bool:
         if self._has_room(wanted):
             return True
-        seen.add(wanted.pool)
-        for seat in sorted(seat for seat, count in self.seated.items() if count and seat.pool == wanted.pool):
-            while self.seated[seat]:
+        search.pools.add(wanted.pool)
+        for seat in sorted(self._users[wanted.pool]):
+            while self.seated[seat] and self._need_at(seat) not in search.needs:
                 self._occupy(seat, -1)
-                if not self._seat(self._needs[self._specs[seat.node].role], seen):
+                if not self._seat(self._need_at(seat), search):
                     self._occupy(seat, 1)
                     break
                 if self._has_room(wanted):
                     return True
         return False
+
+    def _need_at(self, seat: Seat) -> Need:
+        return self._needs[self._specs[seat.node].role]
 
     def _open_choices(self, need: Need) -> Iterator[_Choice]:
         if need not in self._choices:
@@ -195,6 +213,7 @@ class Flow:
 
     def _occupy(self, seat: Seat, count: int) -> None:
         self.seated[seat] += count
+        self._users[seat.pool].add(seat)
         self._seats_left[seat.node] -= count
         self._pool_left[seat.pool] -= count * seat.size
 

@@ -90,7 +90,8 @@ class View:
         return tuple(place for gang in seated for place in _places(gang))
 
     def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
-        """The use of each limited owner: the slots of its workers that can still have a process, also those of per-node jobs."""
+        """The use of each limited owner: the slots of its workers that can still have a process, also those of per-node
+        jobs."""
         limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
         used: Counter[str] = Counter()
         specs = {name: node.spec for name, node in self.nodes.items()}
