@@ -12,6 +12,7 @@ assignment may be missed in rare cases.
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from rolecall.spec.node import Machine, NodeSpec
@@ -87,6 +88,9 @@ class _Choice(NamedTuple):
     size: int
 
 
+_Load = tuple[bool, int, int, int, Seat]
+
+
 def occupied_seat(spec: NodeSpec, worker: WorkerPlan) -> Seat:
     """The seat of a worker that is placed on this node."""
     if worker.gpu is not None:
@@ -128,6 +132,7 @@ class Flow:
         self._pool_left = self._pool_sizes.copy()
         self.seated: Counter[Seat] = Counter()
         self._users: defaultdict[Pool, set[Seat]] = defaultdict(set)
+        self._heaps: dict[Need, list[tuple[_Load, _Choice, Pool]]] = {}
         for seat in occupied:
             self._seats_left[seat.node] -= 1
             self._pool_left[seat.pool] -= seat.size
@@ -159,22 +164,40 @@ class Flow:
 
     def _seat(self, need: Need, search: _Search) -> bool:
         """Seat one more such worker, and move other workers of the gang if necessary."""
-        loads = [(self._load(choice, pool), pool) for choice in self._open_choices(need) for pool in choice.pools]
-        if not loads:
+        best = self._best(need)
+        if best is None:
             return False
-        best, pool = min(loads)
-        seat = best[-1]
-        if self._has_room(seat) and pool not in search.pools:  # The usual case, which needs no sorting.
-            self._occupy(seat, 1)
+        if self._has_room(best) and best.pool not in search.pools:  # The usual case, which needs no sorting.
+            self._occupy(best, 1)
             return True
         search.needs.add(need)
-        for load, pool in sorted(loads):
-            seat = load[-1]
-            if pool not in search.pools and self._make_room(seat, search):
+        loads = (self._load(choice, pool) for choice in self._open_choices(need) for pool in choice.pools)
+        for *_, seat in sorted(loads):
+            if seat.pool not in search.pools and self._make_room(seat, search):
                 search.needs.discard(need)
                 self._occupy(seat, 1)
                 return True
         return False
+
+    def _best(self, need: Need) -> Seat | None:
+        """The seat with the lowest load; None if all nodes are full.
+
+        Loads only grow while seats are taken, so an entry of the heap that is out of date is too low, never too high.
+        """
+        if need not in self._heaps:
+            choices = [(choice, pool) for choice in self._open_choices(need) for pool in choice.pools]
+            self._heaps[need] = [(self._load(choice, pool), choice, pool) for choice, pool in choices]
+            heapify(self._heaps[need])
+        heap = self._heaps[need]
+        while heap:
+            load, choice, pool = heap[0]
+            if self._seats_left[choice.node] <= 0:
+                heappop(heap)
+            elif (now := self._load(choice, pool)) != load:
+                heapreplace(heap, (now, choice, pool))
+            else:
+                return load[-1]
+        return None
 
     def _make_room(self, wanted: Seat, search: _Search) -> bool:
         if self._has_room(wanted):
@@ -202,7 +225,7 @@ class Flow:
     def _has_room(self, seat: Seat) -> bool:
         return self._pool_left[seat.pool] >= seat.size
 
-    def _load(self, choice: _Choice, pool: Pool) -> tuple[bool, int, int, int, Seat]:
+    def _load(self, choice: _Choice, pool: Pool) -> _Load:
         """The sort key of seats: free pools first, then GPUs with the fewest users, then the emptiest node, so that
         gangs spread."""
         node, pools, size = choice
@@ -212,6 +235,8 @@ class Flow:
         return left < size, users, -room, -self._seats_left[node], Seat(node, pool, size)
 
     def _occupy(self, seat: Seat, count: int) -> None:
+        if count < 0:
+            self._heaps.clear()
         self.seated[seat] += count
         self._users[seat.pool].add(seat)
         self._seats_left[seat.node] -= count
