@@ -18,6 +18,8 @@ _PLOT_WIDTH, _PLOT_HEIGHT = 600, 320
 _TICKS = 5
 _CHAR = 6.6
 """The average width of a character in 12 pixels."""
+_LEAST_RANGE = 1e-300
+"""A smaller range of values has no steps that floats can represent."""
 _LEGEND_ROW = 22
 _LEGEND_CHARS = 40
 _CLOSE = 1e-4
@@ -143,7 +145,7 @@ class _Values:
         low, high = min(lows), max(highs)
         if from_zero or math.isclose(low, high, rel_tol=_CLOSE) or 0 < low < high * 0.75 or 0 > high > low * 0.75:
             low, high = min(low, 0.0), max(high, 0.0)
-        if low == high:
+        if high - low < _LEAST_RANGE:
             high = low + 1
         step = _nice_step((high - low) / _TICKS)
         return cls(math.floor(low / step) * step, math.ceil(high / step) * step, step)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting, needs_of
-from rolecall.master.seats import Pool, pools_of
+from rolecall.master.seats import Pool, pools_of, slots_taken
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
@@ -35,7 +35,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The limit for the workers of one owner's jobs, and the number that run."""
+    """The limit for the slots of one owner's running workers, and how many they take, see `slots_of`."""
 
     limit: int
     used: int
@@ -76,18 +76,23 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             else _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
             or next((held[one] for one in sorted(_demands(job, cluster)) if one in held), None)
-            or _placed(job, cluster, seating)
+            or _placed(job, cluster, seating, allowed)
         )
         if isinstance(outcome, GangPlan):
             if not job.per_node:
                 seating = seating.after(outcome.workers)
             if (own := allowed.get(job.owner)) is not None:
-                allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
+                allowed[job.owner] = replace(own, used=own.used + slots_of(outcome.workers, cluster.specs))
         elif outcome.feasible and now - job.queued_at > backfill_window:
             prefix = f"held back for job {job.id}, which goes first and is "
             why = Waiting(prefix + outcome.reason, feasible=False, gist=prefix + outcome.lasting)
             held = dict.fromkeys(contended(_demands(job, cluster), cluster.nodes), why) | held
     return outcomes
+
+
+def slots_of(workers: Iterable[WorkerPlan], specs: Mapping[str, NodeSpec]) -> int:
+    """What workers count for their owner's limit: one for each, or the CPU shares of its threads if these are more."""
+    return sum(slots_taken(specs[one.node], one) if one.node in specs else 1 for one in workers)
 
 
 def contended(demands: Collection[Demand], nodes: Iterable[NodeState]) -> set[Demand]:
@@ -115,9 +120,12 @@ def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
     return plan.model_copy(update={"addresses": {name: cluster.specs[name].address for name in sorted(members)}})
 
 
-def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
+def _placed(job: QueuedJob, cluster: Cluster, seating: Seating, allowances: Mapping[str, Allowance]) -> Outcome:
     outcome = seating.place(needs_of(job.roles, job.resources), job.avoid)
-    return outcome if isinstance(outcome, Waiting) else _with_addresses(outcome, cluster)
+    if isinstance(outcome, Waiting):
+        return outcome
+    # Only a plan says how many CPU shares the threads of each worker take.
+    return _over_limit(job, slots_of(outcome.workers, cluster.specs), allowances) or _with_addresses(outcome, cluster)
 
 
 def one_worker_per_node(nodes: Sequence[NodeState], only: Collection[str] = ()) -> GangPlan | Waiting:
@@ -159,7 +167,7 @@ def _place_per_node(
 
 def _without_workers(job: QueuedJob) -> Waiting | None:
     """The reason for a job without roles. It was a per-node job, but its workload is no longer installed."""
-    if _roles(job):
+    if any(job.roles.values()):
         return None
     return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
 
@@ -172,7 +180,3 @@ def _over_limit(job: QueuedJob, needed: int, allowances: Mapping[str, Allowance]
     uses = f"{why} {job.owner} uses {own.used} of its {own.limit} slots, and this job needs {needed}"
     has = f"{why} {job.owner} has {own.limit} slots, and this job needs {needed}"
     return Waiting(uses, feasible=False, gist=has)
-
-
-def _roles(job: QueuedJob) -> set[Role]:
-    return {role for role, count in job.roles.items() if count}

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall.master import lifecycle
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
-from rolecall.master.capacity import lacking
+from rolecall.master.capacity import lacking, slots_needed
 from rolecall.master.documents import detailed, job_document
 from rolecall.master.field_errors import MAX_PROBLEMS, problem, shortened, unknown
 from rolecall.master.presence import Presence
@@ -31,6 +31,7 @@ from rolecall.spec.api import JobPage
 from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
+from rolecall.spec.node import NodeState
 from rolecall.spec.resources import Resources, RoleRequest
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
@@ -159,22 +160,27 @@ def _check_node_count(caller: Principal, nodes: list[str]) -> None:
         raise InvalidJob([problem("params.nodes", message, nodes, f"{limit} nodes at most")])
 
 
-def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
-    """Raise `InvalidJob` if the token's limit never allows the gang."""
-    asked, limit = sum(roles.values()), caller.limits.max_slots
-    if limit is not None and asked > limit:
-        message = f"the job needs {asked} workers, and {_may_run(caller, limit)}"
-        given = {role.value: number for role, number in roles.items()}
-        raise InvalidJob([problem("roles", message, given, f"{limit} workers at most")])
-
-
-async def _check_capacity(connection: AsyncConnection, presence: Presence, resources: dict[Role, Resources]) -> None:
-    """Raise `InvalidJob` for resources that no live node of the role has. Jobs wait for roles without live nodes."""
-    if not any(own.gpus or own.threads for own in resources.values()):
-        return
-    problems = lacking(resources, presence.states(await node_store.list_all(connection)))
-    if problems:
+async def _check_capacity(
+    connection: AsyncConnection,
+    presence: Presence,
+    caller: Principal,
+    roles: dict[Role, int],
+    resources: dict[Role, Resources],
+) -> None:
+    """Raise `InvalidJob` for resources that no live node of the role has, and for a gang that the token's limit never
+    allows. Jobs wait for roles without live nodes.
+    """
+    nodes: list[NodeState] = []
+    if any(own.gpus or own.threads for own in resources.values()):
+        nodes = list(presence.states(await node_store.list_all(connection)))
+    if problems := lacking(resources, nodes):
         raise InvalidJob(problems)
+    asked, limit = slots_needed(roles, resources, nodes), caller.limits.max_slots
+    if limit is not None and asked > limit:
+        unit = "workers" if asked == sum(roles.values()) else "slots"
+        message = f"the job needs {asked} {unit}, and {_may_run(caller, limit)}"
+        given = {role.value: number for role, number in roles.items()}
+        raise InvalidJob([problem("roles", message, given, f"{limit} {unit} at most")])
 
 
 def _may_run(caller: Principal, limit: int) -> str:
@@ -208,8 +214,7 @@ async def _add_once(  # noqa: PLR0917 - the parameters of `_add`
     earlier = None if key is None else await idempotency.job_of(connection, owner.name, key, digest)
     if earlier is not None:
         return await jobs.get(connection, earlier)
-    _check_slots(owner, spec.roles)
-    await _check_capacity(connection, master.presence, spec.resources)
+    await _check_capacity(connection, master.presence, owner, spec.roles, spec.resources)
     await check_submission(connection, owner.name, owner.limits)
     now = master.clock.now()
     job = await jobs.add(connection, spec, now, owner.name)
