@@ -36,7 +36,8 @@ test-fast: $(INSTALLED)  ## Run the tests that take seconds
 	$(PYTEST) -m "not slow"
 
 test: $(INSTALLED)  ## Run every test that this machine can run
-	$(PYTEST)
+	$(PYTEST) -m "not idle"
+	$(BIN)/pytest -m idle
 
 test-versions:  ## Run the fast tests and the numerics with the lowest torch that is supported
 	$(MAKE) VENV=.venv-lowest LOCK=requirements-lowest.lock setup

@@ -15,4 +15,4 @@ The layers, from top to bottom. Imports point down only, which import-linter che
     process                  settings of the kernel for a process
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -95,6 +95,13 @@ def test_every_mark_is_inside_the_axes_with_a_few_labels(values: tuple[float, ..
     assert all(0 < x < width for x, _ in texts(root).values())
 
 
+@pytest.mark.parametrize("values", [(0.1, 0.1 + 2e-17), (0.693147180, 0.693147181), (-5e4, -50000.01), (0.5, 0.50005)])
+def test_labels_of_the_values_differ_however_close_the_values_are(values: tuple[float, ...]) -> None:
+    root = chart((1, 2), points(*values))
+    labels = [one.text for one in root.iter("{http://www.w3.org/2000/svg}text") if one.get("text-anchor") == "end"]
+    assert len(labels) == len(set(labels)) > 1
+
+
 def test_labels_do_not_overlap() -> None:
     many = tuple(float(n) for n in range(1000, 1100))
     root = chart(many, points(*range(100)))
@@ -109,6 +116,18 @@ def test_any_text_results_in_one_line_of_xml(title: str) -> None:
     assert "\n" not in (root[0].text or "")
     if title.startswith("<"):
         assert root[0].text == title
+
+
+def test_long_titles_are_cut_to_fit_and_the_documents_title_is_whole() -> None:
+    title = "a name of a job, " * 7
+    root = ET.fromstring(svg(Chart(title, "note", title, title, (1, 2), (Series("", points(1, 2)),))))
+    assert root[0].text == title
+    width, height = float(root.get("width", "")), float(root.get("height", ""))
+    cut = [one for one in root.iter("{http://www.w3.org/2000/svg}text") if (one.text or "").startswith("a name")]
+    heading, *axes = (len(one.text or "") for one in cut)
+    assert heading * 6.6 * 16 / 12 < width
+    assert len(axes) == 2
+    assert all(chars * 6.6 < room for chars, room in zip(sorted(axes), (height, width), strict=True))
 
 
 def test_it_is_readable_on_light_and_dark_pages() -> None:

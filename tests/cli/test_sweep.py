@@ -12,6 +12,15 @@ import pytest
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import ROLECALL, Cluster
 
+from rolecall.cli import sweep
+from rolecall.cli.client import Client
+from rolecall.cli.connection import Connection
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.variants import variants
+from rolecall.spec.job import JobDocument
+
+from .test_variants import run as ended
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -112,6 +121,43 @@ def test_ctrl_c_cancels_the_running_job_and_prints_the_table(cluster: Cluster, r
     assert f"job {job} is cancelled" in errors
     assert table.splitlines()[1].split()[:2] == ["1", "stopping"]
     cluster.wait_for(job, "cancelled", 20)
+
+
+class LosingAnswers(Client):
+    """A client that does not get the answer to its first submission, and none to later questions about the job."""
+
+    def __init__(self, lost: BaseException) -> None:
+        super().__init__(Connection("http://127.0.0.1:9", "token"))
+        self.lost, self.made, self.cancelled = lost, dict[str | None, JobDocument](), list[str]()
+
+    def submit(self, body: bytes, key: str | None = None) -> JobDocument:
+        found = self.made.setdefault(key, ended("queued"))
+        if isinstance(self.lost, KeyboardInterrupt):
+            lost, self.lost = self.lost, CommandError(Exit.UNREACHABLE, "gone")
+            raise lost
+        return found
+
+    def job(self, job: str) -> JobDocument:
+        raise self.lost
+
+    def act(self, job: str, action: str) -> JobDocument:
+        self.cancelled.append(job)
+        return ended("stopping")
+
+
+def test_ctrl_c_also_cancels_a_job_whose_submission_was_not_answered_yet() -> None:
+    client, planned = LosingAnswers(KeyboardInterrupt()), variants({"workload": "w"}, [("name", ("a",))])
+    with pytest.raises(KeyboardInterrupt):
+        sweep._run_all(client, planned, 1, None)  # pyright: ignore[reportPrivateUsage]
+    assert "is cancelled" in str(sweep._cancel(client, planned))  # pyright: ignore[reportPrivateUsage]
+    assert (len(client.made), client.cancelled) == (1, ["w-1"])
+
+
+def test_a_job_that_can_no_longer_be_followed_is_named() -> None:
+    client = LosingAnswers(CommandError(Exit.UNAUTHORIZED, "the token is not valid"))
+    with pytest.raises(CommandError, match="job w-1 continues: the token is not valid") as caught:
+        sweep._run_all(client, variants({"workload": "w"}, [("name", ("a", "b"))]), 1, None)  # pyright: ignore[reportPrivateUsage]
+    assert (caught.value.code, len(client.made)) == (Exit.UNAUTHORIZED, 1)
 
 
 def test_submit_replaces_fields(cluster: Cluster, rows: Path) -> None:

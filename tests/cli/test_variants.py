@@ -1,12 +1,13 @@
 """The jobs of a sweep, and what is shown of their results."""
 
+import re
 from datetime import UTC, datetime
 from statistics import stdev
 from typing import Any
 
 import pytest
 
-from rolecall.cli.chart import Point
+from rolecall.cli.chart import Point, svg
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.variants import Variant, chart, metrics, variants
 from rolecall.spec.job import JobDocument
@@ -109,3 +110,15 @@ def test_the_axis_has_the_metrics_unit(metric: str, title: str) -> None:
     assert found.y_title == title
     assert found.x_values == ("x",)
     assert found.note == "one run each"
+
+
+@pytest.mark.parametrize("first", [0.0, 5e-324, -1e-310, 1.0, 1e16, 1e300, -1e300, 1.7e308, 10**400])
+@pytest.mark.parametrize("second", [0.0, 1.0000000000000002, 1e16 + 2, 1e300, -1.7e308, -(10**400)])
+@pytest.mark.parametrize("values", [(1, 2), (10**400, 5e-324), (float("inf"), 1)])
+def test_no_number_ends_a_sweep(first: float, second: float, values: tuple[float, ...]) -> None:
+    settings = [("lr", values)]
+    done = measured(settings, [run(m=first), run(m=second)], [run(m=second), run(m=second)])
+    if (found := chart(done, settings, "m")) is not None:
+        drawn = svg(found)
+        assert "nan" not in drawn
+        assert not re.search(r"\binf\b", drawn.replace("Infinity", ""))

@@ -37,6 +37,7 @@ def test_a_job_trains_a_model_and_hands_it_over(cluster: Cluster, rows: Path, tm
     assert answered.startswith("tensor([0.")
 
 
+@pytest.mark.idle
 def test_the_first_step_comes_within_three_seconds_of_the_post(cluster: Cluster, rows: Path) -> None:
     """With warm nodes; the input is read within the time, too."""
     cluster.wait_for(cluster.submit(short_job(rows)), "succeeded", 60)
@@ -46,7 +47,7 @@ def test_the_first_step_comes_within_three_seconds_of_the_post(cluster: Cluster,
     for start in starts:
         parts = sum(start[part] for part in ("queue", "spawn", "join", "first_step"))
         assert start["total"] == pytest.approx(parts, abs=0.01)
-    # The best of three counts, because whatever runs next to this test can only add time.
+    # The best of three counts, because whatever else the machine does can only add time.
     took_s = [start["total"] for start in starts]
     assert min(took_s) <= 3.0
     assert max(took_s) <= 10.0

@@ -145,8 +145,9 @@ def test_a_lost_observer_does_not_end_the_attempt(watched: Cluster) -> None:
     assert "continuing with 1 of 2 observers" in events(watched, submitted)
 
 
+@pytest.mark.idle
 def test_a_gang_that_misses_an_observer_is_formed_again_within_three_seconds(watched: Cluster) -> None:
-    # The best of three counts, because whatever runs next to this test can only add time.
+    # The best of three counts, because whatever else the machine does can only add time.
     took_s = [_time_to_form_again(watched) for _ in range(3)]
     assert min(took_s) <= 3.0
     assert max(took_s) <= 10.0

@@ -16,7 +16,7 @@ from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SMALL = ("--trainers", "1")
-LONG = 2500
+LONG = 1500
 RESERVE = {"ROLECALL_RESERVE_BYTES": "8MiB"}
 
 

@@ -90,7 +90,7 @@ def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, ro
         driver = node(tmp_path / "driver", name.port, "master", command=(*COMMAND, "node"), **shared)
         stack.enter_context(driver)
         until(lambda: all(first.node(one) for one in ("trainer", "parameter-server", "driver")), 120)
-        request = long_job(rows, trainers=1, max_steps=3000, checkpoint_every_steps=200)
+        request = long_job(rows, trainers=1, max_steps=2000, checkpoint_every_steps=100)
         job = accepted(httpx.post(f"http://127.0.0.1:{first.port}/jobs", headers=bearer(TOKEN), json=request))["id"]
         ask = lambda master: master.ask(f"/jobs/{job}")  # noqa: E731
         before = until(lambda: (found := ask(first))["progress"]["step"] > 100 and found, 120)
@@ -101,6 +101,6 @@ def test_a_job_on_real_nodes_outlives_its_master_on_a_standby(tmp_path: Path, ro
         assert len(ended["attempts"]) == 1
         pids = lambda one: [worker["pid"] for worker in one["attempts"][0]["workers"]]  # noqa: E731
         assert pids(ended) == pids(before)
-        assert ended["result"]["steps"] == 3000
+        assert ended["result"]["steps"] == 2000
         recorded = second.ask(f"/jobs/{job}/checkpoints")["checkpoints"]
         assert any(datetime.fromisoformat(one["created_at"]) > taken_over for one in recorded), recorded

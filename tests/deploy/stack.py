@@ -117,6 +117,12 @@ class Stack(Running):
         self.compose("--profile", "*", "down", "--volumes")
         return kept, self.leftovers()
 
+    def remove(self) -> None:
+        """Remove what an interrupted run may have left of the project; its containers need not be asked to stop."""
+        for container in self.leftovers().get("container", []):
+            docker("rm", "--force", container)
+        self.compose("--profile", "*", "down", "--volumes", "--remove-orphans")
+
     def find_master(self) -> None:
         """Where the master is published now; a container that starts again has another port."""
         address = self.compose("port", "master", "8080").strip()
@@ -161,13 +167,14 @@ class Stack(Running):
 def running_stack(project: str = PROJECT, **variables: str) -> Iterator[Stack]:
     """The stack of `compose.yaml`, up; when left it is taken down, and nothing of it may be left."""
     stack = Stack({"PUBLISH": "127.0.0.1:", **variables}, project=project)
+    stack.remove()
     try:
         stack.up()
         yield stack
     finally:
         kept, left = stack.down()
-    assert set(kept) == {"volume"}
-    assert left == {}
+    assert set(kept) == {"volume"}, f"`docker compose down` left {kept}"
+    assert left == {}, f"`docker compose down --volumes` left {left}"
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:

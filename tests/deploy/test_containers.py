@@ -169,7 +169,7 @@ def test_nodes_added_while_it_runs_are_used_and_drain_when_taken_away(stack: Sta
 
 
 def test_a_killed_workers_container_costs_one_attempt(stack: Stack) -> None:
-    job = stack.submit(_long_job(max_steps=600))
+    job = stack.submit(_long_job(max_steps=200))
     stack.until(job, past_step(20), PATIENCE_S)
     victim = stack.containers("trainer")[-1]
     docker("kill", victim)
@@ -199,7 +199,7 @@ def _life(stack: Stack, observer: str) -> str | None:
 def test_jobs_outlive_a_killed_master(stack: Stack) -> None:
     # Of a workload without driver ranks, which live in the master's container.
     example = json.loads((ROOT / "examples/rnn-lm.json").read_text())
-    job = stack.submit(example | {"params": example["params"] | {"max_steps": 150}})
+    job = stack.submit(example | {"params": example["params"] | {"max_steps": 80}})
     stack.until(job, past_step(20), PATIENCE_S)
     docker("kill", f"{PROJECT}-master-1")
     docker("start", f"{PROJECT}-master-1")
@@ -225,7 +225,7 @@ def test_a_node_cut_off_the_network_is_lost_and_comes_back(stack: Stack) -> None
 
 
 def test_a_job_goes_on_when_the_stack_is_taken_down_and_brought_up_again(stack: Stack) -> None:
-    job = stack.submit(_long_job(max_steps=600))
+    job = stack.submit(_long_job(max_steps=200))
     before = stack.until(job, past_step(50), PATIENCE_S)
     stack.compose("down")
     stack.up()

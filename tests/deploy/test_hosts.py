@@ -39,6 +39,9 @@ PORTS = "net.ipv4.ip_local_port_range=40000 49999"
 @pytest.fixture
 def addresses(images: None) -> Iterator[dict[str, str]]:
     """The address of each machine by name, and of a stranger on their network; firewalls are up."""
+    # An interrupted run may have left its own.
+    docker("rm", "--force", "--volumes", *(_host(name) for name in (*MACHINES, STRANGER)))
+    docker("network", "rm", "--force", NETWORK)
     with ExitStack() as undo:
         docker("network", "create", NETWORK)
         undo.callback(docker, "network", "rm", NETWORK)
@@ -141,6 +144,7 @@ def _machine(name: str, master: str, folder: Path, *roles: str, **more: str) -> 
     override.write_text(yaml.safe_dump({"services": {role.value: network for role in Role}}))
     variables = {"MASTER_ADDR": master, "MACHINE": name, "ROLECALL_NODE_TOKEN": NODE_TOKEN, "ROLECALL_TOKEN": TOKEN}
     stack = Stack(variables | {"ROLECALL_SLOTS": "1"} | more, HOSTS, override, project=f"rolecall-test-{name}")
+    stack.remove()
     try:
         stack.compose("up", "--detach", "--wait", *roles)
         yield stack

@@ -18,6 +18,7 @@ from rolecall.runtime.blobs import SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints, MissingPart
 from rolecall.runtime.context import WorkerContext
 from rolecall.runtime.reporter import Reporter
+from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart, GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.workdir import Workdir
@@ -175,6 +176,14 @@ def test_early_stopping_keeps_the_best_epoch(adder: Make) -> None:
     assert loop.trained.exported == 8
 
 
+def test_early_stopping_without_a_score_is_an_error(adder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = adder(early_stopping=EarlyStopping())
+    monkeypatch.setattr(loop, "evaluate", lambda _: None)
+    with pytest.raises(InputError, match="early_stopping needs a validation score, but the validation data is empty"):
+        loop.run()
+    assert loop.position.epoch == 1
+
+
 def test_an_epoch_whose_weights_were_not_stored_is_not_the_best(adder: Make) -> None:
     loop = adder(epochs=9, losses=[1.0, 0.5, 2.0, 2.0, 2.0], early_stopping=EarlyStopping(patience=2))
     loop.unavailable_at = {8}
@@ -239,6 +248,15 @@ def test_a_job_loop_keeps_its_own_position_and_reports_its_result(tmp_path: Path
     events = [json.loads(line) for line in lines]
     assert [line["metrics"] for line in events if line["kind"] == "result"] == [{"steps": 6.0}] * 2
     assert [line["message"] for line in events if line["kind"] == "event"] == ["resumed from the checkpoint at step 4"]
+
+
+def test_a_position_of_another_release_is_resumed_with_the_fields_that_this_one_has(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        Counter(_context(tmp_path, stack)).play()
+        other = manifest(tmp_path, 4).model_copy(update={"position": {"steps": 4, "running_return": 9.5}})
+        resumed = Counter(_context(tmp_path, stack, resume_from=other))
+        resumed.play()
+    assert resumed.position == Count(6)
 
 
 def test_a_job_loop_that_stops_has_no_result(tmp_path: Path) -> None:

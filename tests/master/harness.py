@@ -15,6 +15,7 @@ import httpx
 from pydantic import Field, SecretStr
 from tests.running import accepted
 
+from rolecall import __version__
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
@@ -93,7 +94,7 @@ def make_node(
         interface="eth0",
         metrics_port=0,
         machine=machine,
-        version="0",
+        version=__version__,
         started=f"{name}-first",
     )
 

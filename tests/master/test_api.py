@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import ClusterInfo
 
 from .harness import (
+    CATALOGUE,
     NODE_TOKEN,
     ONE_TRAINER,
     TOKEN,
+    TOY,
     Client,
     ManualClock,
     Node,
@@ -150,6 +153,24 @@ async def test_the_same_key_makes_one_job(client: Client) -> None:
     assert len({response.headers["location"] for response in responses}) == 1
     other = await client.user("POST", "/jobs", json={"workload": "toy", "priority": 1}, headers=key)
     assert check_problem(other, 422)["errors"][0]["field"] == "Idempotency-Key"
+
+
+async def test_a_repeated_request_finds_its_job_whatever_nodes_and_workloads_are_now(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = {"Idempotency-Key": "k1"}
+
+    async def send(**trainer: int) -> httpx.Response:
+        roles = {"trainer": {"count": 1} | trainer, "observer": 1}
+        return await client.user("POST", "/jobs", json={"workload": "toy", "roles": roles}, headers=key)
+
+    first = await send(gpus=1)
+    await one_trainer(client)
+    monkeypatch.setitem(CATALOGUE.workloads, "toy", replace(TOY, cpu_only=frozenset(), busy=frozenset({Role.OBSERVER})))
+    again = await send(gpus=1)
+    assert (again.status_code, again.json()["id"]) == (201, first.json()["id"])
+    for other in (await send(), await send(gpus=1, threads=1)):
+        assert check_problem(other, 422)["errors"][0]["field"] == "Idempotency-Key"
 
 
 async def test_jobs_are_listed_page_by_page(client: Client) -> None:

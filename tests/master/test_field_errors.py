@@ -12,10 +12,12 @@ from rolecall.spec.workload import Params
 class _Files(Params):
     train: str
     test: str = ""
+    skip: int = 0
 
 
 class _Random(Params):
     rows: int
+    skip: int = 0
 
 
 def _choose(given: Any, _: Any) -> Params:
@@ -34,5 +36,5 @@ def test_an_unknown_field_of_one_form_names_those_of_all_forms() -> None:
         "field": "params.data.tets",
         "message": "there is no field 'tets'; did you mean 'test'?",
         "given": '"tets"',
-        "legal": "rows, test, train",
+        "legal": "rows, skip, test, train",
     }

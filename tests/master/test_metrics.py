@@ -1,6 +1,7 @@
 """A scrape of the master costs the same however large the jobs are, and holds up nobody."""
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, event
 
 from rolecall.master import metrics
+from rolecall.master.placement import Seating
+from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.state import WorkerState
 
 from .harness import ONE_TRAINER, Client, line, on_master, one_trainer
@@ -33,10 +36,10 @@ async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         asked.append(statement)
 
-    class Seating(metrics.Seating):
-        def __init__(self, *arguments: Any) -> None:
+    class Cluster(metrics.Cluster):
+        def seating(self, taken: Sequence[WorkerPlan]) -> Seating:
             computed.append(threading.current_thread())
-            super().__init__(*arguments)
+            return super().seating(taken)
 
     async with on_master(tmp_path) as client:
         node = await one_trainer(client, slots=1)
@@ -48,7 +51,7 @@ async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
         before = await scraped(client)
         assert before["rolecall_job_step"] == {frozenset({("job", job), ("workload", "toy")}): 0.0}
         await node.progress(worker, line("step", step=7))
-        monkeypatch.setattr(metrics, "Seating", Seating)
+        monkeypatch.setattr(metrics, "Cluster", Cluster)
         event.listen(Engine, "before_cursor_execute", note)
         try:
             found = await scraped(client)

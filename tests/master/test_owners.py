@@ -60,6 +60,9 @@ async def test_idempotency_keys_belong_to_their_owner(client: Client) -> None:
     other = await client.call(bob, "POST", "/jobs", json=body | {"name": "x"}, headers=key)
     assert other.status_code == 422
     assert first["id"] not in other.text
+    await client.user("PATCH", "/tokens/alice", json={"max_slots": 0})
+    assert accepted(await client.call(alice, "POST", "/jobs", json=body, headers=key))["id"] == first["id"]
+    assert (await client.call(alice, "POST", "/jobs", json=body)).status_code == 422
 
 
 async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:

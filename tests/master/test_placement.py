@@ -351,3 +351,10 @@ def test_room_among_many_machines_is_counted_at_once() -> None:
     begin = time.perf_counter()
     assert capacity(SERVER, nodes) == 50 * 8 * 64
     assert time.perf_counter() - begin < 1
+
+
+def test_a_search_is_no_deeper_than_a_gang_has_roles() -> None:
+    roles = (TRAINER, SERVER)
+    nodes = [alive(make_node(f"{role}-{m}", role, 1, boot=f"m{m}", gpus=1)) for m in range(500) for role in roles]
+    told = reason(place(dict.fromkeys(roles, 256), nodes, [], dict.fromkeys(roles, Resources(gpus=1))))
+    assert told.endswith("they share machines that hold 500 in total; add nodes or ask for fewer")

@@ -3,11 +3,15 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rolecall.master import placement
 from rolecall.master.placement import Waiting
 from rolecall.master.scheduler import Allowance, QueuedJob, schedule
+from rolecall.master.seats import Seat, occupied_seat
+from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -81,6 +85,40 @@ def test_rivals_for_the_same_gpus_are_held_back_too() -> None:
     assert isinstance(one, GangPlan)
     outcomes = schedule([job("large", 2, age_s=61), server], nodes, one.workers, NOW, WINDOW)
     assert not any(isinstance(outcome, GangPlan) for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize(("slots", "expected"), [(6, {"server", "on-cpu"}), (5, {"server"})])
+def test_who_can_use_neither_the_gpus_nor_the_slots_of_a_waiting_job_is_not_held_back(
+    slots: int, expected: set[str]
+) -> None:
+    nodes = [
+        alive(make_node("trainer-0", Role.TRAINER, slots, gpus=2)),
+        alive(make_node("server-0", Role.PARAMETER_SERVER, 34, gpus=2)),
+    ]
+    running = schedule([job("running", 1)], nodes, [], NOW, WINDOW)["running"]
+    assert isinstance(running, GangPlan)
+    queue = [
+        job("large", 2, age_s=61),
+        job("small", 1),
+        job("server", 0, servers=1),
+        replace(job("on-cpu", 1), resources={Role.TRAINER: Resources(gpus=0)}),
+    ]
+    outcomes = schedule(queue, nodes, running.workers, NOW, WINDOW)
+    assert {name for name, outcome in outcomes.items() if isinstance(outcome, GangPlan)} == expected
+
+
+def test_the_seat_of_a_worker_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[WorkerPlan] = []
+
+    def counting(spec: NodeSpec, worker: WorkerPlan) -> Seat:
+        found.append(worker)
+        return occupied_seat(spec, worker)
+
+    monkeypatch.setattr(placement, "occupied_seat", counting)
+    nodes = [alive(make_node("trainer-0", Role.TRAINER, 20, cores=20))]
+    outcomes = schedule([job(f"{number}", 1, age_s=30 - number) for number in range(20)], nodes, [], NOW, WINDOW)
+    assert all(isinstance(outcome, GangPlan) for outcome in outcomes.values())
+    assert len(found) == 20
 
 
 def everywhere(*only: str) -> QueuedJob:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy import Connection, Engine, create_engine, inspect, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import (
@@ -28,6 +29,7 @@ from rolecall.master.store import (
     workers,
 )
 from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.store.schema import jobs as jobs_table
 from rolecall.master.store.schema import metadata
 from rolecall.spec.access import Limits, Scope, TokenRequest
 from rolecall.spec.errors import Conflict, IllegalTransition, NotFound, StaleAttempt
@@ -257,24 +259,10 @@ def test_what_was_stored_before_owners_is_the_admins(
     server: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """Of the first release's rows nothing is lost, and the second is left again the same way."""
-    if server == "sqlite":
-        _check_old_rows(f"sqlite:///{tmp_path / 'old.db'}")
-        return
-    url = request.getfixturevalue("postgres_url")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE DATABASE old")
-        _check_old_rows(f"{url.rpartition('/')[0]}/old".replace("postgresql:", "postgresql+psycopg:"))
-        connection.execute("DROP DATABASE old")
-
-
-def _check_old_rows(url: str) -> None:
-    engine = create_engine(url)
-    try:
+    with _empty_database(server, tmp_path, request) as engine:
         with engine.begin() as connection:
             _migrate(connection, "r0001")
-            job = {"id": "toy-1", "name": "", "workload": "toy", "params": "{}", "roles": "{}", "state": "queued"}
-            zeros = dict.fromkeys(("priority", "max_restarts", "attempt", "restarts", "crashes"), 0)
-            _insert(connection, "jobs", job | zeros | {"progress": "{}", "created_at": NOW, "queued_at": NOW})
+            _insert(connection, "jobs", _ROW)
             _insert(connection, "idempotency", {"key": "k", "digest": "d", "job": "toy-1", "created_at": NOW})
             manifest = json.dumps({"attempt": 1, "step": 1, "parts": [{"size": 4}, {"size": 5}], "position": {}})
             row = {"job": "toy-1", "attempt": 1, "step": 1, "keep": False, "manifest": manifest, "created_at": NOW}
@@ -291,8 +279,56 @@ def _check_old_rows(url: str) -> None:
             command.downgrade(_alembic(connection), "r0001")
             assert connection.execute(text("SELECT key FROM idempotency")).scalars().all() == ["k"]
             assert "owner" not in {column["name"] for column in inspect(connection).get_columns("jobs")}
-    finally:
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgresql"])
+def test_jobs_from_before_resources_have_none_and_those_with_some_lose_nothing_else(
+    server: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The earlier release's master reads the rows again, and its placement decides about the workers."""
+    with _empty_database(server, tmp_path, request) as engine:
+        with engine.begin() as connection:
+            _migrate(connection, "r0004")
+            _insert(connection, "jobs", _ROW)
+            before = connection.execute(text("SELECT * FROM jobs")).one()._asdict()
+        with engine.begin() as connection:
+            _migrate(connection, "head")
+            found = connection.execute(select(jobs_table.c.resources)).scalar_one()
+            assert found == {}
+            newer = {"id": "toy-2", "resources": '{"trainer":{"gpus":1,"threads":null,"busy":false}}'}
+            _insert(connection, "jobs", _ROW | newer)
+            found = connection.execute(select(jobs_table.c.resources).where(jobs_table.c.id == "toy-2")).scalar_one()
+            assert found == {Role.TRAINER: Resources(gpus=1)}
+        with engine.begin() as connection:
+            command.downgrade(_alembic(connection), "r0004")
+            first, second = connection.execute(text("SELECT * FROM jobs ORDER BY sequence")).all()
+            assert first._asdict() == before
+            assert second._asdict() == before | {"id": "toy-2", "sequence": before["sequence"] + 1}
+            _migrate(connection, "head")
+
+
+_ROW = {"id": "toy-1", "name": "", "workload": "toy", "params": "{}", "roles": "{}", "state": "queued"} | {
+    **dict.fromkeys(("priority", "max_restarts", "attempt", "restarts", "crashes"), 0),
+    **{"progress": "{}", "created_at": NOW, "queued_at": NOW},
+}
+
+
+@contextmanager
+def _empty_database(server: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    if server == "sqlite":
+        engine = create_engine(f"sqlite:///{folder / 'old.db'}")
+        yield engine
         engine.dispose()
+        return
+    url = request.getfixturevalue("postgres_url")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE old")
+        engine = create_engine(f"{url.rpartition('/')[0]}/old".replace("postgresql:", "postgresql+psycopg:"))
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+            connection.execute("DROP DATABASE old")
 
 
 def _insert(connection: Connection, table: str, values: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ from rolecall.node.devices import (
     available_cores,
     available_memory,
     count_installed,
-    default_slots,
     describe_machine,
     find_gpus,
     has_quota,
@@ -43,7 +42,7 @@ def test_this_machine() -> None:
     ],
 )
 def test_a_node_offers_its_gpus_and_its_cpu_shares(role: Role, gpus: int, workers_per_gpu: int, slots: int) -> None:
-    assert default_slots(describe_machine(4, GPUS[:gpus], workers_per_gpu), role) == slots
+    assert describe_machine(4, GPUS[:gpus], workers_per_gpu).capacity(role) == slots
 
 
 def test_cores_by_cgroup_quota(tmp_path: Path) -> None:

@@ -23,10 +23,9 @@ from rolecall.node.findings import (
     shm,
     size,
     unwritable,
-    version,
 )
 from rolecall.node.self_check import compare_clocks
-from rolecall.spec.finding import Finding, Level
+from rolecall.spec.finding import Finding, Level, version
 
 OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
 

@@ -145,6 +145,20 @@ def test_the_tutorials_form_keeps_parity_and_continues_from_a_checkpoint(table: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizers", OPTIMIZERS)
+def test_the_tutorials_form_with_an_optimizer_for_the_table_keeps_parity(
+    table: Path, tmp_path: Path, optimizers: str
+) -> None:
+    """Two DistributedOptimizers, and sparse gradients. Checkpoints have no state of an optimizer that is not used."""
+    params = job(table, optimizers, precision="float64", max_steps=20, protocol="tutorial", checkpoint_every_steps=10)
+    result = run_gang("embedding-ddp", params, roles("two-servers"), tmp_path)
+    assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
+    manifest = CheckpointManifest.model_validate_json((tmp_path / "checkpoint-000010.json").read_text())
+    parts = {part.name: load_tensors((tmp_path / "blobs/job" / part.blob).read_bytes()) for part in manifest.parts}
+    assert parts["embedding-0"].keys() == parts["embedding-1"].keys() == {"weights/weight"}
+
+
+@pytest.mark.slow
 def test_unequal_and_empty_shares_keep_parity(table: Path, tmp_path: Path) -> None:
     """2,700 training rows in batches of 97 leave a short last batch; three trainers share 97 rows unequally."""
     params = job(table, "adam", precision="float64", batch_size=97, max_steps=70)

@@ -11,18 +11,32 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.master.harness import NODE_TOKEN, Node, bearer, line, make_settings, one_trainer, serving
+from tests.master.harness import (
+    NODE_TOKEN,
+    Node,
+    bearer,
+    failure,
+    line,
+    make_settings,
+    one_trainer,
+    serving,
+    still_master,
+)
 from tests.master.harness import make_node as make_spec
 
+from rolecall import __version__
+from rolecall.master import catalogue
 from rolecall.master.progress import parse_line
 from rolecall.node.reconcile import Actual, Ask, Key, actions
-from rolecall.spec.finding import Level
+from rolecall.spec.errors import SettingsError, WorkloadError
+from rolecall.spec.finding import Finding, Level
 from rolecall.spec.fork import FORK_REPLY, ForkRequest
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered
+from rolecall.worker.main import _legal_params
 
 RECORDED = Path(__file__).parent / "v0_1_0"
 KINDS = {
@@ -42,6 +56,18 @@ def recorded(name: str) -> dict[str, Any]:
     return json.loads((RECORDED / f"{name}.json").read_text())
 
 
+STORED = json.loads((RECORDED / "params.json").read_text())
+"""Complete parameters as release 0.1.0 validated and stored them."""
+REFUSED = {
+    "reinforce, tutorial, wait_for": "protocol: tutorial requires wait_for: 1",
+    "reinforce, tutorial, normalized rewards": "protocol: tutorial requires normalize_rewards: false",
+    "reinforce, tutorial, own vectorization": "protocol: tutorial requires environment.vectorization: loop",
+    "reinforce, tutorial, coefficients": "protocol: tutorial has neither baseline nor entropy bonus; omit "
+    "algorithm.value_coefficient",
+}
+"""What this release no longer runs, with the reason."""
+
+
 def lacks(new: Any, old: Any, path: str = "") -> list[str]:
     """The fields of the older message that the newer one has no more: an older program would miss them."""
     if isinstance(old, dict) and isinstance(new, dict):
@@ -54,6 +80,17 @@ def lacks(new: Any, old: Any, path: str = "") -> list[str]:
         pairs = zip(cast(list[Any], new), cast(list[Any], old), strict=True)
         return [one for i, (after, before) in enumerate(pairs) for one in lacks(after, before, f"{path}.{i}")]
     return []
+
+
+def has(new: Any, old: Any) -> bool:
+    """Whether the newer value is the older one, but for new fields."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        olds, news = cast(dict[str, Any], old), cast(dict[str, Any], new)
+        return all(name in news and has(news[name], olds[name]) for name in olds)
+    if isinstance(old, list) and isinstance(new, list):
+        news, olds = cast(list[Any], new), cast(list[Any], old)
+        return len(news) == len(olds) and all(map(has, news, olds))
+    return new == old
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -100,6 +137,87 @@ async def test_a_node_and_a_database_of_the_previous_release_go_on(tmp_path: Pat
         await client.until(workers[0].launch.job, "succeeded")
         await Node(client, make_spec("trainer-1", Role.TRAINER, 9, boot="m9", cores=16)).register()
         assert (await client.user("GET", "/metrics")).status_code == 200
+
+
+def test_what_the_previous_release_stored_is_run_with_the_same_values() -> None:
+    installed = catalogue.load()
+    for name in STORED.keys() - REFUSED.keys():
+        workload, params = installed.get(STORED[name]["workload"]), STORED[name]["params"]
+        run = _legal_params(workload, params).model_dump(mode="json")
+        assert has(run, params), name
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_this_release_no_longer_runs_ends_with_a_reason_in_one_line(name: str) -> None:
+    workload = catalogue.load().get(STORED[name]["workload"])
+    with pytest.raises(WorkloadError) as raised:
+        _legal_params(workload, STORED[name]["params"])
+    (line,) = str(raised.value).splitlines()
+    assert f"refuses parameters that another version accepted: params: {REFUSED[name]}" in line
+    assert not raised.value.retryable
+
+
+def test_a_newer_releases_parameter_is_refused_with_its_name() -> None:
+    workload = catalogue.load().get("rnn-lm")
+    newer = {"hyper": 1, "text": STORED["rnn-lm"]["params"]["text"] | {"language": "\n\nde"}}
+    with pytest.raises(WorkloadError, match=r"^[^\n]*params.text.language: Extra[^\n]*params.hyper: Extra[^\n]*$"):
+        _legal_params(workload, STORED["rnn-lm"]["params"] | newer)
+
+
+async def test_a_newer_releases_database_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
+        database.executescript((RECORDED / "database.sql").read_text())
+        database.execute("UPDATE alembic_version SET version_num = 'r9999'")
+        database.commit()
+    with pytest.raises(SettingsError, match=r"newer release of Rolecall migrated the database \(.*r9999.*restore"):
+        async with still_master(tmp_path):
+            pass
+
+
+async def test_a_stored_job_that_is_no_longer_legal_stops_no_pass_and_ends_with_its_workers_reason(
+    tmp_path: Path,
+) -> None:
+    """It is placed, retried and resumed as it was stored: only a worker can say that it can't run it."""
+    stored = {"steps": 0, "left": True}
+    with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
+        database.executescript((RECORDED / "database.sql").read_text())
+        change = "UPDATE jobs SET params = ?, roles = '{\"trainer\":1}' WHERE name IN ('waits', 'paused')"
+        database.execute(change, (json.dumps(stored),))
+        database.commit()
+
+    async with serving(make_settings(tmp_path)) as client:
+        ids = {job["name"]: job["id"] for job in (await client.user("GET", "/jobs")).json()["jobs"]}
+        node = Node(client, make_spec("trainer-1", Role.TRAINER, 9, boot="m9", cores=16))
+        await node.register()
+        (worker,) = await node.workers(1)
+        assert (worker.launch.job, worker.launch.params) == (ids["waits"], stored)
+        why = failure("WorkloadError: toy refuses parameters that another version accepted", retryable=False)
+        await node.say(worker, WorkerState.FAILED, exit_code=1, failure=why)
+        assert why.message in (await client.until(ids["waits"], "failed"))["reason"]
+        assert (await client.user("POST", f"/jobs/{ids['waits']}/retry")).is_success
+        assert (await client.user("POST", f"/jobs/{ids['paused']}/resume")).is_success
+        assert {one.launch.job for one in await node.workers(2)} == {ids["waits"], ids["paused"]}
+        assert (await client.user("GET", "/readyz")).status_code == 200
+
+
+@pytest.mark.parametrize("version", ["0.0.9", "9.0.0"])
+async def test_a_node_of_another_release_gets_no_new_workers_even_if_it_has_not_noticed(
+    tmp_path: Path, version: str
+) -> None:
+    """Its last self-check was against an earlier master. With the same parameters it could run something else."""
+    async with serving(make_settings(tmp_path)) as client:
+        spec = make_spec("trainer-0", Role.TRAINER).model_copy(update={"version": version})
+        node = Node(client, spec, findings=(Finding(check="version", level=Level.OK, message="the same"),))
+        assert (await node.register()).status_code == 200
+        await node.beat()
+        job = (await client.submit(roles={"parameter-server": 0, "trainer": 1}))["id"]
+        waiting = await client.until(job, "queued", also=lambda document: document["waiting_for"])
+        assert f"its version is {version}, the master's is {__version__}" in waiting["waiting_for"]
+        (shown,) = (await client.user("GET", "/nodes")).json()["nodes"]
+        assert [(one["check"], one["level"]) for one in shown["findings"]] == [("version", "error")]
+        assert await node.beat() == []
+        await Node(client, spec.model_copy(update={"version": __version__})).register()
+        assert len(await node.workers(1)) == 1
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import create_server
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -247,6 +248,20 @@ def test_an_unreachable_node_is_an_error_on_all_nodes_and_not_a_hang(tmp_path: P
     assert len({str(error) for error in errors}) == 1
     assert "can't reach node n1 at 192.0.2.1: n1 can't listen at its own address" in str(errors[0])
     assert str(errors[0]).endswith("(1 more link is unreachable)")
+
+
+def test_rank_0_keeps_the_store_until_all_have_read_why_the_gang_fails() -> None:
+    plan, store = Plan(), dist.HashStore()
+    host = Thread(target=rendezvous._await_readers, args=(store, plan.launch(0)))
+    host.start()
+    *most, last = range(1, len(plan.roles))
+    for rank in most:
+        rendezvous._await_readers(store, plan.launch(rank))
+    host.join(0.2)
+    assert host.is_alive()
+    rendezvous._await_readers(store, plan.launch(last))
+    host.join(5)
+    assert not host.is_alive()
 
 
 def test_a_workload_that_checks_the_network_does_not_meet_before_it_runs(tmp_path: Path) -> None:

@@ -180,6 +180,22 @@ def test_a_packages_command_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> 
         check_builder(Builder(builder="pip.__main__:main"))
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["GymV26Environment-v0", "GymV26Environment", "GymV21Environment-v0", "their_tasks:GymV26Environment-v0"],
+)
+def test_what_shimmy_registers_imports_nothing(monkeypatch: pytest.MonkeyPatch, plugins: Path, name: str) -> None:
+    named: list[str] = []
+    registry = {id: spec for id, spec in gymnasium.registry.items() if not id.startswith("GymV2")}
+    monkeypatch.setattr("gymnasium.envs.registration.registry", registry)
+    for version in ("GymV21", "GymV26"):
+        gymnasium.register(f"{version}Environment-v0", lambda env_id: named.append(env_id))  # noqa: PLW0108 # pyright: ignore[reportArgumentType] - as above
+    for vectorization in ("loop", "own"):
+        given = {"id": name, "kwargs": {"env_id": "antigravity:CartPole-v1"}, "vectorization": vectorization}
+        assert "write gym:ID" in refusal(given)
+    assert named == []
+
+
 def test_a_policy_is_judged_where_it_is_made() -> None:
     params = Params.model_validate(
         {"environment": "CartPole-v1", "policy": {"name": "custom", "builder": "subprocess:Popen"}}

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rolecall.kit.params import MAX_RPC_THREADS
 from rolecall.master.catalogue import load, schema_of
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobRequest
 from rolecall.spec.role import Role
+from rolecall.workloads.resnet_pipeline.params import MAX_MICRO_BATCHES
 
 from .documents import BYTES, MINIMAL, SAME_EACH_TIME, WORST, documents
 
@@ -77,6 +79,14 @@ def test_the_bounds_are_part_of_the_schema() -> None:
     for workload in CATALOGUE.workloads.values():
         schema = schema_of(workload.params)
         assert _unbounded(schema, schema, workload.name) == []
+
+
+def test_the_workers_of_a_node_leave_threads_to_others() -> None:
+    for spare in (MAX_RPC_THREADS, MAX_MICRO_BATCHES + 2):  # what a job may ask for, and what it may need
+        assert 16 * spare < 32_768 / 2, "of a machine's usual limit, with 16 workers"
+    params = MINIMAL["resnet-pipeline"] | {"rpc": {"threads": 4096}}
+    (problem,) = checked("resnet-pipeline", params, {})
+    assert problem["field"] == "params.rpc.threads"
 
 
 def _unbounded(root: Any, schema: Any, path: str) -> list[str]:

@@ -2,12 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from tests.master.harness import on_master, one_trainer
+from tests.master.harness import Node, make_node, make_token, on_master, one_trainer, submit_as
+from tests.running import accepted
 
 from rolecall.master.store.database import Database, serve_user
+from rolecall.spec.access import Scope
+from rolecall.spec.role import Role
 
 
 async def occupy(database: Database, holding: asyncio.Event, count: int) -> list[asyncio.Task[None]]:
@@ -55,3 +59,25 @@ async def test_a_node_waits_for_one_writing_user_at_most(tmp_path: Path) -> None
         await write("node")
         assert order.count("user") <= 2
         await asyncio.gather(*users)
+
+
+async def test_threads_are_no_way_around_a_limit_of_slots(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
+        alice = await make_token(client, "alice", Scope.SUBMIT, max_slots=3)
+        node = Node(client, make_node("trainer-0", Role.TRAINER, 8, cores=8))
+        await node.register()
+        await node.beat()
+        wide = await submit_as(client, alice, roles=_trainers(1, threads=8))
+        assert wide.status_code == 422
+        assert "needs 8 slots, and token alice may run 3" in wide.json()["errors"][0]["message"]
+        first = accepted(await submit_as(client, alice, roles=_trainers(1, threads=2)))["id"]
+        second = accepted(await submit_as(client, alice, roles=_trainers(1, threads=2)))["id"]
+        await client.until(first, "placed")
+        told = await client.until(second, "queued", also=lambda job: job["waiting_for"])
+        assert "token alice uses 2 of its 3 slots, and this job needs 2" in told["waiting_for"]
+        small = accepted(await submit_as(client, alice, roles=_trainers(1, threads=1)))["id"]
+        await client.until(small, "placed")
+
+
+def _trainers(count: int, *, threads: int) -> dict[str, Any]:
+    return {"parameter-server": 0, "trainer": {"count": count, "threads": threads}}

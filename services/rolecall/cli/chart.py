@@ -18,8 +18,12 @@ _PLOT_WIDTH, _PLOT_HEIGHT = 600, 320
 _TICKS = 5
 _CHAR = 6.6
 """The average width of a character in 12 pixels."""
+_LEAST_RANGE = 1e-300
+"""A smaller range of values has no steps that floats can represent."""
 _LEGEND_ROW = 22
 _LEGEND_CHARS = 40
+_CLOSE = 1e-4
+"""Labels have 6 digits: enough for the steps of a range of this size, relative to its values."""
 _LIGHT = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#7d5c00", "#1b7c83", "#57606a")
 _DARK = ("#58a6ff", "#f0883e", "#3fb950", "#bc8cff", "#f778ba", "#d4a72c", "#39c5cf", "#b1bac4")
 _MARKERS = (
@@ -134,11 +138,14 @@ class _Values:
 
     @classmethod
     def of(cls, lows: Sequence[float], highs: Sequence[float], *, from_zero: bool) -> "_Values":
-        """The range of the values; includes zero for bars, and for lines unless they vary by less than a quarter."""
+        """The range of the values; includes zero for bars, and for lines unless they vary by less than a quarter.
+
+        It also includes zero if the values differ so little that the labels of a smaller range would be equal.
+        """
         low, high = min(lows), max(highs)
-        if from_zero or low == high or 0 < low < high * 0.75 or 0 > high > low * 0.75:
+        if from_zero or math.isclose(low, high, rel_tol=_CLOSE) or 0 < low < high * 0.75 or 0 > high > low * 0.75:
             low, high = min(low, 0.0), max(high, 0.0)
-        if low == high:
+        if high - low < _LEAST_RANGE:
             high = low + 1
         step = _nice_step((high - low) / _TICKS)
         return cls(math.floor(low / step) * step, math.ceil(high / step) * step, step)
@@ -175,6 +182,7 @@ def _head(chart: Chart, width: int, height: int) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" font-family="system-ui, sans-serif" font-size="12">'
     )
+    heading = _text(_cut(chart.title, int(_PLOT_WIDTH / (_CHAR * 16 / 12))))
     yield f"<title>{_text(chart.title)}</title>"
     yield "<style>"
     yield from _colors("#ffffff", "#1f2328", "#59636e", "#d1d9e0", _LIGHT)
@@ -183,7 +191,7 @@ def _head(chart: Chart, width: int, height: int) -> Iterator[str]:
     yield "}"
     yield "</style>"
     yield f'<rect class="page" width="{width}" height="{height}" rx="6"/>'
-    yield f'<text class="ink" x="{_LEFT}" y="28" font-size="16" font-weight="600">{_text(chart.title)}</text>'
+    yield f'<text class="ink" x="{_LEFT}" y="28" font-size="16" font-weight="600">{heading}</text>'
     yield f'<text class="pale" x="{_LEFT}" y="48">{_text(chart.note)}</text>'
 
 
@@ -204,10 +212,11 @@ def _frame(chart: Chart, x: _Numbers | _Categories, y: _Values) -> Iterator[str]
         yield f'<text class="pale" x="{at:.1f}" y="{bottom + 20}" text-anchor="middle">{_text(label)}</text>'
     yield f'<path class="axis" d="M{_LEFT} {bottom}H{right}"/>'
     middle, center = _LEFT + _PLOT_WIDTH // 2, _TOP + _PLOT_HEIGHT // 2
-    yield f'<text class="ink" x="{middle}" y="{bottom + 46}" text-anchor="middle">{_text(chart.x_title)}</text>'
+    x_title, y_title = _cut(chart.x_title, int(_PLOT_WIDTH / _CHAR)), _cut(chart.y_title, int(_PLOT_HEIGHT / _CHAR))
+    yield f'<text class="ink" x="{middle}" y="{bottom + 46}" text-anchor="middle">{_text(x_title)}</text>'
     yield (
         f'<text class="ink" x="18" y="{center}" text-anchor="middle" transform="rotate(-90 18 {center})">'
-        f"{_text(chart.y_title)}</text>"
+        f"{_text(y_title)}</text>"
     )
 
 

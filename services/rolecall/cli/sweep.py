@@ -3,6 +3,7 @@
 import os
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
 from rolecall.cli.output import STYLES, err, number, print_json, print_table
 from rolecall.cli.variants import Setting, Spread, Variant, chart, metrics, short, shown, variants
+from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
 SAMPLES_PER_S = "samples_per_s"
@@ -58,7 +60,8 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
     """Run a job with each combination of values, one after another, and compare speed and metrics.
 
     A job that fails is shown with its reason, and the sweep continues. A job that the master refuses ends the sweep.
-    Ctrl-C cancels the running job. In each case, the results so far are printed.
+    Ctrl-C cancels the running job. A job continues if the master stops answering, which ends the sweep after two
+    minutes. In each case, the results so far are printed.
     """
     settings = [parse_setting(text) for text in sets]
     planned = variants(parse_job(file, read_job(file)), settings)
@@ -108,7 +111,7 @@ def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: st
         _submit(client, variant)
         run = variant.runs[-1]
         err.print(f"[bold]\\[{index}/{len(rounds)}][/] {escape(variant.title)}: job {run.id}")
-        variant.runs[-1] = run = follow_to_end(client, run.id)[0]
+        variant.runs[-1] = run = _follow(client, run.id)
         if metric and run.state is JobState.SUCCEEDED and metric not in (found := metrics(run)):
             valid = ", ".join(sorted(found)) or "none"
             raise CommandError(Exit.USAGE, f"job {run.id} has no metric {metric!r}; valid for --metric: {valid}")
@@ -119,8 +122,23 @@ def _submit(client: Client, variant: Variant) -> None:
     body, key = dumps(variant.job).encode(), uuid.uuid4().hex
     try:
         variant.runs.append(retry_while_unavailable(lambda: client.submit(body, key)))
+    except KeyboardInterrupt:
+        # The master may have the job already. With the same key, the response names it, so that it can be cancelled.
+        with suppress(CommandError):
+            variant.runs.append(client.submit(body, key))
+        raise
     except CommandError as error:
         raise CommandError(error.code, f"{variant.title}: {error}") from None
+
+
+def _follow(client: Client, job: str) -> JobDocument:
+    """The job's document when it has ended."""
+    try:
+        return follow_to_end(client, job)[0]
+    except CommandError as error:
+        if error.code is Exit.NOT_FOUND:
+            raise
+        raise CommandError(error.code, f"job {job} continues: {error}") from None
 
 
 def _cancel(client: Client, planned: Sequence[Variant]) -> CommandError:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeGuard
 
 from rolecall.cli.chart import Chart, Point, Series
 from rolecall.cli.exits import CommandError, Exit
@@ -15,6 +15,8 @@ from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
 MAX_VARIANTS = 1000
+_MAX_NUMBER = 1e300
+"""The largest number in comparisons and charts, so that sums and differences of a few are finite."""
 _UNITS = frozenset({"s", "ms", "bytes"})
 Setting = tuple[str, tuple[Any, ...]]
 """A path in the job, and the values to compare."""
@@ -74,11 +76,7 @@ def metrics(job: JobDocument) -> dict[str, float]:
     progress = job.progress
     latest = {"loss": progress.loss, "start_s": progress.start_s and progress.start_s.total}
     found = progress.metrics | latest | (job.result or {})
-    return {
-        name: float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
+    return {name: float(value) for name, value in found.items() if _is_number(value)}
 
 
 def chart(done: Sequence[Variant], settings: Sequence[Setting], metric: str) -> Chart | None:
@@ -93,7 +91,7 @@ def chart(done: Sequence[Variant], settings: Sequence[Setting], metric: str) -> 
         label = ", ".join(f"{short(path)}={shown(variant.values[path])}" for path, _ in others)
         point = Point(given.index(variant.values[axis]), spread.mean, spread.deviation or 0.0)
         points.setdefault(label, []).append(point)
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in given)
+    numeric = all(map(_is_number, given))
     first = measured[0][0].runs[0]
     return Chart(
         title=first.name or first.workload,
@@ -113,6 +111,11 @@ def short(path: str) -> str:
 def shown(value: Any) -> str:
     """A value as on the command line."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    """True for numbers that can be compared; the integers of JSON have any size."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MAX_NUMBER
 
 
 def _variant(job: Job, paths: Sequence[str], chosen: Sequence[Any]) -> Variant:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import shutil
 import stat
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -17,11 +18,13 @@ from pathlib import Path
 
 from rolecall.edge.logs import about
 from rolecall.settings import read_worker
+from rolecall.spec.errors import InputError
 from rolecall.untrusted_files import delete_tree, open_regular
 
 _LOG = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
 _MAX_NAME_BYTES = 255
+_RESERVE_SHARE, _MAX_RESERVE_BYTES = 0.05, 2 << 30
 _held_locks: dict[Path, int] = {}
 """File descriptors of this process's locks; never released, because the process may map an entry until it ends."""
 
@@ -55,6 +58,21 @@ def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
             if exclusive and not target.exists():
                 _build_atomically(target, build)
     return target
+
+
+def require_space(folder: Path, size: int) -> None:
+    """Raises `InputError` if `size` more bytes in `folder` leave too little of its disk, which the node and all of its
+    jobs share: 5 %, at most 2 GiB.
+
+    For builds whose size follows from a job's parameters, not from existing files.
+    """
+    disk = shutil.disk_usage(folder)
+    room = disk.free - min(round(disk.total * _RESERVE_SHARE), _MAX_RESERVE_BYTES)
+    if size > room:
+        raise InputError(
+            f"the generated data takes {size} bytes, but the cache of this node has room for {max(0, room)}; generate "
+            "less, or free some disk space"
+        )
 
 
 def evict(cache: Path, max_bytes: int) -> int:
@@ -179,5 +197,10 @@ def _build_atomically(target: Path, build: Callable[[Path], None]) -> None:
     draft = target.with_suffix(_DRAFT)
     delete_tree(draft)  # left by a build that failed
     draft.mkdir()
-    build(draft)
-    os.rename(draft, target)
+    try:
+        build(draft)
+        os.rename(draft, target)
+    except BaseException:
+        # Nobody may ever build this entry again, and a draft counts only above the cache's limit.
+        delete_tree(draft)
+        raise

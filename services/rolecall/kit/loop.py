@@ -7,7 +7,7 @@ Subclasses define the model and the step.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from rolecall.kit.params import TrainingParams
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext
-from rolecall.spec.errors import Stopped
+from rolecall.spec.errors import InputError, Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.state import StopMode
 from rolecall.spec.workload import Params
@@ -80,7 +80,8 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         if manifest is None:
             return
         self.load(manifest)
-        self.position = type(self.position)(**manifest.position)
+        own = {field.name for field in fields(self.position)}  # A newer release can have stored further fields.
+        self.position = type(self.position)(**{name: one for name, one in manifest.position.items() if name in own})
         if _is_rank_zero():
             self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
 
@@ -248,9 +249,17 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         return Decision(stop=mode is not None, checkpoint=mode in (StopMode.PAUSE, StopMode.DRAIN) or overdue)
 
     def _finish_epoch(self) -> None:
-        """Evaluate the validation split, keep the checkpoint of the best epoch, and advance to the next epoch."""
+        """Evaluate the validation split, keep the checkpoint of the best epoch, and advance to the next epoch.
+
+        Raises `InputError` if early stopping gets no score.
+        """
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
         metrics = self.evaluate("validation")
+        if metrics is None and self.params.early_stopping is not None:
+            raise InputError(
+                "early_stopping needs a validation score, but the validation data is empty or too short for one; "
+                "provide more of it, or omit early_stopping"
+            )
         if metrics is not None:
             self.context.report.evaluated(self.position.step, self.position.epoch, metrics)
         before = self.position

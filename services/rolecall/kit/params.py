@@ -190,10 +190,14 @@ class TrainingParams(workload.Params):
     """Seconds between checkpoints. If `checkpoint_every_steps` is set too, whichever comes first applies."""
 
 
+MAX_RPC_THREADS = 512
+"""All threads exist from the start, and the processes of a machine share its limit of threads, often 32,768."""
+
+
 class Rpc(workload.Params):
     """Remote procedure calls between the workers of a job."""
 
-    threads: Annotated[int, Field(ge=16, le=4096)] | None = None
+    threads: Annotated[int, Field(ge=16, le=MAX_RPC_THREADS)] | None = None
     """Number of threads of each worker that serve calls. By default 16, or as many as the job needs. A gang of more
     than half as many workers gets two for each of them."""
     timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0

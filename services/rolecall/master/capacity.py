@@ -1,8 +1,10 @@
-"""Resources that no node can give. Pure."""
+"""What the live nodes can give to a gang. Pure."""
 
 from collections.abc import Iterable, Mapping
 
 from rolecall.master.field_errors import Problem, problem
+from rolecall.master.placement import needs_of
+from rolecall.master.seats import least_slots
 from rolecall.spec.node import NodeState
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -23,3 +25,9 @@ def lacking(resources: Mapping[Role, Resources], nodes: Iterable[NodeState]) -> 
             message = f"no {which} has more than {most} core{'s' * (most != 1)}"
             problems.append(problem(f"roles.{role}.threads", message, own.threads, f"1 to {most}"))
     return problems
+
+
+def slots_needed(roles: Mapping[Role, int], resources: Mapping[Role, Resources], nodes: Iterable[NodeState]) -> int:
+    """What a gang counts at least for its owner's limit, wherever it is placed."""
+    live = [node.spec for node in nodes if node.alive]
+    return sum(count * least_slots(need, live) for need, count in needs_of(roles, resources).items())

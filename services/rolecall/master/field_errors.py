@@ -94,7 +94,7 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     field = ".".join(str(part) for part in (*prefix, *path)) or "body"
     if error["type"] == "extra_forbidden":
         owners = _choices(schema, at(schema, path[:-1]))
-        names = [name for owner in owners for name in owner.get("properties", ())]
+        names = {name for owner in owners for name in owner.get("properties", ())}
         return unknown(field, "field", str(path[-1]), names)
     if path and path[-1] == "[key]":
         names = _resolved(schema, at(schema, path[:-2]).get("propertyNames", {})).get("enum", ())

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from rolecall.master.access_sync import AccessSync
-from rolecall.master.placement import Cluster, Seating
+from rolecall.master.placement import Cluster
 from rolecall.master.program import Master
 from rolecall.master.seats import Need
 from rolecall.master.store import jobs
@@ -90,7 +90,7 @@ def _nodes(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
 
     alive = [sum(node.alive and node.spec.role is role for node in snapshot.nodes) for role in Role]
     cluster = Cluster(snapshot.nodes)
-    empty, busy = Seating(cluster, ()), Seating(cluster, snapshot.taken)
+    empty, busy = cluster.seating(()), cluster.seating(snapshot.taken)
     total = [empty.room(Need(role)) for role in Role]
     free = [busy.room(Need(role)) for role in Role]
     ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in snapshot.nodes)

@@ -58,7 +58,8 @@ class Cluster:
         self.live_nodes = [node for node in self.nodes if node.alive]
         self.offers = [node.spec for node in self.live_nodes if node.obstacle is None and node.spec.name not in avoid]
         self.reachable_groups = _reachable_groups(self.offers)
-        self.addresses = {node.spec.name: node.spec.address for node in self.nodes}
+        self.specs = {node.spec.name: node.spec for node in self.nodes}
+        self._devices: dict[Need, frozenset[bool]] = {}
         self._totals: dict[Need, int] = {}
         self._rooms: dict[Need, int] = {}
         self._feasible: dict[Shape, bool] = {}
@@ -75,8 +76,19 @@ class Cluster:
         """The seating with `taken` occupied. Caches the last one."""
         taken = tuple(taken)
         if self._seating is None or self._seating[0] != taken:
-            self._seating = taken, Seating(self, taken)
+            self._seating = taken, Seating(self, self.seats(taken))
         return self._seating[1]
+
+    def seats(self, workers: Iterable[WorkerPlan]) -> list[Seat]:
+        """The seats of `workers`, including those on nodes without offers, because machines share pools."""
+        return [occupied_seat(self.specs[worker.node], worker) for worker in workers if worker.node in self.specs]
+
+    def devices(self, need: Need) -> frozenset[bool]:
+        """True if such a worker would get a GPU, False if a CPU share; nodes of its role can differ."""
+        if need not in self._devices:
+            own = (node.spec for node in self.nodes if node.spec.role is need.role)
+            self._devices[need] = frozenset(need.takes_gpu(spec) for spec in own)
+        return self._devices[need]
 
     def total(self, need: Need) -> int:
         """The capacity of all live nodes for such workers, including nodes that accept no workers now."""
@@ -101,10 +113,9 @@ class Cluster:
 class Seating:
     """A cluster with occupied seats. Caches what it computes."""
 
-    def __init__(self, cluster: Cluster, taken: Sequence[WorkerPlan]) -> None:
+    def __init__(self, cluster: Cluster, occupied: Sequence[Seat]) -> None:
         self._cluster = cluster
-        self._taken = taken
-        self._occupied = _occupied(cluster.nodes, taken)
+        self._occupied = occupied
         self._rooms: dict[Need, int] = {}
         self._outcomes: dict[Shape, Outcome] = {}
         self._elsewhere: dict[frozenset[str], Seating] = {}
@@ -122,6 +133,10 @@ class Seating:
             self._outcomes[shape] = self._search(wanted)
         return self._outcomes[shape]
 
+    def after(self, workers: Iterable[WorkerPlan]) -> "Seating":
+        """The seating with the seats of `workers` occupied as well."""
+        return Seating(self._cluster, [*self._occupied, *self._cluster.seats(workers)])
+
     def room(self, need: Need) -> int:
         """The number of additional workers that fit, if all need the same."""
         if need not in self._rooms:
@@ -130,7 +145,7 @@ class Seating:
 
     def _without(self, avoid: frozenset[str]) -> "Seating":
         if avoid not in self._elsewhere:
-            self._elsewhere[avoid] = Seating(self._cluster.without(avoid), self._taken)
+            self._elsewhere[avoid] = Seating(self._cluster.without(avoid), self._occupied)
         return self._elsewhere[avoid]
 
     def _search(self, wanted: Counts) -> Outcome:
@@ -157,12 +172,6 @@ class Seating:
             ]
         roles = {need.role for need in wanted}
         return Waiting("; ".join([*reasons, *_obstacles(roles, cluster.live_nodes)]), feasible, gist)
-
-
-def _occupied(nodes: Iterable[NodeState], taken: Iterable[WorkerPlan]) -> list[Seat]:
-    """The seats of `taken`, including those on nodes without offers, because machines share pools."""
-    specs = {node.spec.name: node.spec for node in nodes}
-    return [occupied_seat(specs[worker.node], worker) for worker in taken if worker.node in specs]
 
 
 def _reachable_groups(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:

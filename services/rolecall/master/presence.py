@@ -6,9 +6,10 @@ deliberately in memory only: a restarted master has no heartbeats yet, and gives
 
 from collections.abc import Callable, Iterable
 
+from rolecall import __version__
 from rolecall.master.store.records import NodeRecord
-from rolecall.spec.finding import Finding
-from rolecall.spec.node import NodeState
+from rolecall.spec.finding import VERSION, Finding, version
+from rolecall.spec.node import NodeSpec, NodeState
 
 # Passes run twice a second. A much longer interval means that the master itself did not run.
 _MAX_PASS_S = 3.0
@@ -110,10 +111,18 @@ class Presence:
                 alive=self.is_alive(node.name),
                 draining=node.draining or self.closing,
                 heartbeat_age_s=round(self.silence_s(node.name), 3),
-                findings=self._findings.get(node.name, ()),
+                findings=self._findings_of(node.spec),
             )
             for node in nodes
         ]
+
+    def _findings_of(self, spec: NodeSpec) -> tuple[Finding, ...]:
+        """The node's findings. If its version differs, the master does not wait for its next self-check: with the
+        same parameters, its workers could run something else than what this master has validated."""
+        found = self._findings.get(spec.name, ())
+        if spec.version == __version__:
+            return found
+        return (*(one for one in found if one.check != VERSION), version(spec.version, __version__))
 
 
 def _levels(findings: Iterable[Finding]) -> set[tuple[str, str]]:

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting, needs_of
+from rolecall.master.seats import Pool, pools_of, slots_taken
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
@@ -34,10 +35,14 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """The limit for the workers of one owner's jobs, and the number that run."""
+    """The limit for the slots of one owner's running workers, and how many they take, see `slots_of`."""
 
     limit: int
     used: int
+
+
+Demand = tuple[Role, bool]
+"""A role, and True for its workers on GPUs, False for those on CPU shares."""
 
 
 def schedule(  # noqa: PLR0917 - all that the queue depends on
@@ -54,15 +59,15 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     For the same nodes, pass the same `Cluster`, which caches what it has computed.
 
     Jobs that fit run before one that does not (backfill). When a job that would fit into the empty cluster has waited
-    longer than `backfill_window`, later jobs don't get slots of its roles, or slots of the same machines, so that it
-    doesn't starve. A job that can never fit blocks no other job.
+    longer than `backfill_window`, later jobs don't get slots that its workers can use, or slots of the same machines'
+    cores or GPUs, so that it doesn't starve. A job that can never fit blocks no other job.
     `allowances` has the owners whose slots are limited. A job that waits for its owner's other jobs blocks none.
     `per_node_jobs` maps each node with a worker of a per-node job to that job. Per-node jobs take no slots, so they
     neither block other jobs nor wait for them, but a node runs only one of them at a time.
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
-    taken, seating, allowed, per_node_jobs = list(taken), cluster.seating(taken), dict(allowances), dict(per_node_jobs)
-    held: dict[Role, Waiting] = {}  # the roles that an earlier job reserves, and the reason for others
+    seating, allowed, per_node_jobs = cluster.seating(taken), dict(allowances), dict(per_node_jobs)
+    held: dict[Demand, Waiting] = {}  # what an earlier job reserves, and the reason for others
     outcomes: dict[str, Outcome] = {}
     for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
         outcome = outcomes[job.id] = (
@@ -70,44 +75,57 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             if job.per_node
             else _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
-            or next((held[role] for role in sorted(_roles(job)) if role in held), None)
-            or _placed(job, cluster, seating)
+            or next((held[one] for one in sorted(_demands(job, cluster)) if one in held), None)
+            or _placed(job, cluster, seating, allowed)
         )
         if isinstance(outcome, GangPlan):
             if not job.per_node:
-                taken.extend(outcome.workers)
-                seating = Seating(cluster, taken)
+                seating = seating.after(outcome.workers)
             if (own := allowed.get(job.owner)) is not None:
-                allowed[job.owner] = replace(own, used=own.used + outcome.world_size)
+                allowed[job.owner] = replace(own, used=own.used + slots_of(outcome.workers, cluster.specs))
         elif outcome.feasible and now - job.queued_at > backfill_window:
             prefix = f"held back for job {job.id}, which goes first and is "
             why = Waiting(prefix + outcome.reason, feasible=False, gist=prefix + outcome.lasting)
-            held = dict.fromkeys(contended(_roles(job), cluster.nodes), why) | held
+            held = dict.fromkeys(contended(_demands(job, cluster), cluster.nodes), why) | held
     return outcomes
 
 
-def contended(roles: Iterable[Role], nodes: Iterable[NodeState]) -> set[Role]:
-    """`roles`, and the roles whose workers can use the same ledgers or GPUs of the same machines."""
-    wanted, nodes = set(roles), list(nodes)
-    shared = frozenset[tuple[str, bool | str]]().union(*(_shared(n.spec) for n in nodes if n.spec.role in wanted))
-    return wanted | {node.spec.role for node in nodes if not shared.isdisjoint(_shared(node.spec))}
+def slots_of(workers: Iterable[WorkerPlan], specs: Mapping[str, NodeSpec]) -> int:
+    """What workers count for their owner's limit: one for each, or the CPU shares of its threads if these are more."""
+    return sum(slots_taken(specs[one.node], one) if one.node in specs else 1 for one in workers)
 
 
-def _shared(spec: NodeSpec) -> set[tuple[str, bool | str]]:
-    """The ledger and the GPUs of a node, which other nodes of its machine can use as well."""
-    boot = spec.machine.boot_id
-    return {(boot, spec.role.computes), *((boot, gpu.uuid) for gpu in spec.machine.gpus)}
+def contended(demands: Collection[Demand], nodes: Iterable[NodeState]) -> set[Demand]:
+    """`demands`, and those that can use the same slots, or the same ledgers or GPUs of the same machines."""
+    uses = [((node.spec.role, on_gpu), _uses(node.spec, on_gpu=on_gpu)) for node in nodes for on_gpu in (False, True)]
+    wanted = frozenset[Pool]().union(*(pools for demand, pools in uses if demand in demands))
+    return {*demands, *(demand for demand, pools in uses if not wanted.isdisjoint(pools))}
+
+
+def _uses(spec: NodeSpec, *, on_gpu: bool) -> set[Pool]:
+    """The ledger or GPUs of a node, and its slots if they are too few for workers on both."""
+    pools = pools_of(spec, on_gpu=on_gpu)
+    few = spec.slots < spec.machine.capacity(spec.role)
+    return {*pools, Pool(spec.name, "slots")} if few and pools else set(pools)
+
+
+def _demands(job: QueuedJob, cluster: Cluster) -> set[Demand]:
+    needs = needs_of(job.roles, job.resources)
+    return {(need.role, on_gpu) for need in needs for on_gpu in cluster.devices(need)}
 
 
 def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
     """The plan with the addresses of its nodes."""
     members = {worker.node for worker in plan.workers}
-    return plan.model_copy(update={"addresses": {name: cluster.addresses[name] for name in sorted(members)}})
+    return plan.model_copy(update={"addresses": {name: cluster.specs[name].address for name in sorted(members)}})
 
 
-def _placed(job: QueuedJob, cluster: Cluster, seating: Seating) -> Outcome:
+def _placed(job: QueuedJob, cluster: Cluster, seating: Seating, allowances: Mapping[str, Allowance]) -> Outcome:
     outcome = seating.place(needs_of(job.roles, job.resources), job.avoid)
-    return outcome if isinstance(outcome, Waiting) else _with_addresses(outcome, cluster)
+    if isinstance(outcome, Waiting):
+        return outcome
+    # Only a plan says how many CPU shares the threads of each worker take.
+    return _over_limit(job, slots_of(outcome.workers, cluster.specs), allowances) or _with_addresses(outcome, cluster)
 
 
 def one_worker_per_node(nodes: Sequence[NodeState], only: Collection[str] = ()) -> GangPlan | Waiting:
@@ -149,7 +167,7 @@ def _place_per_node(
 
 def _without_workers(job: QueuedJob) -> Waiting | None:
     """The reason for a job without roles. It was a per-node job, but its workload is no longer installed."""
-    if _roles(job):
+    if any(job.roles.values()):
         return None
     return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
 
@@ -162,7 +180,3 @@ def _over_limit(job: QueuedJob, needed: int, allowances: Mapping[str, Allowance]
     uses = f"{why} {job.owner} uses {own.used} of its {own.limit} slots, and this job needs {needed}"
     has = f"{why} {job.owner} has {own.limit} slots, and this job needs {needed}"
     return Waiting(uses, feasible=False, gist=has)
-
-
-def _roles(job: QueuedJob) -> set[Role]:
-    return {role for role, count in job.roles.items() if count}

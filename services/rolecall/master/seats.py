@@ -10,7 +10,9 @@ assignment may be missed in rare cases.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from rolecall.spec.node import Machine, NodeSpec
@@ -86,11 +88,36 @@ class _Choice(NamedTuple):
     size: int
 
 
+_Load = tuple[bool, int, int, int, Seat]
+
+
 def occupied_seat(spec: NodeSpec, worker: WorkerPlan) -> Seat:
     """The seat of a worker that is placed on this node."""
     if worker.gpu is not None:
         return Seat(spec.name, _gpu(spec, worker.gpu), 1)
     return Seat(spec.name, _ledger(spec), _parts(spec, worker.threads))
+
+
+def slots_taken(spec: NodeSpec, worker: WorkerPlan) -> int:
+    """What a worker on this node counts for its token's limit: the CPU shares of its threads, at least 1."""
+    return max(1, occupied_seat(spec, worker).size // _PARTS)
+
+
+def least_slots(need: Need, offers: Iterable[NodeSpec]) -> int:
+    """What such a worker counts at least on any of these nodes; 1 if none of them can have it."""
+    choices = [_choice(spec, need) for spec in offers if spec.role is need.role]
+    return min((max(1, choice.size // _PARTS) for choice in choices if choice is not None), default=1)
+
+
+@dataclass(slots=True)
+class _Search:
+    """What one search for a seat has tried."""
+
+    pools: set[Pool] = field(default_factory=set[Pool])
+    """Full pools: to make room in one of them again can't help."""
+    needs: set[Need] = field(default_factory=set[Need])
+    """Needs whose pools are all tried, or being tried. To move a worker like one that needs a seat can't help: the
+    other could take the seat itself. So a search is no deeper than a gang has roles, however large the cluster."""
 
 
 class Flow:
@@ -104,6 +131,8 @@ class Flow:
         self._pool_sizes = _pool_sizes(offers)
         self._pool_left = self._pool_sizes.copy()
         self.seated: Counter[Seat] = Counter()
+        self._users: defaultdict[Pool, set[Seat]] = defaultdict(set)
+        self._heaps: dict[Need, list[tuple[_Load, _Choice, Pool]]] = {}
         for seat in occupied:
             self._seats_left[seat.node] -= 1
             self._pool_left[seat.pool] -= seat.size
@@ -115,7 +144,7 @@ class Flow:
         ordered = sorted(wanted, key=lambda need: (-(need.threads or 0), RANK_ORDER.index(need.role)))
         for need in ordered:
             for number in range(wanted[need]):
-                if not self._seat(need, set()):
+                if not self._seat(need, _Search()):
                     short[need] = wanted[need] - number
                     break
         return short
@@ -133,36 +162,59 @@ class Flow:
             for (pools, size), count in seats.items()
         )
 
-    def _seat(self, need: Need, seen: set[Pool]) -> bool:
+    def _seat(self, need: Need, search: _Search) -> bool:
         """Seat one more such worker, and move other workers of the gang if necessary."""
-        loads = [(self._load(choice, pool), pool) for choice in self._open_choices(need) for pool in choice.pools]
-        if not loads:
+        best = self._best(need)
+        if best is None:
             return False
-        best, pool = min(loads)
-        seat = best[-1]
-        if self._has_room(seat) and pool not in seen:  # The usual case, which needs no sorting.
-            self._occupy(seat, 1)
+        if self._has_room(best) and best.pool not in search.pools:  # The usual case, which needs no sorting.
+            self._occupy(best, 1)
             return True
-        for load, pool in sorted(loads):
-            seat = load[-1]
-            if pool not in seen and self._make_room(seat, seen):
+        search.needs.add(need)
+        loads = (self._load(choice, pool) for choice in self._open_choices(need) for pool in choice.pools)
+        for *_, seat in sorted(loads):
+            if seat.pool not in search.pools and self._make_room(seat, search):
+                search.needs.discard(need)
                 self._occupy(seat, 1)
                 return True
         return False
 
-    def _make_room(self, wanted: Seat, seen: set[Pool]) -> bool:
+    def _best(self, need: Need) -> Seat | None:
+        """The seat with the lowest load; None if all nodes are full.
+
+        Loads only grow while seats are taken, so an entry of the heap that is out of date is too low, never too high.
+        """
+        if need not in self._heaps:
+            choices = [(choice, pool) for choice in self._open_choices(need) for pool in choice.pools]
+            self._heaps[need] = [(self._load(choice, pool), choice, pool) for choice, pool in choices]
+            heapify(self._heaps[need])
+        heap = self._heaps[need]
+        while heap:
+            load, choice, pool = heap[0]
+            if self._seats_left[choice.node] <= 0:
+                heappop(heap)
+            elif (now := self._load(choice, pool)) != load:
+                heapreplace(heap, (now, choice, pool))
+            else:
+                return load[-1]
+        return None
+
+    def _make_room(self, wanted: Seat, search: _Search) -> bool:
         if self._has_room(wanted):
             return True
-        seen.add(wanted.pool)
-        for seat in sorted(seat for seat, count in self.seated.items() if count and seat.pool == wanted.pool):
-            while self.seated[seat]:
+        search.pools.add(wanted.pool)
+        for seat in sorted(self._users[wanted.pool]):
+            while self.seated[seat] and self._need_at(seat) not in search.needs:
                 self._occupy(seat, -1)
-                if not self._seat(self._needs[self._specs[seat.node].role], seen):
+                if not self._seat(self._need_at(seat), search):
                     self._occupy(seat, 1)
                     break
                 if self._has_room(wanted):
                     return True
         return False
+
+    def _need_at(self, seat: Seat) -> Need:
+        return self._needs[self._specs[seat.node].role]
 
     def _open_choices(self, need: Need) -> Iterator[_Choice]:
         if need not in self._choices:
@@ -173,7 +225,7 @@ class Flow:
     def _has_room(self, seat: Seat) -> bool:
         return self._pool_left[seat.pool] >= seat.size
 
-    def _load(self, choice: _Choice, pool: Pool) -> tuple[bool, int, int, int, Seat]:
+    def _load(self, choice: _Choice, pool: Pool) -> _Load:
         """The sort key of seats: free pools first, then GPUs with the fewest users, then the emptiest node, so that
         gangs spread."""
         node, pools, size = choice
@@ -183,20 +235,26 @@ class Flow:
         return left < size, users, -room, -self._seats_left[node], Seat(node, pool, size)
 
     def _occupy(self, seat: Seat, count: int) -> None:
+        if count < 0:
+            self._heaps.clear()
         self.seated[seat] += count
+        self._users[seat.pool].add(seat)
         self._seats_left[seat.node] -= count
         self._pool_left[seat.pool] -= count * seat.size
 
 
+def pools_of(spec: NodeSpec, *, on_gpu: bool) -> tuple[Pool, ...]:
+    """The alternatives of a worker on this node, on a GPU or on the CPU; empty if it has no GPU."""
+    return tuple(_gpu(spec, gpu.uuid) for gpu in spec.machine.gpus) if on_gpu else (_ledger(spec),)
+
+
 def _choice(spec: NodeSpec, need: Need) -> _Choice | None:
     """The alternatives of such a worker on this node; None if the node can never have one."""
-    threads = need.threads_on(spec.machine)
-    if need.threads is not None and threads > spec.machine.cores:
+    threads, on_gpu = need.threads_on(spec.machine), need.takes_gpu(spec)
+    pools = pools_of(spec, on_gpu=on_gpu)
+    if not pools or (need.threads is not None and threads > spec.machine.cores):
         return None
-    if not need.takes_gpu(spec):
-        return _Choice(spec.name, (_ledger(spec),), _parts(spec, threads))
-    pools = tuple(_gpu(spec, gpu.uuid) for gpu in spec.machine.gpus)
-    return _Choice(spec.name, pools, 1) if pools else None
+    return _Choice(spec.name, pools, 1 if on_gpu else _parts(spec, threads))
 
 
 def _gpu(spec: NodeSpec, uuid: str) -> Pool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.catalogue import Catalogue
-from rolecall.master.scheduler import Allowance
+from rolecall.master.scheduler import Allowance, slots_of
 from rolecall.master.store import attempts, jobs, nodes
 from rolecall.master.store.database import Database
 from rolecall.master.store.jobs import Summaries
@@ -90,12 +90,14 @@ class View:
         return tuple(place for gang in seated for place in _places(gang))
 
     def allowances(self, limits: Mapping[str, Limits]) -> dict[str, Allowance]:
-        """The use of each limited owner: its workers that can still have a process, also those of per-node jobs."""
+        """The use of each limited owner: the slots of its workers that can still have a process, also those of per-node
+        jobs."""
         limited = {owner: limit.max_slots for owner, limit in limits.items() if limit.max_slots is not None}
         used: Counter[str] = Counter()
+        specs = {name: node.spec for name, node in self.nodes.items()}
         for gang in self.gangs.values():
             if gang.job.owner in limited:
-                used[gang.job.owner] += len(_places(gang))
+                used[gang.job.owner] += slots_of(_places(gang), specs)
         return {owner: Allowance(limit, used[owner]) for owner, limit in limited.items()}
 
     def per_node_jobs(self) -> dict[str, str]:

@@ -16,7 +16,6 @@ from rolecall.edge.logs import about
 from rolecall.node.findings import GpuInventory, Pair
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.node import Gpu, Machine
-from rolecall.spec.role import Role
 
 CGROUP = Path("/sys/fs/cgroup")
 
@@ -46,14 +45,6 @@ def describe_machine(cpu_slots: int | None, gpus: tuple[Gpu, ...], workers_per_g
         workers_per_gpu=workers_per_gpu,
         exclusive=has_quota(os.cpu_count() or cores),
     )
-
-
-def default_slots(machine: Machine, role: Role) -> int:
-    """The default number of parallel workers of a node: as many as the machine has capacity for.
-
-    A node with GPUs also offers its CPU shares, for roles that ask for no GPU.
-    """
-    return len(machine.gpus) * machine.workers_per_gpu + int(machine.cpu_slots / role.weight)
 
 
 def available_cores(cgroup: Path = CGROUP) -> int:

@@ -98,17 +98,6 @@ def shm(total: int, *, computes: bool) -> Finding:
     )
 
 
-def version(own: str, master: str) -> Finding:
-    if own == master:
-        return Finding(check="version", level=Level.OK, message=f"it has the master's version {own}")
-    return Finding(
-        check="version",
-        level=Level.ERROR,
-        message=f"its version is {own}, the master's is {master}",
-        remedy="it takes no workers until both run the same image",
-    )
-
-
 def network(host: str, resolved: Sequence[str], interface: str, address: str, elsewhere: int) -> Finding:
     """The route to the master at `host`, which must allow the `elsewhere` nodes of other hosts to reach the workers."""
     if elsewhere and is_loopback(address):

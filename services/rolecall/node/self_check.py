@@ -17,7 +17,7 @@ from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.devices import available_memory
 from rolecall.node.findings import GpuInventory, Space
 from rolecall.settings import NodeSettings, read_worker, readable_secret_files
-from rolecall.spec.finding import Finding, secret_files
+from rolecall.spec.finding import Finding, secret_files, version
 from rolecall.spec.node import NodeSpec, is_loopback
 from rolecall.spec.wire import ClusterInfo
 
@@ -58,8 +58,8 @@ class SelfCheck:
         if (sample := self._sample) is None:
             return (network, *machine), found
         clock = findings.clock(sample.offset_s, sample.uncertainty_s)
-        version = findings.version(__version__, sample.cluster.version)
-        return (clock, version, self._check_tls(spec, sample), network, *machine), found
+        compared = version(__version__, sample.cluster.version)
+        return (clock, compared, self._check_tls(spec, sample), network, *machine), found
 
     async def _check_machine_in_thread(self, spec: NodeSpec) -> list[Finding]:
         """Check the machine without stopping the daemon's loops or delaying its exit if a network file system hangs.
@@ -107,14 +107,14 @@ async def compare_clocks(client: MasterClient, name: str, clock: Callable[[], fl
 def _check_sandbox() -> Finding:
     mode = read_worker().sandbox
     try:
-        version = landlock.version()
+        interface = landlock.version()
     except OSError as error:
         return findings.sandbox(mode, 0, error)
     try:
         seccomp.check()
     except OSError as error:
-        return findings.sandbox(mode, version, None, error)
-    return findings.sandbox(mode, version, None)
+        return findings.sandbox(mode, interface, None, error)
+    return findings.sandbox(mode, interface, None)
 
 
 def _check_disk(data: Path) -> Finding:

@@ -25,7 +25,7 @@ from rolecall.network.interfaces import network_namespace
 from rolecall.network.routes import Route, await_route
 from rolecall.node.client import MasterClient
 from rolecall.node.daemon import Daemon
-from rolecall.node.devices import default_slots, describe_machine, find_gpus
+from rolecall.node.devices import describe_machine, find_gpus
 from rolecall.node.folder import short_name
 from rolecall.node.fork_client import ForkClient
 from rolecall.node.health import NodeHealth
@@ -139,7 +139,7 @@ def describe_node(
     return NodeSpec(
         name=name,
         role=settings.role,
-        slots=settings.slots or default_slots(machine, settings.role),
+        slots=settings.slots or machine.capacity(settings.role),
         address=route.address,
         interface=route.interface,
         network_namespace=network_namespace(),

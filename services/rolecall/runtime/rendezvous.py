@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,7 +24,7 @@ from rolecall.runtime import gang_store
 from rolecall.runtime.backends import choose_backend, shared_gpus
 from rolecall.runtime.context import worker_name
 from rolecall.runtime.reporter import Reporter
-from rolecall.spec.errors import RendezvousTimeout, Stopped
+from rolecall.spec.errors import RendezvousTimeout, Stopped, UnreachablePeer
 from rolecall.spec.plan import GangPlan, WorkerLaunch
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Workload
@@ -131,9 +131,22 @@ def _require_links(store: dist.Store, launch: WorkerLaunch) -> None:
         found = links.probe_links(links.Prober.of(launch), exchange, unreachable_only=True)
     else:
         found = links.gather_links(exchange)
-    links.require_reachable(found)
+    try:
+        links.require_reachable(found)
+    except UnreachablePeer:
+        _await_readers(store, launch)
+        raise
     text = "all links between %d nodes are reachable (probed in %.3f s)"
     _LOG.info(text, len(first_ranks), time.monotonic() - begin, extra=about("links_reachable"))
+
+
+def _await_readers(store: dist.Store, launch: WorkerLaunch) -> None:
+    """Rank 0, whose store ends with its process, waits until all have read the links: then all have the same error."""
+    store.set(f"links-read/{launch.worker.rank}", "")
+    if launch.worker.rank == 0:
+        with suppress(dist.DistStoreError):  # A worker that died has no error to raise.
+            ranks = range(launch.gang.world_size)
+            store.wait([f"links-read/{rank}" for rank in ranks], timedelta(seconds=_LEAVE_TIMEOUT_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from pydantic import Field
 from rolecall.spec.bounds import Text
 from rolecall.spec.model import Value
 
+VERSION = "version"
+"""The check of a node's version."""
+
 
 class Level(StrEnum):
     """The severity of a finding."""
@@ -43,6 +46,18 @@ class NodeFinding(Finding):
 
     nodes: Annotated[tuple[Text, ...], Field(fail_fast=True)]
     """One node, or the two ends of a link. If the direction matters, the caller comes first."""
+
+
+def version(own: str, master: str) -> Finding:
+    """The finding about the version of a node, which the node and the master compare with the master's."""
+    if own == master:
+        return Finding(check=VERSION, level=Level.OK, message=f"it has the master's version {own}")
+    return Finding(
+        check=VERSION,
+        level=Level.ERROR,
+        message=f"its version is {own}, the master's is {master}",
+        remedy="it takes no workers until both run the same image",
+    )
 
 
 def secret_files(readable: Sequence[Path]) -> Finding:

@@ -48,6 +48,10 @@ class Machine(Value):
         """The number of threads of a worker with one CPU slot."""
         return max(1, self.cores // self.cpu_slots)
 
+    def capacity(self, role: Role) -> int:
+        """The number of parallel workers of a role: on its GPUs, and on its CPU slots if they ask for no GPU."""
+        return len(self.gpus) * self.workers_per_gpu + int(self.cpu_slots / role.weight)
+
     def slots_of(self, threads: int) -> int:
         """The number of CPU slots whose cores a worker with this many threads needs."""
         return max(1, math.ceil(threads * self.cpu_slots / max(self.cores, self.cpu_slots)))

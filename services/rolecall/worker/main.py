@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from rolecall import __version__
 from rolecall.edge.logs import about, log_to_stderr, stamp_records
@@ -39,6 +40,7 @@ _LOG = logging.getLogger(__name__)
 DONE, FAILED, STOPPED = 0, 1, os.EX_TEMPFAIL
 
 _TRACEBACK_LINES = 30
+_MAX_PROBLEMS = 3
 # Parts of the messages of RPC, Gloo and the store after the loss of the other end of a connection.
 _PEER_LOST = (
     "eof",
@@ -94,14 +96,25 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
 
 
 def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
-    """The parameters, which the master has checked. Illegal ones mean a different version of the workload."""
+    """The parameters, which a master has checked. Illegal ones come from another version of the workload: the job was
+    stored by another release, or the node's plug-in differs from the master's."""
     try:
         return workload.params.model_validate(given)
     except ValidationError as error:
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        more = f" (and {len(problems) - _MAX_PROBLEMS} more)" if len(problems) > _MAX_PROBLEMS else ""
+        # One line, because the job's reason is the first one.
+        listed = "; ".join(_in_one_line(problem) for problem in problems[:_MAX_PROBLEMS])
         raise WorkloadError(
-            f"this node's {workload.name} (Rolecall {__version__}) refuses parameters that the master accepted; "
-            f"install the same versions on both: {error}"
+            f"{workload.name} of Rolecall {__version__} refuses parameters that another version accepted: "
+            f"{listed}{more}. Submit the job again without them, or run it with that version"
         ) from error
+
+
+def _in_one_line(problem: ErrorDetails) -> str:
+    """A pydantic error: the path of the field, and the message."""
+    path = ".".join(map(str, ("params", *problem["loc"])))
+    return f"{path}: {' '.join(problem['msg'].removeprefix('Value error, ').split())}"
 
 
 def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Reporter) -> WorkerContext[Any]:

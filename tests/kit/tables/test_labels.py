@@ -30,8 +30,8 @@ def error(folder: Path, label: dict[str, Any], *labels: str) -> str:
 
 
 def test_listed_classes_have_the_order_of_the_list(tmp_path: Path) -> None:
-    found = encoded(tmp_path, {"classes": ["red", 7, True]}, "7", "true", "red", "7")
-    assert found.classes == ("red", "7", "true")
+    found = encoded(tmp_path, {"classes": ["red", 7, True, 2**63]}, "7", "true", "red", "7")
+    assert found.classes == ("red", "7", "true", "9223372036854775808")
     assert found.records("train")["label"].tolist() == [1, 2, 0, 1]
 
 
@@ -108,10 +108,33 @@ def test_a_parquet_label_of_another_type(
 
 
 @pytest.mark.parametrize(
+    ("label", "labels"),
+    [
+        ({"classes": "auto"}, [0.0, 1.0, 0.0]),
+        ({"classes": [1, 2]}, [0.0, 1.0, 0.0]),
+        ({"positive": 1}, [1.0, 0.0, 1.0]),
+    ],
+)
+def test_a_missing_label_of_a_parquet_file_is_a_bad_row(
+    tmp_path: Path, label: dict[str, Any], labels: list[float]
+) -> None:
+    """Null, NaN, and a number that `missing` contains: as in CSV files."""
+    given = {"y": pa.array([1.0, 2.0, None, float("nan"), -1.0, 1.0]), "c": ["a"] * 6, "n": [1.0] * 6}
+    pq.write_table(pa.table(given), tmp_path / "a.parquet")
+    missing = ("", "nan", "-1")
+    data = table(tmp_path / "a.parquet", label={"column": "y", **label}, missing=missing, max_bad_rows=3)
+    found = open_encoded_table(open_table_source(data, 0), tmp_path / "cache")
+    assert (found.bad_rows, found.records("train")["label"].tolist()) == (3, labels)
+
+
+@pytest.mark.parametrize(
     ("label", "message"),
     [
         ({"classes": ["a"]}, "classes must have 2 values or more; for a label that is yes or no, set positive"),
         ({"classes": ["a", "b", "a"]}, "classes lists a more than once"),
+        ({"classes": [True, False, "true"]}, "classes lists true more than once"),
+        ({"classes": ["1", 2, 1.0]}, "classes lists 1 more than once"),
+        ({"classes": ["EU", "NA"]}, "data.missing contains NA, so no row has this label; remove it from either"),
         ({"classes": "auto", "positive": "a"}, "positive and classes describe different kinds of labels; set one"),
         ({"classes": "auto", "numeric": True}, "classes and numeric describe different kinds of labels"),
     ],

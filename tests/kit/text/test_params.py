@@ -82,7 +82,11 @@ def test_a_synthetic_text_must_be_long_enough() -> None:
     check_streams(synthetic(), 9)
     with pytest.raises(ValueError, match="the synthetic validation text has 10 tokens, too few for 10 streams"):
         check_streams(synthetic(), 10)
-    check_sequences(synthetic(), 8, 11)
+    check_sequences(synthetic(test=9), 11, 8)
+    with pytest.raises(ValueError, match="the synthetic validation text has 10 tokens, but a score needs 11"):
+        check_sequences(synthetic(), 8, 10)
+    with pytest.raises(ValueError, match="the synthetic test text has 9 tokens, but a score needs 10"):
+        check_sequences(synthetic(test=9), 8, 9)
     with pytest.raises(ValueError, match="the synthetic train text has 90 tokens, but a step needs 91"):
         check_sequences(synthetic(), 9, 10)
     check_streams(Text(train=["a"]), 10**6)

@@ -60,6 +60,9 @@ def test_offsets_are_checked_before_anything_is_sent() -> None:
     model = HybridModel(table(), nn.Linear(16, 8), CPU)
     with pytest.raises(ValueError, match=r"offsets\[1\] is 4, but offsets\[2\] is 3; offsets must ascend"):
         model(INDICES, torch.tensor([0, 4, 3]))
+    rows = HybridModel(table(), nn.Linear(32, 8), CPU, width=2)
+    with pytest.raises(ValueError, match="3 bags don't fill rows of 2 bags"):
+        rows(INDICES, OFFSETS)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +80,9 @@ def test_whatever_sends_fewer_bytes_is_chosen(ids: range | list[int], bags: int,
     offsets = torch.arange(bags) * len(ids) // bags
     found = sums_are_smaller(torch.tensor(list(ids)), offsets, len(set(ids)), servers=servers, vector_bytes=64)
     assert found == smaller
+
+
+@pytest.mark.parametrize(("ids", "smaller"), [(1000, True), (1, False), (0, False)])
+def test_empty_bags_send_nothing(ids: int, smaller: bool) -> None:
+    offsets = torch.tensor([0] + [ids] * 1999)
+    assert sums_are_smaller(torch.arange(ids), offsets, ids, servers=2, vector_bytes=64) == smaller

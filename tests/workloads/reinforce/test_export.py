@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 from PIL.GifImagePlugin import GifImageFile
 
 from rolecall.kit.environments import creation
@@ -49,6 +49,18 @@ def test_an_episode_is_recorded(tmp_path: Path) -> None:
         assert movie.size == (300, 200)
         assert isinstance(movie, GifImageFile)
         assert movie.n_frames > 5
+
+
+@pytest.mark.slow
+def test_a_long_episode_has_few_frames_and_lasts_as_long_as_it_does(tmp_path: Path) -> None:
+    environment = {"id": "Pendulum-v1", "max_episode_steps": 600}
+    params = Params.model_validate({"environment": environment})
+    record_episode(new_policy(params, creation.describe(params.environment)), params, tmp_path / "episode.gif")
+    with Image.open(tmp_path / "episode.gif") as movie:
+        assert isinstance(movie, GifImageFile)
+        assert 125 <= movie.n_frames <= 250
+        lasts_ms = sum(one.info["duration"] for one in ImageSequence.Iterator(movie))
+    assert lasts_ms / 1000 == pytest.approx(601 / 30, rel=0.05)
 
 
 def test_what_can_not_be_rendered_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

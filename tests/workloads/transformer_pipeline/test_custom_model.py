@@ -93,6 +93,18 @@ def tokens(rows: int = 4) -> torch.Tensor:
     return torch.randint(VOCABULARY, (rows, 6), generator=torch.Generator().manual_seed(0))
 
 
+def test_a_hook_of_a_part_is_not_one_of_the_other_parts() -> None:
+    """A rank can have several parts, and registers hooks on each of them."""
+    cut, called = transformer(2), list[int]()
+    parts = [cut.part(stage) for stage in range(2)]
+    for stage, part in enumerate(parts):
+        part.register_forward_hook(lambda *_, stage=stage: called.append(stage))
+        part.get_submodule("layers").register_forward_hook(lambda *_: None)
+    parts[0](tokens())
+    assert called == [0]
+    assert [len(part.get_submodule("layers")._forward_hooks) for part in parts] == [1, 1]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_tutorials_transformer_is_cut_by_deleting_parts(causal: bool) -> None:
     cut = transformer(2, causal, cuts=["layers.2"])

@@ -27,6 +27,9 @@ _REFUSED_WRAPPERS = {
     "HumanRendering": "workers have no screen",
     "RecordVideo": "jobs can't write files; use evaluation.movie to record an episode",
 }
+_IMPORTING_IDS = ("GymV21Environment", "GymV26Environment")
+"""Ids with which Gymnasium registers Shimmy's converters. They pass the argument `env_id` to Gym, which imports what is
+before a colon. They exist once anything has imported Shimmy, such as a module that the operator allows."""
 _FILE_ARGUMENTS = ("xml_file",)  # MuJoCo's models
 
 
@@ -113,6 +116,8 @@ def _make_unwrapped(environment: Environment, arguments: dict[str, Any]) -> Env:
 def _registered_id(name: str) -> str:
     """The id in Gymnasium's registry, without module. For `module:id`, imports the module, which registers the id."""
     module, colon, registered = name.rpartition(":")
+    if registered.startswith(_IMPORTING_IDS):
+        raise InputError(f"the environment {name!r} can't be used: write gym:ID for an environment ID of the old Gym")
     if colon:
         import_allowed(module)
     return registered

@@ -64,8 +64,8 @@ class Images(workload.Params):
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """Values by which the channels are then divided; by default ImageNet's."""
     loader_processes: Annotated[int, Field(ge=0, le=64)] = 1
-    """Number of processes of each first stage that decode and augment images; with 0, the stage does it itself. This
-    doesn't change the random values."""
+    """Number of processes that decode and augment images, for each worker that reads them; with 0, the worker does it
+    itself. This doesn't change the random values."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -21,7 +21,14 @@ from rolecall.kit.parameter_server.protocols import (
     UpdateProtocol,
     parameter_references,
 )
-from rolecall.kit.parameter_server.remote import ShardedEmbedding, ShardReference, Shards, make_shards, share_shards
+from rolecall.kit.parameter_server.remote import (
+    ShardedEmbedding,
+    ShardReference,
+    Shards,
+    look_up,
+    make_shards,
+    share_shards,
+)
 from rolecall.kit.parameter_server.shard import ShardedModule, serve, sharded_embedding
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
     "UpdateProtocol",
     "bag_sizes",
     "initial_rows",
+    "look_up",
     "make_local",
     "make_shards",
     "parameter_references",

@@ -157,16 +157,16 @@ class ShardedEmbedding(nn.Module):
         return self._shards[shard].compute("forward", rows.to(self._transfer_device))
 
 
-def look_up(distinct: Tensor, inverse: Tensor, count: int, request: Callable[[int, Tensor], Future[Tensor]]) -> Tensor:
-    """The vectors [..., dim] of the ids [...] in a table of `count` shards, on the device of the shards' replies.
+def look_up(ids: Tensor, inverse: Tensor, count: int, request: Callable[[int, Tensor], Future[Tensor]]) -> Tensor:
+    """The vectors [..., dim] of `ids[inverse]` in a table of `count` shards, on the device of the shards' replies.
 
-    `request(shard, rows)` returns the vectors of local row numbers. It is also called for a shard without any of the
-    rows, so that its optimizer counts the step.
+    `request(shard, rows)` returns the vectors of local row numbers, a row for each of the ids [n] in the shard. It is
+    also called for a shard without any of them, so that its optimizer counts the step.
     """
-    owners = distinct % count
+    owners = ids % count
     by_owner = torch.argsort(owners, stable=True)
     sizes = torch.bincount(owners, minlength=count).tolist()
-    local_rows = (distinct[by_owner] // count).split(sizes)
+    local_rows = (ids[by_owner] // count).split(sizes)
     replies = [request(shard, rows) for shard, rows in enumerate(local_rows)]
     vectors = torch.cat([reply.wait() for reply in replies])
     position = torch.empty_like(by_owner)

@@ -23,7 +23,7 @@ from rolecall.kit.tables.rows import BadRows, Rows, distinct_labels, read, text_
 from rolecall.spec.errors import InputError
 
 _LOG = logging.getLogger(__name__)
-_LAYOUT = 2
+_LAYOUT = 3
 SPLITS: tuple[str, ...] = ("train", "validation", "test")
 
 

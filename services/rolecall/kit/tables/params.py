@@ -44,8 +44,15 @@ class Label(workload.Params):
         if isinstance(self.classes, list):
             if len(self.classes) < 2:
                 raise ValueError("classes must have 2 values or more; for a label that is yes or no, set positive")
-            _refuse_duplicates("classes", [str(value) for value in self.classes])
+            _refuse_duplicates("classes", self.class_names)
         return self
+
+    @property
+    def class_names(self) -> list[str]:
+        """The listed classes as text, to compare them: files have 2.0 as 2, but may have fractions in another form."""
+        listed = self.classes if isinstance(self.classes, list) else []
+        whole = (int(value) if isinstance(value, float) and value.is_integer() else value for value in listed)
+        return list(map(plain_text, whole))
 
     @property
     def target(self) -> Target:
@@ -164,6 +171,11 @@ class Data(workload.Params):
         _refuse_duplicates("numeric", [f"{column.column} ({column.transform})" for column in self.numeric])
         if self.label.column in {column.column for column in (*self.categorical, *self.numeric)}:
             raise ValueError(f"the label {self.label.column!r} can't also be an input; list it once")
+        if missing := sorted({*self.label.class_names} & {*self.missing}):
+            raise ValueError(
+                f"data.missing contains {', '.join(missing[:10])}, so no row has this label; remove it from either "
+                "data.missing or data.label.classes"
+            )
         return self
 
     @property
@@ -260,6 +272,11 @@ def _choose(given: Any, handler: ValidatorFunctionWrapHandler) -> Any:
 
 TableData = Annotated[Data | SyntheticData, WrapValidator(_choose)]
 """A job's rows: read from files, or generated."""
+
+
+def plain_text(value: str | float) -> str:
+    """A value as text; true and false are in lower case, as in files."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refuse_duplicates(field: str, names: list[str]) -> None:

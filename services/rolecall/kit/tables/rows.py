@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rolecall.kit.tables.files import TableFile
-from rolecall.kit.tables.params import MAX_CLASSES, Categorical, Csv, Data, Label
+from rolecall.kit.tables.params import MAX_CLASSES, Categorical, Csv, Data, Label, plain_text
 from rolecall.spec.errors import InputError
 
 _BLOCK_BYTES = 1 << 20  # Arrow prefetches up to 32 blocks
@@ -142,8 +142,7 @@ def distinct_labels(files: list[TableFile], data: Data) -> list[str]:
     for file in files:
         require_columns(file, data)
         for chunk in _chunks(file, label, BadRows(0)):  # The pass that reads all columns reports bad rows.
-            texts = _texts(_cleaned(chunk.batch[data.label.column], data.missing))
-            found.update(pc.unique(texts.drop_null()).to_pylist())
+            found.update(pc.unique(_label_texts(chunk, data).drop_null()).to_pylist())
             if len(found) > MAX_CLASSES:
                 raise InputError(
                     f"the label {data.label.column!r} has more than {MAX_CLASSES} distinct values; list "
@@ -237,7 +236,7 @@ def _labels(chunk: _Chunk, data: Data, reasons: dict[int, str]) -> NDArray[np.fl
     label = data.label
     if label.numeric:
         return _number_labels(chunk, data, reasons)
-    texts = _texts(_cleaned(chunk.batch[label.column], data.missing))
+    texts = _label_texts(chunk, data)
     if isinstance(label.classes, list):
         found = pc.index_in(texts, pa.array([text_of(value) for value in label.classes], pa.string()))
         valid, labels = _mask(found.is_valid()), pc.fill_null(found, 0).to_numpy(zero_copy_only=False)
@@ -251,6 +250,11 @@ def _labels(chunk: _Chunk, data: Data, reasons: dict[int, str]) -> NDArray[np.fl
         why = "is missing" if given is None else f"is {given!r}, {legal}"
         reasons[int(index)] = f"the label {label.column} {why}"
     return labels.astype(np.float32)
+
+
+def _label_texts(chunk: _Chunk, data: Data) -> pa.Array:
+    """The label's values as text, null where missing. Numbers become text first: a file may have NaN for missing."""
+    return _cleaned(_texts(chunk.batch[data.label.column]), data.missing)
 
 
 def _number_labels(chunk: _Chunk, data: Data, reasons: dict[int, str]) -> NDArray[np.float32]:
@@ -275,7 +279,7 @@ def _is_one_of(texts: pa.Array, values: Sequence[str]) -> NDArray[np.bool_]:
 
 def text_of(value: str | float) -> str:
     """A parameter's value as text, as Arrow formats it."""
-    return value if isinstance(value, str) else pa.scalar(value).cast(pa.string()).as_py()
+    return pa.scalar(value).cast(pa.string()).as_py() if isinstance(value, float) else plain_text(value)
 
 
 def _cleaned(column: pa.Array, missing: Sequence[str]) -> pa.Array:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rolecall.kit.cache import build_once
+from rolecall.kit.cache import build_once, require_space
 from rolecall.kit.data_order import derive_seed, held_out, splitmix64
 from rolecall.kit.tables.columns import PADDING, Columns
 from rolecall.kit.tables.encoded import SPLITS, EncodedTable, load_table, store_table
@@ -48,6 +48,7 @@ def columns_of(synthetic: Synthetic) -> Columns:
 
 def _build(data: SyntheticData, folder: Path) -> None:
     columns = columns_of(data.synthetic)
+    require_space(folder, (data.synthetic.rows + data.synthetic.test) * columns.record.itemsize)
     rows: dict[str, int] = dict.fromkeys(SPLITS, 0)
     with ExitStack() as stack:
         files = {split: stack.enter_context((folder / split).open("wb")) for split in SPLITS}

@@ -15,11 +15,11 @@ import tokenizers
 import torch
 from tokenizers import Tokenizer
 
-from rolecall.kit.cache import build_once
+from rolecall.kit.cache import build_once, require_space
 from rolecall.kit.files import File, find
 from rolecall.kit.text.params import SyntheticText, Text
 from rolecall.kit.text.reading import lines, slice_lines
-from rolecall.kit.text.synthetic import number_tokenizer, synthetic_tokens
+from rolecall.kit.text.synthetic import number_tokenizer, stored_bytes, synthetic_tokens
 from rolecall.kit.text.tokenizing import UNKNOWN, train_tokenizer
 from rolecall.spec.errors import InputError
 
@@ -101,6 +101,7 @@ def _build(text: Text, files: dict[str, list[File]], folder: Path) -> None:
 
 
 def _generate(text: Text, synthetic: SyntheticText, folder: Path) -> None:
+    require_space(folder, stored_bytes(synthetic))
     number_tokenizer(synthetic.vocabulary).save(str(folder / "tokenizer.json"))
     given = text.synthetic_tokens
     # One source, so that the validation text continues the training text.

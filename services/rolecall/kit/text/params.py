@@ -150,11 +150,12 @@ def check_streams(text: Text, count: int) -> None:
 
 
 def check_sequences(text: Text, batch_size: int, context: int) -> None:
-    """Raises `ValueError` if a synthetic training text has no full batch of sequences."""
-    tokens = text.synthetic_tokens.get("train")
-    needed = batch_size * context + 1
-    if tokens is not None and tokens < needed:
-        raise ValueError(
-            f"the synthetic train text has {tokens} tokens, but a step needs {needed} "
-            f"({batch_size} sequences of {context}); set more tokens, or lower batch_size or context"
-        )
+    """Raises `ValueError` if a synthetic training text has no full batch of sequences, or another split no sequence."""
+    for split, tokens in text.synthetic_tokens.items():
+        sequences, what, lower = (1, "a score", "") if split != "train" else (batch_size, "a step", "batch_size or ")
+        needed = sequences * context + 1
+        if tokens < needed:
+            raise ValueError(
+                f"the synthetic {split} text has {tokens} tokens, but {what} needs {needed} "
+                f"(sequences of {context}: {sequences}); set more tokens, or lower {lower}context"
+            )

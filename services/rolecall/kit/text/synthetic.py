@@ -27,6 +27,11 @@ def synthetic_tokens(text: SyntheticText, count: int, part: int) -> Iterator[NDA
         yield tokens.astype(np.int32)
 
 
+def stored_bytes(text: SyntheticText) -> int:
+    """The size of all tokens on disk."""
+    return (text.tokens + text.test) * np.dtype(np.int32).itemsize
+
+
 def number_tokenizer(vocabulary: int) -> Tokenizer:
     """A tokenizer of the numbers from 0 to `vocabulary` - 1 as text, separated by spaces; it has no `<unk>`."""
     tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(vocabulary)}))

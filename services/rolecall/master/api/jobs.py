@@ -4,21 +4,22 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
+from pydantic import RootModel
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
-from rolecall.master.capacity import lacking
+from rolecall.master.capacity import lacking, slots_needed
 from rolecall.master.documents import detailed, job_document
 from rolecall.master.field_errors import MAX_PROBLEMS, problem, shortened, unknown
+from rolecall.master.presence import Presence
 from rolecall.master.program import Master
 from rolecall.master.store import attempts, idempotency, jobs, workers
 from rolecall.master.store import nodes as node_store
@@ -30,7 +31,8 @@ from rolecall.spec.api import JobPage
 from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobRequest, JobSpec
-from rolecall.spec.resources import Resources
+from rolecall.spec.node import NodeState
+from rolecall.spec.resources import Resources, RoleRequest
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
 
@@ -56,11 +58,8 @@ async def submit(
     fields = await master.request_checks.run(request)
     if master.catalogue.is_per_node(request.workload):
         _check_node_count(caller, await _target_nodes(master, fields["params"]["nodes"]))
-    else:
-        _check_slots(caller, fields["roles"])
-        await _check_capacity(master, fields["resources"])
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
-    job = await _add(master, spec, caller, key)
+    job = await _add(master, spec, caller, key, _digest(request, spec))
     response.headers["Location"] = f"/jobs/{job.id}"
     if job.attempt or job.state is not JobState.QUEUED:
         return await _document(master, job.id)  # An earlier request with the same key submitted it.
@@ -161,55 +160,66 @@ def _check_node_count(caller: Principal, nodes: list[str]) -> None:
         raise InvalidJob([problem("params.nodes", message, nodes, f"{limit} nodes at most")])
 
 
-def _check_slots(caller: Principal, roles: dict[Role, int]) -> None:
-    """Raise `InvalidJob` if the token's limit never allows the gang."""
-    asked, limit = sum(roles.values()), caller.limits.max_slots
-    if limit is not None and asked > limit:
-        message = f"the job needs {asked} workers, and {_may_run(caller, limit)}"
-        given = {role.value: number for role, number in roles.items()}
-        raise InvalidJob([problem("roles", message, given, f"{limit} workers at most")])
-
-
-async def _check_capacity(master: Master, resources: dict[Role, Resources]) -> None:
-    """Raise `InvalidJob` for resources that no live node of the role has. Jobs wait for roles without live nodes."""
-    if not any(own.gpus or own.threads for own in resources.values()):
-        return
-    async with master.database.read() as connection:
-        known = await node_store.list_all(connection)
-    problems = lacking(resources, master.presence.states(known))
-    if problems:
+async def _check_capacity(
+    connection: AsyncConnection,
+    presence: Presence,
+    caller: Principal,
+    roles: dict[Role, int],
+    resources: dict[Role, Resources],
+) -> None:
+    """Raise `InvalidJob` for resources that no live node of the role has, and for a gang that the token's limit never
+    allows. Jobs wait for roles without live nodes.
+    """
+    nodes: list[NodeState] = []
+    if any(own.gpus or own.threads for own in resources.values()):
+        nodes = list(presence.states(await node_store.list_all(connection)))
+    if problems := lacking(resources, nodes):
         raise InvalidJob(problems)
+    asked, limit = slots_needed(roles, resources, nodes), caller.limits.max_slots
+    if limit is not None and asked > limit:
+        unit = "workers" if asked == sum(roles.values()) else "slots"
+        message = f"the job needs {asked} {unit}, and {_may_run(caller, limit)}"
+        given = {role.value: number for role, number in roles.items()}
+        raise InvalidJob([problem("roles", message, given, f"{limit} {unit} at most")])
 
 
 def _may_run(caller: Principal, limit: int) -> str:
     return f"token {caller.name} may run {limit} at once (max_slots)"
 
 
-async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None) -> JobRecord:
+def _digest(request: JobRequest, spec: JobSpec) -> str:
+    """A digest of the request, to compare it with others that have the same key.
+
+    It has the resources that the user requested, not those that the workload declares, which another release can
+    change. A request without any has the same digest as in releases that don't know resources.
+    """
+    asked = {role: own for role, own in request.roles.items() if isinstance(own, RoleRequest)}
+    demands = RootModel(asked).model_dump_json() if asked else ""
+    return hashlib.sha256((spec.model_dump_json(exclude={"id", "resources"}) + demands).encode()).hexdigest()
+
+
+async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None, digest: str) -> JobRecord:
     try:
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, owner, key, master.clock.now())
+            return await _add_once(connection, master, spec, owner, key, digest)
     except IntegrityError:
         # On PostgreSQL, two requests with the same key can run at the same time. The retry finds the other's job.
         async with master.database.write() as connection:
-            return await _add_once(connection, spec, owner, key, master.clock.now())
+            return await _add_once(connection, master, spec, owner, key, digest)
 
 
-async def _add_once(
-    connection: AsyncConnection, spec: JobSpec, owner: Principal, key: str | None, now: datetime
+async def _add_once(  # noqa: PLR0917 - the parameters of `_add`
+    connection: AsyncConnection, master: Master, spec: JobSpec, owner: Principal, key: str | None, digest: str
 ) -> JobRecord:
-    if key is None:
-        await check_submission(connection, owner.name, owner.limits)
-        return await jobs.add(connection, spec, now, owner.name)
-    # Without an empty field that earlier releases lack, so that a repeated request finds its job after an upgrade.
-    unsaid = {"id"} if spec.resources else {"id", "resources"}
-    digest = hashlib.sha256(spec.model_dump_json(exclude=unsaid).encode()).hexdigest()
-    earlier = await idempotency.job_of(connection, owner.name, key, digest)
+    earlier = None if key is None else await idempotency.job_of(connection, owner.name, key, digest)
     if earlier is not None:
         return await jobs.get(connection, earlier)
+    await _check_capacity(connection, master.presence, owner, spec.roles, spec.resources)
     await check_submission(connection, owner.name, owner.limits)
+    now = master.clock.now()
     job = await jobs.add(connection, spec, now, owner.name)
-    await idempotency.remember(connection, owner.name, key, digest, job.id, now)
+    if key is not None:
+        await idempotency.remember(connection, owner.name, key, digest, job.id, now)
     return job
 
 

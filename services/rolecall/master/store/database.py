@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from psycopg.abc import PQGen
 from sqlalchemy import Connection, ExceptionContext, event, text
 from sqlalchemy.exc import OperationalError
@@ -27,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from rolecall.master.store import terms
+from rolecall.spec.errors import SettingsError
 
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _READERS, _USERS_READERS = 15, 10
@@ -121,7 +123,10 @@ class Database:
             users.release()
 
     async def migrate(self) -> None:
-        """Migrate the tables to this version if necessary, without a time limit."""
+        """Migrate the tables to this version if necessary, without a time limit.
+
+        Raises `SettingsError` if a newer release has migrated them.
+        """
         engine = self._writer if is_sqlite(self._url) else _postgres_engine(self._url, _PATIENT, poolclass=NullPool)
         async with engine.begin() as connection:
             await connection.run_sync(_upgrade)
@@ -259,4 +264,10 @@ def _upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:  # It does not know the database's revision.
+        raise SettingsError(
+            f"a newer release of Rolecall migrated the database ({error}); run that release, "
+            "or restore the backup from before the upgrade"
+        ) from None

@@ -13,7 +13,7 @@ from torch.distributed import rpc
 from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.nn.parallel import DistributedDataParallel
 
-from rolecall.kit.optimizers import dense_optimizer, sparse_optimizer
+from rolecall.kit.optimizers import OptimizerChoice, dense_optimizer, sparse_optimizer
 from rolecall.kit.parameter_server import (
     EmbeddingBagShard,
     ProtocolsInTurn,
@@ -57,10 +57,8 @@ def make_table(context: WorkerContext[Params], rows: int) -> Table:
         return Table(make_shards([table], trainers, synchronous=params.protocol == "sync"))
     modules = tuple(_remote_module(params, ShardSpec(index, servers, rows)) for index in range(servers))
     references = _Modules([module.get_module_rref() for module in modules])
-    # The servers' own optimizer is never stepped: each trainer's DistributedOptimizer updates the weights.
-    unused = (
-        sparse_optimizer(params.sparse_optimizer) if params.optimizer is None else dense_optimizer(params.optimizer)
-    )
+    # Each trainer's DistributedOptimizer updates the weights. The servers' own never steps, and must need no memory.
+    unused = OptimizerChoice(torch.optim.SGD, {})
     sharded = ShardedModule(TABLE, rows, references, unused, range(servers))
     return Table(make_shards([sharded], trainers, synchronous=False), modules)
 
@@ -132,7 +130,7 @@ class PooledEmbedding(nn.Module):
 
 def sums_are_smaller(ids: Tensor, offsets: Tensor, distinct: int, *, servers: int, vector_bytes: int) -> bool:
     """True if the sums of bags, their gradients, all ids and offsets are fewer bytes than `distinct` vectors are."""
-    if len(ids) <= len(offsets):  # Without several ids in a bag, there are never fewer bags than distinct ids.
+    if (bag_sizes(ids, offsets) <= 1).all():  # Without several ids in a bag, there are as many sums as ids.
         return False
     bags, owners = _bags_of(ids, offsets), ids % servers
     # A server sends a sum for each bag with ids of its own.
@@ -164,9 +162,11 @@ class HybridModel(nn.Module):
     def forward(self, indices: Tensor, offsets: Tensor, *others: Tensor) -> Tensor:
         """The output of `fc` for the bags [rows · width] in flat indices [n] and offsets, and other inputs [rows, …].
 
-        Raises `ValueError` if offsets don't begin at 0 or don't ascend.
+        Raises `ValueError` if offsets don't begin at 0, don't ascend or don't fill the rows.
         """
         require_bags(indices, offsets)
+        if len(offsets) % self.width:
+            raise ValueError(f"{len(offsets)} bags don't fill rows of {self.width} bags")
         vectors = self.remote_emb_module.forward(indices, offsets).to(self.device)
         pooled = vectors.reshape(len(vectors) // self.width, self.width * vectors.shape[1])
         return self.fc(pooled, *(other.to(self.device) for other in others))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 from PIL import Image
 from safetensors.torch import save
 
@@ -67,35 +68,45 @@ def record_episode(policy: Policy, params: Params, path: Path) -> None:
     except InputError as error:
         raise RenderError(str(error)) from error
     try:
-        frames = _run_episode(policy, environment, params)
+        frames, steps = _run_episode(policy, environment, params)
     finally:
         environment.close()
+    images = [_image(frame) for frame in frames]
     per_second = environment.metadata.get("render_fps", 30)
-    kept = frames[:: -(-len(frames) // _MAX_FRAMES)]
-    duration = len(frames) / len(kept) * 1000 / per_second
-    kept[0].save(path, save_all=True, append_images=kept[1:], duration=max(_MIN_FRAME_MS, round(duration)), loop=0)
+    duration = (steps + 1) / len(images) * 1000 / per_second
+    images[0].save(path, save_all=True, append_images=images[1:], duration=max(_MIN_FRAME_MS, round(duration)), loop=0)
 
 
-def _run_episode(policy: Policy, environment: creation.Env, params: Params) -> list[Image.Image]:
+def _run_episode(policy: Policy, environment: creation.Env, params: Params) -> tuple[list[np.ndarray], int]:
+    """At most `_MAX_FRAMES` evenly spaced frames of an episode, and its number of steps."""
     observation, _ = environment.reset(seed=params.evaluation.seed)
-    frames = [_frame(environment)]
-    ended = False
+    # Rendering takes longer than acting, and the length is unknown: when there are too many frames, drop every second,
+    # and render half as often.
+    frames, every, steps, ended = [_frame(environment)], 1, 0, False
     while not ended:
         action = policy.act(observation, deterministic=params.evaluation.deterministic)
         observation, _, terminated, truncated, _ = environment.step(action)
-        frames.append(_frame(environment))
-        ended = terminated or truncated
-    return frames
+        steps, ended = steps + 1, terminated or truncated
+        if steps % every == 0:
+            frames.append(_frame(environment))
+        if len(frames) > _MAX_FRAMES:
+            frames, every = frames[::2], 2 * every
+    return frames, steps
 
 
-def _frame(environment: creation.Env) -> Image.Image:
-    """The current frame, resized and reduced to 64 colors."""
+def _frame(environment: creation.Env) -> np.ndarray:
+    """The current frame, [height, width, 3]."""
     try:
         picture: Any = environment.render()
     except (gymnasium.error.Error, ImportError, NotImplementedError) as error:
         raise RenderError(f"the environment can't be rendered: {error}") from error
     if getattr(picture, "ndim", None) != 3:
         raise RenderError("the environment does not render RGB arrays (rgb_array)")
-    image = Image.fromarray(picture)
+    return picture
+
+
+def _image(frame: np.ndarray) -> Image.Image:
+    """The frame, resized and reduced to 64 colors."""
+    image = Image.fromarray(frame)
     height = max(1, round(image.height * _WIDTH / image.width))
-    return image.resize((_WIDTH, height)).quantize(64)
+    return image.resize((_WIDTH, height), Image.Resampling.BOX).quantize(64, Image.Quantize.FASTOCTREE)

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.parameter_server import EmbeddingShard, ShardSpec, Uniform, parameter_references
+from rolecall.kit.parameter_server import EmbeddingShard, ShardSpec, Uniform, look_up, parameter_references
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment
@@ -132,19 +131,13 @@ class RNNModel(nn.Module):
 
         Every table is called, even with no rows, so that each has a gradient in every step.
         """
-        count = len(self.emb_table_rrefs)
-        ids = tokens.flatten().cpu()
-        owners = ids % count
-        by_owner = torch.argsort(owners, stable=True)
-        rows = (ids[by_owner] // count).split(torch.bincount(owners, minlength=count).tolist())
-        answers = [
-            remote_method_async(EmbeddingTable.forward, table, own, seed)
-            for table, own, seed in zip(self.emb_table_rrefs, rows, self._dropout_seeds(count), strict=True)
-        ]
-        vectors = torch.cat([answer.wait() for answer in answers]).to(self.device)
-        position = torch.empty_like(by_owner)
-        position[by_owner] = torch.arange(len(by_owner))
-        return F.embedding(position.view_as(tokens).to(self.device), vectors)
+        seeds = self._dropout_seeds(len(self.emb_table_rrefs))
+
+        def request(shard: int, rows: Tensor) -> Future[Tensor]:
+            return remote_method_async(EmbeddingTable.forward, self.emb_table_rrefs[shard], rows, seeds[shard])
+
+        every = torch.arange(tokens.numel()).view_as(tokens)
+        return look_up(tokens.flatten().cpu(), every, len(seeds), request).to(self.device)
 
     def decode(self, output: Tensor) -> Tensor:
         """The logits [t, b, vocabulary] of hidden states [t, b, h]. All decoders use the same dropout mask."""

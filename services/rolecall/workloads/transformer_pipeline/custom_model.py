@@ -45,6 +45,8 @@ def keep_blocks(model: nn.Module, kept: Collection[str]) -> nn.Module:
 
 def _with_children(module: nn.Module, children: dict[str, Any]) -> nn.Module:
     made = copy.copy(module)
+    # `copy` shares these dictionaries: a hook of one part would run in the others, too.
+    made.__dict__ |= {name: value.copy() for name, value in vars(module).items() if isinstance(value, dict)}
     made._modules = children
     return made
 
