@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 from PIL import Image
 from safetensors.torch import save
 
@@ -71,13 +70,12 @@ def record_episode(policy: Policy, params: Params, path: Path) -> None:
         frames, steps = _run_episode(policy, environment, params)
     finally:
         environment.close()
-    images = [_image(frame) for frame in frames]
     per_second = environment.metadata.get("render_fps", 30)
-    duration = (steps + 1) / len(images) * 1000 / per_second
-    images[0].save(path, save_all=True, append_images=images[1:], duration=max(_MIN_FRAME_MS, round(duration)), loop=0)
+    duration = (steps + 1) / len(frames) * 1000 / per_second
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=max(_MIN_FRAME_MS, round(duration)), loop=0)
 
 
-def _run_episode(policy: Policy, environment: creation.Env, params: Params) -> tuple[list[np.ndarray], int]:
+def _run_episode(policy: Policy, environment: creation.Env, params: Params) -> tuple[list[Image.Image], int]:
     """At most `_MAX_FRAMES` evenly spaced frames of an episode, and its number of steps."""
     observation, _ = environment.reset(seed=params.evaluation.seed)
     # Rendering takes longer than acting, and the length is unknown: when there are too many frames, drop every second,
@@ -94,19 +92,14 @@ def _run_episode(policy: Policy, environment: creation.Env, params: Params) -> t
     return frames, steps
 
 
-def _frame(environment: creation.Env) -> np.ndarray:
-    """The current frame, [height, width, 3]."""
+def _frame(environment: creation.Env) -> Image.Image:
+    """The current frame, resized and reduced to 64 colors, because a raw one can take megabytes."""
     try:
         picture: Any = environment.render()
     except (gymnasium.error.Error, ImportError, NotImplementedError) as error:
         raise RenderError(f"the environment can't be rendered: {error}") from error
     if getattr(picture, "ndim", None) != 3:
         raise RenderError("the environment does not render RGB arrays (rgb_array)")
-    return picture
-
-
-def _image(frame: np.ndarray) -> Image.Image:
-    """The frame, resized and reduced to 64 colors."""
-    image = Image.fromarray(frame)
+    image = Image.fromarray(picture)
     height = max(1, round(image.height * _WIDTH / image.width))
     return image.resize((_WIDTH, height), Image.Resampling.BOX).quantize(64, Image.Quantize.FASTOCTREE)
