@@ -5,7 +5,7 @@ without delay.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ MAX_VALUES = 50_000
 MAX_DEPTH = 32
 MAX_KEY_CHARS = 1000
 _INTEGERS = range(-(2**63), 2**64)
+_Container = dict[Any, Any] | list[Any]
 _Path = tuple[Any, ...]
 """The path to a value: (path to its container, key). It must be cheap, because each value has one."""
 
@@ -26,7 +27,7 @@ def check_extent(params: Mapping[str, Any]) -> list[Problem]:
 
 
 def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
-    waiting: list[tuple[_Path, int, Any]] = [(("params",), 0, params)]
+    waiting: list[tuple[_Path, int, _Container]] = [(("params",), 0, dict(params))]
     count = 0
     while waiting:
         path, depth, value = waiting.pop()
@@ -34,18 +35,18 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
         if count > MAX_VALUES:
             yield problem("params", "it holds too many values", f"{count} or more", f"at most {MAX_VALUES}")
             return
-        items = cast(dict[Any, Any], value).items() if isinstance(value, dict) else enumerate(cast(list[Any], value))
-        entries = list[tuple[Any, Any]](items)
-        if entries and depth == MAX_DEPTH:
+        if depth == MAX_DEPTH:
             yield problem(_name(path), "it is nested too deeply", value, f"at most {MAX_DEPTH} levels")
+        entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
         for key, entry in entries:
             if isinstance(key, str) and (len(key) > MAX_KEY_CHARS or not _is_text(key)):
                 message = "the name of a field is too long, or has half of a surrogate pair"
                 yield problem(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS} characters")
-            if why := _flaw(entry):
-                yield problem(_name((path, key)), why[0], entry, why[1])
             if isinstance(entry, dict | list):
-                waiting.append(((path, key), depth + 1, cast(Any, entry)))
+                if entry:  # Empty ones hold no value, and there can be as many of them as values.
+                    waiting.append(((path, key), depth + 1, cast(_Container, entry)))
+            elif why := _flaw(entry):
+                yield problem(_name((path, key)), why[0], entry, why[1])
 
 
 def _flaw(value: Any) -> tuple[str, str] | None:
