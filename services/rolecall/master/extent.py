@@ -18,7 +18,7 @@ MAX_KEY_CHARS = 1000
 _INTEGERS = range(-(2**63), 2**64)
 _Container = dict[Any, Any] | list[Any]
 _Path = tuple[Any, ...]
-"""The path to a value: (path to its container, key). It must be cheap, because each value has one."""
+"""The path to a value: (path to its container, key). It must be cheap: a request can hold thousands of containers."""
 
 
 def check_extent(params: Mapping[str, Any]) -> list[Problem]:
@@ -43,7 +43,7 @@ def _problems(params: Mapping[str, Any]) -> Iterator[Problem]:
                 message = "the name of a field is too long, or has half of a surrogate pair"
                 yield problem(_name(path), message, key, f"Unicode text of at most {MAX_KEY_CHARS} characters")
             if isinstance(entry, dict | list):
-                if entry:  # Empty ones hold no value, and there can be as many of them as values.
+                if entry:  # A request can hold MAX_VALUES empty containers, and they have nothing to check.
                     waiting.append(((path, key), depth + 1, cast(_Container, entry)))
             elif why := _flaw(entry):
                 yield problem(_name((path, key)), why[0], entry, why[1])
