@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from rolecall.master import placer
+from rolecall.master import placer, scheduler
 from rolecall.master.clock import Clock
 from rolecall.master.placement import needs_of
 from rolecall.master.program import Master
@@ -38,12 +38,18 @@ async def on_master(data: Path, clock: Clock | None = None) -> AsyncIterator[tup
 
 
 async def queue_up(
-    client: Client, master: Master, count: int, roles: dict[Role, int], *, begin: datetime | None = None
+    client: Client,
+    master: Master,
+    count: int,
+    roles: dict[Role, int] | Callable[[int], dict[Role, int]],
+    *,
+    begin: datetime | None = None,
 ) -> None:
     """Queue many jobs at once, past HTTP; from `begin` on, if it is given, one every 100 ms."""
     async with master.database.write() as connection:
         for number in range(count):
-            spec = JobSpec(id=f"toy-{number}", workload="toy", roles=roles, params={"steps": 1, "learning_rate": 1})
+            own = roles(number) if callable(roles) else roles
+            spec = JobSpec(id=f"toy-{number}", workload="toy", roles=own, params={"steps": 1, "learning_rate": 1})
             await jobs.add(connection, spec, begin + timedelta(milliseconds=100 * number) if begin else _now())
     master.waking.jobs(*(f"toy-{number}" for number in range(count)))
     await client.until(f"toy-{count - 1}", "queued", also=lambda job: job["waiting_for"])
@@ -134,6 +140,32 @@ async def test_the_backfill_windows_of_jobs_that_can_never_fit_cause_no_work(
             clock.advance(0.1)
             await master.placer.place()
         assert looks == []
+
+
+async def test_jobs_beyond_the_budget_of_a_pass_are_decided_by_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        passes.append(1)
+        return schedule(*arguments)
+
+    monkeypatch.setattr(placer, "schedule", counting)
+    monkeypatch.setattr(scheduler, "_BUDGET", 1)
+    async with on_master(tmp_path) as (client, master):
+        for role in (Role.TRAINER, Role.OBSERVER):
+            node = Node(client, make_node(f"{role}-0", role, 32, cores=32))
+            await node.register()
+            await node.beat()
+        passes.clear()
+        await queue_up(client, master, 20, lambda number: {Role.TRAINER: 32 - number, Role.OBSERVER: 1 + number})
+        assert 20 <= len(passes) < 40, "one search each"
+        documents = [await client.job(f"toy-{number}") for number in range(20)]
+        assert all("they share machines that hold 32 in total" in document["waiting_for"] for document in documents)
+        passes.clear()
+        await asyncio.sleep(0.5)
+        assert not passes
 
 
 async def test_figures_change_in_the_document_and_not_in_the_database(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The queue's order, backfill, and that nobody starves."""
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -7,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolecall.master import placement
-from rolecall.master.placement import Waiting
-from rolecall.master.scheduler import Allowance, QueuedJob, schedule
+from rolecall.master import placement, scheduler
+from rolecall.master.placement import Cluster, Outcome, Waiting
+from rolecall.master.scheduler import Allowance, Earlier, QueuedJob, schedule
 from rolecall.master.seats import Seat, occupied_seat
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import GangPlan, WorkerPlan
@@ -264,6 +265,109 @@ def test_what_runs_on_a_node_to_avoid_takes_its_share_of_the_machine() -> None:
     assert _places(first) == {"trainer-0"}
     wary = replace(job("wary", 1), avoid=("trainer-0",))
     assert isinstance(schedule([wary], nodes, first.workers, NOW, WINDOW)["wary"], Waiting)
+
+
+RIVALS = (Role.TRAINER, Role.OBSERVER)
+"""Roles that share the cores of a machine."""
+
+
+def gang(name: str, trainers: int, observers: int, *, age_s: float = 0, owner: str = "") -> QueuedJob:
+    """A job whose placement needs a search, because its roles share machines."""
+    own = replace(job(name, trainers, age_s=age_s), owner=owner)
+    return replace(own, roles={Role.TRAINER: trainers, Role.OBSERVER: observers})
+
+
+def test_a_thousand_gangs_that_need_a_search_each_delay_nobody_elses_job() -> None:
+    """Whether they could ever fit or not, and whatever the order of the queue."""
+    machines = 30
+    nodes = [alive(make_node(f"{r}-{m}", r, 64, boot=f"m{m}", cores=64)) for m in range(machines) for r in RIVALS]
+    running = schedule([gang("x", 32 * machines, 0)], nodes, [], NOW, WINDOW)["x"]
+    assert isinstance(running, GangPlan)
+    most = 64 * machines
+    never = [gang(f"never-{i}", most - 500 + i, 501 + i // 500, age_s=9, owner="mallory") for i in range(500)]
+    later = [gang(f"later-{i}", most // 2 - 500 + i, 501, age_s=8, owner="mallory") for i in range(500)]
+    cluster = Cluster(nodes)
+    begin_s = time.thread_time()
+    outcomes = schedule([*never, *later, gang("mine", 3, 2, owner="alice")], cluster, running.workers, NOW, WINDOW)
+    took_s = time.thread_time() - begin_s
+    assert isinstance(outcomes["mine"], GangPlan)
+    assert "never-0" in outcomes
+    assert len(outcomes) < 100
+    assert took_s < 1, f"{took_s:.2f} s of CPU"
+
+
+def test_the_owners_share_the_budget_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [alive(make_node(f"{role}-0", role, 9, cores=9)) for role in RIVALS]
+    monkeypatch.setattr(scheduler, "_BUDGET", 4 * (len(nodes) + 10))
+    many = [gang(f"many-{i}", 9 - i, 1 + i, age_s=60 - i, owner="mallory") for i in range(8)]
+    same = [gang("same", 9, 1, age_s=1, owner="mallory")]
+    queue = [*many, *same, gang("one", 9, 2, owner="alice"), gang("other", 9, 3, owner="bob")]
+    cluster, earlier, decided = Cluster(nodes), Earlier(), list[str]()
+    passes: list[str] = []
+    while len(decided) < len(queue):
+        outcomes = schedule(queue, cluster, [], NOW, WINDOW, earlier=earlier)
+        passes.append(" ".join(name for name in outcomes if name not in decided))
+        waiting = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Waiting)}
+        earlier, decided = Earlier(waiting, _left(queue, outcomes)), list(outcomes)
+    assert passes == ["many-0 same one other", "many-1 many-2 many-3 many-4", "many-5 many-6 many-7"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 5), st.sampled_from("ab"), st.sampled_from([0, 70])), max_size=9
+    ),
+    st.integers(1, 30),
+)
+def test_passes_with_a_budget_end_with_every_job_placed_that_fits(
+    wants: list[tuple[int, int, str, float]], budget: int
+) -> None:
+    nodes = [alive(make_node(f"{role}-{m}", role, 3, boot=f"m{m}", cores=3)) for m in range(2) for role in RIVALS]
+    queue = [gang(f"{i}", t, o, owner=own, age_s=age) for i, (t, o, own, age) in enumerate(wants) if t + o]
+    taken: list[WorkerPlan] = []
+    cluster, earlier, passes = Cluster(nodes), Earlier(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "_BUDGET", budget)
+        while True:
+            passes += 1
+            assert passes <= 2 * len(wants) + 1
+            outcomes = schedule(queue, cluster, taken, NOW, WINDOW, earlier=earlier)
+            plans = {name: one for name, one in outcomes.items() if isinstance(one, GangPlan)}
+            waiting = {name: one for name, one in outcomes.items() if isinstance(one, Waiting)}
+            undecided = _left(queue, outcomes)
+            taken += [worker for plan in plans.values() for worker in plan.workers]
+            queue = [one for one in queue if one.id not in plans]
+            earlier = Earlier({} if plans else waiting, undecided)
+            if not plans and not undecided:
+                break
+    whole = schedule(queue, nodes, taken, NOW, WINDOW)
+    assert not [name for name, outcome in whole.items() if isinstance(outcome, GangPlan)]
+
+
+def test_a_job_that_waited_long_holds_others_back_also_in_a_pass_that_does_not_reach_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [alive(make_node(f"{role}-0", role, 9, cores=9)) for role in RIVALS]
+    old = gang("old", 5, 4, age_s=70, owner="alice")
+    running = schedule([gang("x", 3, 0)], nodes, [], NOW, WINDOW)["x"]
+    assert isinstance(running, GangPlan)
+    cluster = Cluster(nodes)
+    assert isinstance(schedule([old], cluster, running.workers, NOW, WINDOW)["old"], Waiting)
+    monkeypatch.setattr(scheduler, "_BUDGET", 1)
+    first = replace(gang("first", 7, 2, age_s=10, owner="alice"), priority=1)
+    queue, taken = [first, old, gang("young", 1, 1, owner="bob")], running.workers[:2]
+    outcomes = schedule(queue, cluster, taken, NOW, timedelta(seconds=75))
+    assert {name: type(outcome) for name, outcome in outcomes.items()} == {"first": Waiting, "young": GangPlan}
+    cluster.seating([])  # Seats have changed, and with them all outcomes, but not what fits if nothing runs.
+    outcomes = schedule(queue, cluster, taken, NOW, WINDOW)
+    assert set(outcomes) == {"first", "young"}
+    held = outcomes["young"]
+    assert isinstance(held, Waiting)
+    assert held.reason == "held back for job old, which goes first and is waiting for its turn to be placed"
+
+
+def _left(queue: list[QueuedJob], outcomes: dict[str, Outcome]) -> set[str]:
+    return {one.id for one in queue if one.id not in outcomes}
 
 
 def _places(outcome: GangPlan | Waiting) -> set[str]:

@@ -8,7 +8,7 @@ reach its workers.
 
 Equal shapes have equal outcomes. A `Cluster` computes once per shape what depends only on the nodes, and a `Seating`
 what depends on the occupied seats as well. A thousand waiting jobs of five shapes need five searches, and none while
-nothing changes.
+nothing changes. A shape that doesn't fit even if nothing runs needs no further search when seats change.
 """
 
 from collections import defaultdict
@@ -16,14 +16,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from rolecall.master.seats import Counts, Flow, Need, Seat, occupied_seat
+from rolecall.master.bounded_cache import BoundedCache
+from rolecall.master.seats import Counts, Flow, Need, Offers, Seat, occupied_seat
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import RANK_ORDER, Role
 
 Shape = frozenset[tuple[Need, int]]
+"""What determines the placement of a gang, given the nodes and the occupied seats."""
 _MAX_NAMES = 4
+_MOST_AVOIDED = 64
+"""The number of sets of nodes to avoid for which results are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,17 @@ class Cluster:
     def __init__(self, nodes: Iterable[NodeState], avoid: Collection[str] = ()) -> None:
         self.nodes = tuple(nodes)
         self.live_nodes = [node for node in self.nodes if node.alive]
-        self.offers = [node.spec for node in self.live_nodes if node.obstacle is None and node.spec.name not in avoid]
+        accepting = [node.spec for node in self.live_nodes if node.obstacle is None and node.spec.name not in avoid]
+        self.offers = Offers(accepting)
         self.reachable_groups = _reachable_groups(self.offers)
         self.specs = {node.spec.name: node.spec for node in self.nodes}
-        self._devices: dict[Need, frozenset[bool]] = {}
-        self._totals: dict[Need, int] = {}
-        self._rooms: dict[Need, int] = {}
-        self._feasible: dict[Shape, bool] = {}
+        self._live_offers = Offers(node.spec for node in self.live_nodes)
+        self._devices = BoundedCache[Need, frozenset[bool]]()
+        self._totals = BoundedCache[Need, int]()
+        self._alone = BoundedCache[Shape, tuple[bool, int]]()
+        self._idle = Seating(self, ())
         self._seating: tuple[tuple[WorkerPlan, ...], Seating] | None = None
-        self._without: dict[frozenset[str], Cluster] = {}
+        self._without = BoundedCache[frozenset[str], Cluster](_MOST_AVOIDED)
 
     def without(self, avoid: frozenset[str]) -> "Cluster":
         """The same cluster without offers of the nodes in `avoid`, whose workers still use their machines."""
@@ -93,21 +99,28 @@ class Cluster:
     def total(self, need: Need) -> int:
         """The capacity of all live nodes for such workers, including nodes that accept no workers now."""
         if need not in self._totals:
-            self._totals[need] = Flow([node.spec for node in self.live_nodes], ()).room(need)
+            self._totals[need] = Flow(self._live_offers, ()).room(need)
         return self._totals[need]
 
-    def is_feasible(self, wanted: Counts) -> bool:
-        """Return whether the gang would fit if nothing else ran."""
-        shape = frozenset(wanted.items())
-        if shape not in self._feasible:
-            fits = all(count <= self._room_alone(need) for need, count in shape)
-            self._feasible[shape] = fits and any(not Flow(group, ()).fill(wanted) for group in self.reachable_groups)
-        return self._feasible[shape]
+    def alone(self, wanted: Counts) -> tuple[bool, int]:
+        """Return whether the gang fits if nothing else runs, and how many of its workers then get a seat.
 
-    def _room_alone(self, need: Need) -> int:
-        if need not in self._rooms:
-            self._rooms[need] = Flow(self.offers, ()).room(need)
-        return self._rooms[need]
+        All workers can get a seat and yet not fit: if they don't reach each other.
+        """
+        shape = frozenset(wanted.items())
+        if shape not in self._alone:
+            if any(count > self._idle.room(need) for need, count in wanted.items()):
+                self._alone[shape] = False, 0  # Too many of one role, so nobody asks for the number.
+            else:
+                flow, fits = self._idle.fill(wanted)
+                self._alone[shape] = fits, flow.seated.total()
+        return self._alone[shape]
+
+    def fits_alone(self, wanted: Counts) -> bool | None:
+        """The first value of `alone`, or None if it needs a search."""
+        if any(count > self._idle.room(need) for need, count in wanted.items()):
+            return False
+        return self._alone.get(frozenset(wanted.items()), (None, 0))[0]
 
 
 class Seating:
@@ -116,9 +129,9 @@ class Seating:
     def __init__(self, cluster: Cluster, occupied: Sequence[Seat]) -> None:
         self._cluster = cluster
         self._occupied = occupied
-        self._rooms: dict[Need, int] = {}
-        self._outcomes: dict[Shape, Outcome] = {}
-        self._elsewhere: dict[frozenset[str], Seating] = {}
+        self._rooms = BoundedCache[Need, int]()
+        self._outcomes = BoundedCache[Shape, Outcome](4096)  # Plans can be large.
+        self._elsewhere = BoundedCache[frozenset[str], Seating](_MOST_AVOIDED)
 
     def place(self, wanted: Counts, avoid: Collection[str] = ()) -> Outcome:
         """The plan of a gang (see `needs_of`), or the reason why it can't be placed.
@@ -127,11 +140,19 @@ class Seating:
         """
         if avoid and isinstance(elsewhere := self._without(frozenset(avoid)).place(wanted), GangPlan):
             return elsewhere
-        # What determines its placement, given the nodes and the occupied seats.
         shape = frozenset(wanted.items())
         if shape not in self._outcomes:
             self._outcomes[shape] = self._search(wanted)
         return self._outcomes[shape]
+
+    def needs_search(self, wanted: Counts, avoid: Collection[str] = ()) -> bool:
+        """Return whether `place` has to search for seats."""
+        if avoid and self._without(frozenset(avoid)).needs_search(wanted):
+            return True
+        if frozenset(wanted.items()) in self._outcomes:
+            return False
+        feasible = self._cluster.fits_alone(wanted)
+        return feasible is None or (feasible and all(count <= self.room(need) for need, count in wanted.items()))
 
     def after(self, workers: Iterable[WorkerPlan]) -> "Seating":
         """The seating with the seats of `workers` occupied as well."""
@@ -143,46 +164,57 @@ class Seating:
             self._rooms[need] = Flow(self._cluster.offers, self._occupied).room(need)
         return self._rooms[need]
 
+    def fill(self, wanted: Counts) -> tuple[Flow, bool]:
+        """Search for seats. Returns True, and the seats, if the whole gang fits on nodes that reach each other.
+
+        Otherwise the seats are those on all nodes.
+        """
+        groups = self._cluster.reachable_groups
+        for offers in groups:
+            flow = Flow(offers, self._occupied)
+            fits = not flow.fill(wanted)
+            if fits or len(groups) == 1:
+                return flow, fits
+        flow = Flow(self._cluster.offers, self._occupied)
+        flow.fill(wanted)
+        return flow, False
+
     def _without(self, avoid: frozenset[str]) -> "Seating":
         if avoid not in self._elsewhere:
             self._elsewhere[avoid] = Seating(self._cluster.without(avoid), self._occupied)
         return self._elsewhere[avoid]
 
     def _search(self, wanted: Counts) -> Outcome:
+        cluster = self._cluster
+        feasible, seated = cluster.alone(wanted)
         # If the workers of one role alone don't fit, a search is unnecessary.
-        if all(count <= self.room(need) for need, count in wanted.items()):
-            for reachable in self._cluster.reachable_groups:
-                free = Flow(reachable, self._occupied)
-                if not free.fill(wanted):
-                    return _plan(wanted, reachable, free)
-        return self._waiting(wanted)
-
-    def _waiting(self, wanted: Counts) -> Waiting:
-        cluster, feasible = self._cluster, self._cluster.is_feasible(wanted)
         short = {need: count for need, count in wanted.items() if count > self.room(need)}
-        reasons = [_shortage(need, count, self.room(need), cluster.total(need)) for need, count in short.items()]
-        gist = "; ".join(f"waiting for {_slots(need, count)}" for need, count in short.items())
-        if not reasons:
-            separated = not Flow(cluster.offers, self._occupied if feasible else ()).fill(wanted)
+        if feasible and not short:
+            flow, fits = self.fill(wanted)
+            if fits:
+                return _plan(wanted, flow)
+            seated = flow.seated.total()
+        if short:
+            reasons = [_shortage(need, count, self.room(need), cluster.total(need)) for need, count in short.items()]
+            gist = "; ".join(f"waiting for {_slots(need, count)}" for need, count in short.items())
+        else:
+            reasons = [_shared_shortage(wanted, cluster.offers, seated, feasible)]
             gist = f"waiting for {_listed_slots(wanted)}"
-            reasons = [
-                _unreachable(wanted, cluster.offers)
-                if separated
-                else _shared_shortage(wanted, cluster.offers, self._occupied, feasible)
-            ]
-        roles = {need.role for need in wanted}
-        return Waiting("; ".join([*reasons, *_obstacles(roles, cluster.live_nodes)]), feasible, gist)
+        obstacles = _obstacles({need.role for need in wanted}, cluster.live_nodes)
+        return Waiting("; ".join([*reasons, *obstacles]), feasible, gist)
 
 
-def _reachable_groups(offers: Sequence[NodeSpec]) -> list[list[NodeSpec]]:
+def _reachable_groups(offers: Offers) -> list[Offers]:
     """The groups of nodes whose workers can all reach each other."""
-    namespaces = sorted({spec.loopback_of for spec in offers if spec.loopback_of is not None})
-    routable = [spec for spec in offers if spec.loopback_of is None]
-    return [routable, *([spec for spec in offers if spec.loopback_of == one] for one in namespaces)]
+    groups: defaultdict[str | None, list[NodeSpec]] = defaultdict(list)
+    for spec in offers.specs.values():
+        groups[spec.loopback_of].append(spec)
+    ordered = [group for _, group in sorted(groups.items(), key=lambda item: item[0] or "")]
+    return [Offers(group) for group in ordered] if len(ordered) > 1 else [offers]
 
 
-def _plan(wanted: Counts, offers: Sequence[NodeSpec], flow: Flow) -> GangPlan:
-    specs = {spec.name: spec for spec in offers}
+def _plan(wanted: Counts, flow: Flow) -> GangPlan:
+    specs = flow.offers.specs
     # Sorted, so that neighboring ranks, which communicate most, share a node.
     seats = {need: [s for s in sorted(flow.seated.elements()) if specs[s.node].role is need.role] for need in wanted}
     places = [(need, number, seats[need][number]) for need, count in wanted.items() for number in range(count)]
@@ -210,17 +242,6 @@ def _obstacles(roles: Collection[Role], live_nodes: Sequence[NodeState]) -> list
     return [f"{_listed(some)} take{'s' * (len(some) == 1)} none: {why}" for why, some in names.items()]
 
 
-def _unreachable(wanted: Counts, offers: Sequence[NodeSpec]) -> str:
-    """The reason if there are enough slots, but not on nodes that can reach each other."""
-    roles = {need.role for need in wanted}
-    names = sorted(spec.name for spec in offers if spec.loopback_of is not None and spec.role in roles)
-    return (
-        f"waiting for {_listed_slots(wanted)} that reach each other: {_listed(names)} can only be reached on "
-        f"{'its' if len(names) == 1 else 'their'} own machine; set MASTER_ADDR there to an address of the master that "
-        "other machines reach"
-    )
-
-
 def _listed(names: Sequence[str]) -> str:
     if len(names) > _MAX_NAMES:
         return f"{', '.join(names[:_MAX_NAMES])} and {len(names) - _MAX_NAMES} others"
@@ -234,14 +255,28 @@ def _shortage(need: Need, wanted: int, free: int, total: int) -> str:
     return f"waiting for {slots}: {free} of {total} {'is' if free == 1 else 'are'} free"
 
 
-def _shared_shortage(wanted: Counts, offers: Sequence[NodeSpec], occupied: Sequence[Seat], feasible: bool) -> str:
-    """The reason if each role alone would fit, but the roles share machines."""
+def _shared_shortage(wanted: Counts, offers: Offers, seated: int, feasible: bool) -> str:
+    """The reason if each role alone would fit, but not together: the nodes share machines, or don't reach each other.
+
+    `seated` is the number of workers that get a seat, wherever it is.
+    """
     listed = _listed_slots(wanted)
-    busy = () if not feasible else occupied
-    fit = sum(wanted.values()) - Flow(offers, busy).fill(wanted).total()
+    if seated == sum(wanted.values()):
+        return _unreachable(wanted, offers)
     if not feasible:
-        return f"waiting for {listed}: they share machines that hold {fit} in total; add nodes or ask for fewer"
-    return f"waiting for {listed}: they share machines with room for {fit} now"
+        return f"waiting for {listed}: they share machines that hold {seated} in total; add nodes or ask for fewer"
+    return f"waiting for {listed}: they share machines with room for {seated} now"
+
+
+def _unreachable(wanted: Counts, offers: Offers) -> str:
+    """The reason if there are enough slots, but not on nodes that can reach each other."""
+    roles = {need.role for need in wanted}
+    names = sorted(spec.name for spec in offers.specs.values() if spec.loopback_of is not None and spec.role in roles)
+    return (
+        f"waiting for {_listed_slots(wanted)} that reach each other: {_listed(names)} can only be reached on "
+        f"{'its' if len(names) == 1 else 'their'} own machine; set MASTER_ADDR there to an address of the master that "
+        "other machines reach"
+    )
 
 
 def _slots(need: Need, count: int) -> str:

@@ -3,6 +3,9 @@
 It computes plans in its own thread from a snapshot of the view, so that a long search doesn't block requests. Then it
 commits each job, guarded by the job's state and the nodes' incarnations. A plan that is stale by then fails and is
 computed again. No other code occupies seats, so between the snapshot and the commit seats can only become free.
+
+A pass that leaves jobs undecided is followed by another one, after a pause as long as its computation: Python runs one
+thread at a time, and requests come first.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
 from rolecall.master.placement import Cluster, Outcome, Waiting
 from rolecall.master.presence import Presence
-from rolecall.master.scheduler import QueuedJob, schedule
+from rolecall.master.scheduler import Earlier, QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, jobs, nodes
@@ -69,7 +72,9 @@ class Placer:
         self._woken = Signal()
         self._waiting: Mapping[tuple[str, int], Waiting] = {}
         self._cluster: tuple[tuple[Offer, ...], Cluster] | None = None
-        self._settled: _Inputs | None = None
+        self._inputs: _Inputs | None = None
+        """The inputs of the last pass, unless it placed jobs."""
+        self._earlier = Earlier()
         self._again_at: datetime | None = None
 
     def wake(self) -> None:
@@ -101,26 +106,29 @@ class Placer:
         await self.view.refresh()
         now = self.clock.now()
         inputs = _Inputs(self.view.version, self._offers(), self.access.limits)
-        if inputs == self._settled and (self._again_at is None or now < self._again_at):
+        same = inputs == self._inputs and (self._again_at is None or now < self._again_at)
+        if same and not self._earlier.undecided:
             return self._due_s(now)
-        self._settled = None
+        earlier = self._earlier if same else Earlier(undecided=self._earlier.undecided)
+        self._inputs = None
         ready = [job for job in self.view.queue.values() if job.not_before is None or job.not_before <= now]
-        if not ready:
-            self._waiting, self._settled, self._again_at = {}, inputs, self._next_change(now, {})
-            return self._due_s(now)
         cluster = self._cluster_of(inputs.offers)
         allowed, chosen = self.view.allowances(inputs.limits), dict(self.view.chosen)
         taken, per_node_jobs = self.view.taken(), self.view.per_node_jobs()
 
         def compute() -> dict[str, Outcome]:
             queue = [_queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)) for job in ready]
-            return schedule(queue, cluster, taken, now, self.backfill_window, allowed, per_node_jobs)
+            return schedule(queue, cluster, taken, now, self.backfill_window, allowed, per_node_jobs, earlier)
 
-        outcomes = await asyncio.get_running_loop().run_in_executor(pool, compute)
+        begin_s = self.clock.monotonic()
+        outcomes = await asyncio.get_running_loop().run_in_executor(pool, compute) if ready else {}
+        took_s = self.clock.monotonic() - begin_s
         self._again_at = self._next_change(now, outcomes)
-        if not await self._settle(ready, outcomes):
-            self._settled = inputs
-        return self._due_s(now)
+        waiting = await self._settle(ready, outcomes)
+        self._earlier = Earlier(waiting, frozenset(job.id for job in ready if job.id not in outcomes))
+        if len(waiting) == len(outcomes):
+            self._inputs = inputs
+        return took_s if self._earlier.undecided else self._due_s(now)
 
     def _offers(self) -> tuple[Offer, ...]:
         states = self.presence.states(self.view.nodes.values())
@@ -134,15 +142,18 @@ class Placer:
             self._cluster = offers, Cluster(self.presence.states(self.view.nodes.values()))
         return self._cluster[1]
 
-    async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> bool:
-        """Commit the outcomes. Returns whether there were plans, because then another pass is necessary."""
-        plans = [(job, plan) for job in ready if isinstance(plan := outcomes[job.id], GangPlan)]
-        waits = [(job, why) for job in ready if isinstance(why := outcomes[job.id], Waiting)]
-        for job, plan in plans:
-            await self._errors.attempt(f"placing {job.id}", self._begin(job, plan), job.id)
-        self._waiting = {(job.id, job.attempt): why for job, why in waits}
+    async def _settle(self, ready: list[JobSummary], outcomes: Mapping[str, Outcome]) -> dict[str, Waiting]:
+        """Commit the outcomes. Returns the reasons of the jobs that wait."""
+        decided = [(job, outcomes[job.id]) for job in ready if job.id in outcomes]
+        waits = [(job, outcome) for job, outcome in decided if isinstance(outcome, Waiting)]
+        for job, outcome in decided:
+            if isinstance(outcome, GangPlan):
+                await self._errors.attempt(f"placing {job.id}", self._begin(job, outcome), job.id)
+        undecided = {(job.id, job.attempt) for job in ready if job.id not in outcomes}
+        before = {key: why for key, why in self._waiting.items() if key in undecided}
+        self._waiting = before | {(job.id, job.attempt): why for job, why in waits}
         await self._store_reasons(waits)
-        return bool(plans)
+        return {job.id: why for job, why in waits}
 
     async def _store_reasons(self, waits: Iterable[tuple[JobSummary, Waiting]]) -> None:
         """Store the reasons why jobs wait, if they have changed."""

@@ -1,4 +1,9 @@
-"""The scheduling of the queue: order, backfill, limits of owners, and per-node jobs. Pure."""
+"""The scheduling of the queue: order, backfill, limits of owners, and per-node jobs. Pure.
+
+A search for seats takes milliseconds, and a user can queue any number of gangs that each need another one. So a pass
+has a budget for searches, which owners share equally. It leaves the other jobs undecided, and the next pass decides
+them first.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,11 +12,14 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from rolecall.master.placement import Cluster, Outcome, Seating, Waiting, needs_of
-from rolecall.master.seats import Pool, pools_of, slots_taken
+from rolecall.master.seats import Counts, Need, Pool, pools_of, slots_taken
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import RANK_ORDER, Role
+
+_BUDGET = 10_000
+"""The costs of a pass's searches: about 0.2 s. A search costs 1 for each worker of the gang and each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,18 @@ class Allowance:
     used: int
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What the pass before has left for this one."""
+
+    waiting: Mapping[str, Waiting] = field(default_factory=dict[str, Waiting])
+    """The outcomes that still hold, because all arguments are the same."""
+    undecided: Collection[str] = frozenset()
+    """The jobs that it has not decided."""
+
+
+_NOTHING_EARLIER = Earlier()
+
 Demand = tuple[Role, bool]
 """A role, and True for its workers on GPUs, False for those on CPU shares."""
 
@@ -53,8 +73,9 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     backfill_window: timedelta,
     allowances: Mapping[str, Allowance] = MappingProxyType({}),
     per_node_jobs: Mapping[str, str] = MappingProxyType({}),
+    earlier: Earlier = _NOTHING_EARLIER,
 ) -> dict[str, Outcome]:
-    """A plan, or a reason to wait, for every queued job in the queue's order.
+    """A plan, or a reason to wait, for every queued job in the queue's order, except for undecided ones.
 
     For the same nodes, pass the same `Cluster`, which caches what it has computed.
 
@@ -67,27 +88,62 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
     """
     cluster = nodes if isinstance(nodes, Cluster) else Cluster(nodes)
     seating, allowed, per_node_jobs = cluster.seating(taken), dict(allowances), dict(per_node_jobs)
+    jobs = sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id))
+    gangs = {job.id: needs_of(job.roles, job.resources) for job in jobs}
+    turns = _turns(jobs, gangs, cluster, seating, earlier)
     held: dict[Demand, Waiting] = {}  # what an earlier job reserves, and the reason for others
     outcomes: dict[str, Outcome] = {}
-    for job in sorted(queue, key=lambda job: (-job.priority, job.created_at, job.id)):
-        outcome = outcomes[job.id] = (
+    for job in jobs:
+        wanted = gangs[job.id]
+        demands = {(need.role, on_gpu) for need in wanted for on_gpu in cluster.devices(need)}
+        outcome = earlier.waiting.get(job.id) or (
             _place_per_node(job, cluster, allowed, per_node_jobs)
             if job.per_node
             else _without_workers(job)
             or _over_limit(job, sum(job.roles.values()), allowed)
-            or next((held[one] for one in sorted(_demands(job, cluster)) if one in held), None)
-            or _placed(job, cluster, seating, allowed)
+            or next((held[one] for one in sorted(demands) if one in held), None)
         )
+        if outcome is None and (job.id in turns or not seating.needs_search(wanted, job.avoid)):
+            outcome = _placed(job, wanted, cluster, seating, allowed)
+        if outcome is not None:
+            outcomes[job.id] = outcome
         if isinstance(outcome, GangPlan):
             if not job.per_node:
                 seating = seating.after(outcome.workers)
             if (own := allowed.get(job.owner)) is not None:
                 allowed[job.owner] = replace(own, used=own.used + slots_of(outcome.workers, cluster.specs))
-        elif outcome.feasible and now - job.queued_at > backfill_window:
+            continue
+        waiting = outcome or Waiting("waiting for its turn to be placed", bool(cluster.fits_alone(wanted)))
+        if waiting.feasible and now - job.queued_at > backfill_window:
             prefix = f"held back for job {job.id}, which goes first and is "
-            why = Waiting(prefix + outcome.reason, feasible=False, gist=prefix + outcome.lasting)
-            held = dict.fromkeys(contended(_demands(job, cluster), cluster.nodes), why) | held
+            why = Waiting(prefix + waiting.reason, feasible=False, gist=prefix + waiting.lasting)
+            held = dict.fromkeys(contended(demands, cluster.nodes), why) | held
     return outcomes
+
+
+def _turns(
+    jobs: Sequence[QueuedJob], gangs: Mapping[str, Counts], cluster: Cluster, seating: Seating, earlier: Earlier
+) -> set[str]:
+    """The jobs for which the pass can search seats: for each owner, those that its share of the budget pays for, but at
+    least one. One search is for all of the owner's jobs of a shape."""
+    unknown = [
+        job
+        for job in jobs
+        if not job.per_node and job.id not in earlier.waiting and seating.needs_search(gangs[job.id], job.avoid)
+    ]
+    share = _BUDGET // max(1, len({job.owner for job in unknown}))
+    costs: Counter[str] = Counter()
+    searches: set[tuple[str, frozenset[tuple[Need, int]], tuple[str, ...]]] = set()
+    turns: set[str] = set()
+    for job in sorted(unknown, key=lambda job: job.id not in earlier.undecided):
+        wanted = gangs[job.id]
+        search, cost = (job.owner, frozenset(wanted.items()), job.avoid), len(cluster.nodes) + sum(wanted.values())
+        if search not in searches and (not costs[job.owner] or costs[job.owner] + cost <= share):
+            costs[job.owner] += cost
+            searches.add(search)
+        if search in searches:
+            turns.add(job.id)
+    return turns
 
 
 def slots_of(workers: Iterable[WorkerPlan], specs: Mapping[str, NodeSpec]) -> int:
@@ -109,19 +165,16 @@ def _uses(spec: NodeSpec, *, on_gpu: bool) -> set[Pool]:
     return {*pools, Pool(spec.name, "slots")} if few and pools else set(pools)
 
 
-def _demands(job: QueuedJob, cluster: Cluster) -> set[Demand]:
-    needs = needs_of(job.roles, job.resources)
-    return {(need.role, on_gpu) for need in needs for on_gpu in cluster.devices(need)}
-
-
 def _with_addresses(plan: GangPlan, cluster: Cluster) -> GangPlan:
     """The plan with the addresses of its nodes."""
     members = {worker.node for worker in plan.workers}
     return plan.model_copy(update={"addresses": {name: cluster.specs[name].address for name in sorted(members)}})
 
 
-def _placed(job: QueuedJob, cluster: Cluster, seating: Seating, allowances: Mapping[str, Allowance]) -> Outcome:
-    outcome = seating.place(needs_of(job.roles, job.resources), job.avoid)
+def _placed(
+    job: QueuedJob, wanted: Counts, cluster: Cluster, seating: Seating, allowances: Mapping[str, Allowance]
+) -> Outcome:
+    outcome = seating.place(wanted, job.avoid)
     if isinstance(outcome, Waiting):
         return outcome
     # Only a plan says how many CPU shares the threads of each worker take.

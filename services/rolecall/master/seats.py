@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
+from rolecall.master.bounded_cache import BoundedCache
 from rolecall.spec.node import Machine, NodeSpec
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.resources import Resources
@@ -81,11 +82,11 @@ class Seat(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """The pools of a node that are alternatives for a worker, and what it takes of one of them."""
+    """The seats of a node that are alternatives for a worker, all of one size."""
 
     node: str
-    pools: tuple[Pool, ...]
     size: int
+    seats: tuple[Seat, ...]
 
 
 _Load = tuple[bool, int, int, int, Seat]
@@ -120,19 +121,35 @@ class _Search:
     other could take the seat itself. So a search is no deeper than a gang has roles, however large the cluster."""
 
 
+class Offers:
+    """What a set of nodes offers while nothing runs. Searches share it, and what it caches."""
+
+    def __init__(self, specs: Iterable[NodeSpec]) -> None:
+        self.specs = {spec.name: spec for spec in sorted(specs, key=lambda spec: spec.name)}
+        self.slots = {name: spec.slots for name, spec in self.specs.items()}
+        self.pool_sizes = _pool_sizes(self.specs.values())
+        self.gpu_places = {pool: size for pool, size in self.pool_sizes.items() if pool.kind not in _LEDGERS}
+        self._choices = BoundedCache[Need, list[_Choice]](256)  # A list is as long as the cluster has nodes.
+
+    def choices(self, need: Need) -> list[_Choice]:
+        """The alternatives of such a worker on each node that can ever have one."""
+        if need not in self._choices:
+            found = (_choice(spec, need) for spec in self.specs.values() if spec.role is need.role)
+            self._choices[need] = [choice for choice in found if choice is not None]
+        return self._choices[need]
+
+
 class Flow:
     """An assignment of workers to seats, within the nodes' offers."""
 
-    def __init__(self, offers: Sequence[NodeSpec], occupied: Sequence[Seat]) -> None:
-        self._specs = {spec.name: spec for spec in sorted(offers, key=lambda spec: spec.name)}
-        self._choices: dict[Need, list[_Choice]] = {}
+    def __init__(self, offers: Offers, occupied: Sequence[Seat]) -> None:
+        self.offers = offers
         self._needs: dict[Role, Need] = {}
-        self._seats_left = Counter({spec.name: spec.slots for spec in offers})
-        self._pool_sizes = _pool_sizes(offers)
-        self._pool_left = self._pool_sizes.copy()
+        self._seats_left = defaultdict(int, offers.slots)
+        self._pool_left = defaultdict(int, offers.pool_sizes)
         self.seated: Counter[Seat] = Counter()
         self._users: defaultdict[Pool, set[Seat]] = defaultdict(set)
-        self._heaps: dict[Need, list[tuple[_Load, _Choice, Pool]]] = {}
+        self._heaps: dict[Need, list[tuple[_Load, _Choice]]] = {}
         for seat in occupied:
             self._seats_left[seat.node] -= 1
             self._pool_left[seat.pool] -= seat.size
@@ -152,8 +169,8 @@ class Flow:
     def room(self, need: Need) -> int:
         """The number of additional workers that fit, if all need the same. Can seat them to count them."""
         seats: Counter[tuple[frozenset[Pool], int]] = Counter()
-        for node, pools, size in self._open_choices(need):
-            seats[frozenset(pools), size] += self._seats_left[node]
+        for node, size, alternatives in self._open_choices(need):
+            seats[frozenset(seat.pool for seat in alternatives), size] += self._seats_left[node]
         if sum(len(pools) for pools, _ in seats) > len(frozenset[Pool]().union(*(pools for pools, _ in seats))):
             # Some nodes share only a part of their pools, or take unequal parts of them.
             return seats.total() - self.fill({need: seats.total()})[need]
@@ -171,8 +188,7 @@ class Flow:
             self._occupy(best, 1)
             return True
         search.needs.add(need)
-        loads = (self._load(choice, pool) for choice in self._open_choices(need) for pool in choice.pools)
-        for *_, seat in sorted(loads):
+        for *_, seat in sorted(load for choice in self._open_choices(need) for load in self._loads(choice)):
             if seat.pool not in search.pools and self._make_room(seat, search):
                 search.needs.discard(need)
                 self._occupy(seat, 1)
@@ -185,16 +201,15 @@ class Flow:
         Loads only grow while seats are taken, so an entry of the heap that is out of date is too low, never too high.
         """
         if need not in self._heaps:
-            choices = [(choice, pool) for choice in self._open_choices(need) for pool in choice.pools]
-            self._heaps[need] = [(self._load(choice, pool), choice, pool) for choice, pool in choices]
+            self._heaps[need] = [(min(self._loads(choice)), choice) for choice in self._open_choices(need)]
             heapify(self._heaps[need])
         heap = self._heaps[need]
         while heap:
-            load, choice, pool = heap[0]
+            load, choice = heap[0]
             if self._seats_left[choice.node] <= 0:
                 heappop(heap)
-            elif (now := self._load(choice, pool)) != load:
-                heapreplace(heap, (now, choice, pool))
+            elif (now := min(self._loads(choice))) != load:
+                heapreplace(heap, (now, choice))
             else:
                 return load[-1]
         return None
@@ -214,25 +229,25 @@ class Flow:
         return False
 
     def _need_at(self, seat: Seat) -> Need:
-        return self._needs[self._specs[seat.node].role]
+        return self._needs[self.offers.specs[seat.node].role]
 
     def _open_choices(self, need: Need) -> Iterator[_Choice]:
-        if need not in self._choices:
-            found = (_choice(spec, need) for spec in self._specs.values() if spec.role is need.role)
-            self._choices[need] = [choice for choice in found if choice is not None]
-        return (choice for choice in self._choices[need] if self._seats_left[choice.node] > 0)
+        return (choice for choice in self.offers.choices(need) if self._seats_left[choice.node] > 0)
 
     def _has_room(self, seat: Seat) -> bool:
         return self._pool_left[seat.pool] >= seat.size
 
-    def _load(self, choice: _Choice, pool: Pool) -> _Load:
-        """The sort key of seats: free pools first, then GPUs with the fewest users, then the emptiest node, so that
-        gangs spread."""
-        node, pools, size = choice
-        left = self._pool_left[pool]
-        users = 0 if pool.kind in _LEDGERS else self._pool_sizes[pool] - left
-        room = sum(max(0, self._pool_left[one]) // size for one in pools)
-        return left < size, users, -room, -self._seats_left[node], Seat(node, pool, size)
+    def _loads(self, choice: _Choice) -> list[_Load]:
+        """The sort keys of a node's seats: free pools first, then GPUs with the fewest users, then the emptiest node,
+        so that gangs spread."""
+        node, size, seats = choice
+        left = [self._pool_left[seat.pool] for seat in seats]
+        room, seats_left = sum([one // size for one in left if one > 0]), self._seats_left[node]
+        places = self.offers.gpu_places
+        return [
+            (one < size, places.get(seat.pool, one) - one, -room, -seats_left, seat)
+            for seat, one in zip(seats, left, strict=True)
+        ]
 
     def _occupy(self, seat: Seat, count: int) -> None:
         if count < 0:
@@ -254,7 +269,8 @@ def _choice(spec: NodeSpec, need: Need) -> _Choice | None:
     pools = pools_of(spec, on_gpu=on_gpu)
     if not pools or (need.threads is not None and threads > spec.machine.cores):
         return None
-    return _Choice(spec.name, pools, 1 if on_gpu else _parts(spec, threads))
+    size = 1 if on_gpu else _parts(spec, threads)
+    return _Choice(spec.name, size, tuple(Seat(spec.name, pool, size) for pool in pools))
 
 
 def _gpu(spec: NodeSpec, uuid: str) -> Pool:
@@ -274,7 +290,7 @@ def _parts(spec: NodeSpec, threads: int) -> int:
     return spec.machine.slots_of(threads) * _PARTS
 
 
-def _pool_sizes(offers: Sequence[NodeSpec]) -> defaultdict[Pool, int]:
+def _pool_sizes(offers: Iterable[NodeSpec]) -> Mapping[Pool, int]:
     """The sizes of all pools. Nodes of one machine can have different settings: then the largest number of CPU slots
     applies, and the smallest number of workers on a GPU, which is 1 on nodes that can't share."""
     sizes: defaultdict[Pool, int] = defaultdict(int)
