@@ -22,7 +22,7 @@ PYTEST = $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope
 WITH_DEV = --upgrade --group pyproject.toml:dev -
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test-fast test test-versions test-gpu wheels-gpu check lock audit sbom clean
+.PHONY: help setup demo test-fast test test-versions test-gpu wheels-gpu bench check lock audit sbom clean
 
 help:  ## Show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -50,6 +50,12 @@ test-gpu: $(if $(WHEELS),,$(INSTALLED))  ## Run what needs an NVIDIA GPU, and wr
 
 wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs beside torch, for a machine without network, to build/wheels
 	$(BIN)/python -m tests.gpu.wheels build/wheels
+
+bench: $(INSTALLED)  ## Compare the speed of every workload with one process and with peers (BENCH=rnn_lm for one), report in build/bench
+	@mkdir -p build
+	sed -nE 's/^([a-zA-Z].*==[^ ]*).*/\1/p' $(LOCK) > build/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint build/constraints.txt stable-baselines3
+	$(BIN)/python -m benchmarks $(BENCH) --out build/bench
 
 check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
 	$(BIN)/ruff format --check

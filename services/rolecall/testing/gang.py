@@ -11,7 +11,7 @@ import multiprocessing.connection
 import os
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
@@ -50,6 +50,8 @@ class GangResult:
     """The job's final metrics."""
     step_ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """When each step ended, in seconds of the monotonic clock, by worker."""
+    samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """The samples of each step, by worker."""
     peak_gpu_memory: dict[str, int] = field(default_factory=dict[str, int])
     """The most bytes that torch allocated on the GPU at a time, by worker; only workers with a GPU."""
 
@@ -71,18 +73,21 @@ class FolderRecords:
 
 
 class RecordingReporter(Reporter):
-    """Also records the exact loss and the end of every step."""
+    """Also records the exact loss, the end and the samples of every step."""
 
-    def __init__(self, path: Path, losses: Path, step_ends: Path) -> None:
+    def __init__(self, path: Path, folder: Path, name: str) -> None:
         super().__init__(path)
-        self._losses, self._step_ends = losses.open("a"), step_ends.open("a")
+        self._files = {kind: (folder / f"{kind}-{name}").open("a") for kind in ("losses", "step-ends", "samples")}
 
-    def __call__(self, step: int, *, loss: float | torch.Tensor, **rest: Any) -> None:
-        self._losses.write(json.dumps(float(loss)) + "\n")
-        self._losses.flush()
-        self._step_ends.write(f"{time.monotonic()}\n")
-        self._step_ends.flush()
-        super().__call__(step, loss=loss, **rest)
+    def __call__(self, step: int, *, loss: float | torch.Tensor, samples: int = 0, **rest: Any) -> None:
+        self._record("losses", json.dumps(float(loss)))
+        self._record("step-ends", str(time.monotonic()))
+        self._record("samples", str(samples))
+        super().__call__(step, loss=loss, samples=samples, **rest)
+
+    def _record(self, kind: str, number: str) -> None:
+        self._files[kind].write(number + "\n")
+        self._files[kind].flush()
 
 
 def run_gang(
@@ -95,6 +100,7 @@ def run_gang(
     timeout_s: float = 240.0,
     environment: Mapping[str, str] = MappingProxyType({}),
     gpus: Mapping[Role, Sequence[str]] = MappingProxyType({}),
+    on_start: Callable[[Mapping[str, int]], None] | None = None,
 ) -> GangResult:
     """Run one attempt of a job to its end on this machine, one thread for each worker.
 
@@ -105,6 +111,8 @@ def run_gang(
 
     Workers run on the CPU, except those of the roles in `gpus`: its values are the UUIDs of GPUs, as in
     `nvidia-smi -L`, which the workers of a role get in turn. So several workers may share one GPU.
+
+    `on_start` is called once with the process id of each worker, by name, for example to measure its memory.
 
     Raises `AssertionError` with the traceback of the first worker that failed (expendable workers may fail),
     `TimeoutError`, and `FileExistsError` if a gang has already run in `folder`. No worker outlives the call.
@@ -137,6 +145,8 @@ def run_gang(
     for worker in workers:
         worker.start()
     try:
+        if on_start is not None:
+            on_start({name: worker.pid or 0 for name, worker in zip(_names(gang), workers, strict=True)})
         expendable = [worker.role in declared.expendable for worker in gang.workers]
         watch = _Watch(workers, expendable, folder, timeout_s)
         _publish_port(folder, gang, watch)
@@ -186,7 +196,7 @@ def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, env
             device=own_device(launch.worker),
             workdir=workdir,
             cache=folder / "cache",
-            report=RecordingReporter(workdir.progress, folder / f"losses-{name}", folder / f"step-ends-{name}"),
+            report=RecordingReporter(workdir.progress, folder, name),
             checkpoints=Checkpoints(blobs, records, launch.attempt, launch.resume_from, workdir.scratch),
             artifacts=Artifacts(blobs, records, launch.attempt),
         )
@@ -237,7 +247,7 @@ def _publish_port(folder: Path, gang: GangPlan, watch: _Watch) -> None:
 
 
 def _collect(folder: Path, gang: GangPlan) -> GangResult:
-    names = [runtime_context.worker_name(worker.role, worker.role_rank) for worker in gang.workers]
+    names = _names(gang)
     result: dict[str, float] = {}
     for path in folder.glob("work/job/1/*/progress.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
@@ -248,8 +258,13 @@ def _collect(folder: Path, gang: GangPlan) -> GangResult:
         losses=_read_numbers(folder, "losses", names),
         result=result,
         step_ends=_read_numbers(folder, "step-ends", names),
+        samples=_read_numbers(folder, "samples", names),
         peak_gpu_memory={name: int(found[0]) for name, found in _read_numbers(folder, "gpu-memory", names).items()},
     )
+
+
+def _names(gang: GangPlan) -> list[str]:
+    return [runtime_context.worker_name(worker.role, worker.role_rank) for worker in gang.workers]
 
 
 def _read_numbers(folder: Path, kind: str, names: list[str]) -> dict[str, list[float]]:

@@ -38,6 +38,19 @@ def test_bags_are_ragged_and_ids_belong_to_their_column(tmp_path: Path) -> None:
     assert rows["numbers"].std() == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.parametrize("skew", [0.5, 1.0, 2.0])
+def test_skewed_values_are_as_likely_as_in_zipfs_law(tmp_path: Path, skew: float) -> None:
+    table = generated(tmp_path, rows=20_000, columns=2, ids=50, skew=skew)
+    ids = table.records("train")["ids"][:, 1] - table.columns.ids[1].offset - 2
+    shares = np.bincount(ids, minlength=50) / len(ids)
+    edges = np.arange(1.0, 52.0)
+    integral = np.log(edges) if skew == 1 else edges ** (1 - skew) / (1 - skew)
+    expected = np.diff(integral) / (integral[-1] - integral[0])
+    assert len(shares) == 50
+    assert np.abs(shares - expected).max() < 0.015
+    assert (np.diff(expected) < 0).all()
+
+
 def test_rows_depend_on_the_seed_alone(tmp_path: Path) -> None:
     first, again, other = (
         records(tmp_path / name, rows=50, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))

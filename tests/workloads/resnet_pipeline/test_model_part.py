@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torchvision.models.resnet import BasicBlock
 
 from rolecall.spec.errors import CheckpointError, InputError
+from rolecall.workloads.resnet_pipeline import build
 from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
 from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.model_part import ModelPart
@@ -84,7 +86,45 @@ def test_a_model_of_the_jobs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         whole_model(params(model={"builder": "their_nets:uncut"}), 3)
 
 
-def test_every_block_has_its_cost() -> None:
-    costs = block_costs(params(), 3, CPU)
+def test_every_block_has_its_cost(tmp_path: Path) -> None:
+    costs = block_costs(params(), 3, CPU, tmp_path)
     assert len(costs) == len(NAMES)
     assert min(costs) > 0
+
+
+def test_equal_blocks_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks: list[str] = []
+    forward = BasicBlock.forward
+
+    def counting(self: BasicBlock, features: torch.Tensor) -> torch.Tensor:
+        blocks.append(repr(self))
+        return forward(self, features)
+
+    monkeypatch.setattr(BasicBlock, "forward", counting)
+    costs = block_costs(params(model="resnet34"), 3, CPU, tmp_path)
+    names = block_names("resnet34")
+    own = {name: cost for name, cost in zip(names, costs, strict=True) if name.startswith("layer2.")}
+    assert len(blocks) == 2 * len(set(costs[1:-1])) < 2 * (len(names) - 2)
+    assert own["layer2.1"] == own["layer2.2"] == own["layer2.3"] != own["layer2.0"]
+
+
+def test_the_costs_of_a_known_model_are_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = block_costs(params(), 3, CPU, tmp_path)
+    others = block_costs(params(norm="group"), 3, CPU, tmp_path)
+    monkeypatch.setattr(build, "_measure", lambda *_: [1.0] * len(NAMES))
+    assert block_costs(params(), 3, CPU, tmp_path) == costs
+    assert block_costs(params(norm="group"), 3, CPU, tmp_path) == others
+    assert block_costs(params(), 4, CPU, tmp_path) == [1.0] * len(NAMES), "another head"
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "[0, 0]", '{"a": 1}', "5", '["x"]', "[NaN]", None])
+def test_costs_that_a_job_has_broken_are_measured_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None
+) -> None:
+    block_costs(params(), 3, CPU, tmp_path)
+    (file,) = tmp_path.glob("*/*/costs.json")
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    assert min(block_costs(params(), 3, CPU, tmp_path)) > 0
+    assert "costs.json doesn't hold the costs of" in caplog.text

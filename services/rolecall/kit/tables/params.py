@@ -206,6 +206,9 @@ class Synthetic(workload.Params):
     """Minimum number of values per row in a categorical column."""
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     """Maximum number of values per row in a categorical column; the number is random."""
+    skew: Annotated[float, Field(ge=0, le=4)] = 0.0
+    """Exponent s of the distribution of the values: value k of a column is about k^-s times as likely as the first one,
+    as in Zipf's law. 0 makes all values equally likely; words and product ids are close to 1."""
     numbers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Number of numeric columns, named `n0`, `n1` and so on, with a standard normal distribution."""
     label: Literal["binary", "number"] | Annotated[int, Field(ge=2, le=MAX_CLASSES)] = "binary"

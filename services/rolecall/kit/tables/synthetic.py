@@ -88,10 +88,26 @@ def _random_ids(synthetic: Synthetic, columns: Columns, random: np.random.Genera
     """The ids [rows, width]: in each column between `min_values` and `max_values`, then padding."""
     shape = (rows, synthetic.columns, synthetic.max_values)
     offsets = np.array([column.offset for column in columns.ids])[:, None]
-    ids = random.integers(FIRST, FIRST + synthetic.ids, shape) + offsets
+    if synthetic.skew:
+        ids = FIRST + _skewed(random.random(shape), synthetic.ids, synthetic.skew) + offsets
+    else:
+        ids = random.integers(FIRST, FIRST + synthetic.ids, shape) + offsets
     counts = random.integers(synthetic.min_values, synthetic.max_values + 1, shape[:2])
     ids[np.arange(synthetic.max_values) >= counts[:, :, None]] = PADDING
     return ids.reshape(rows, columns.width)
+
+
+def _skewed(uniform: NDArray[np.float64], count: int, exponent: float) -> NDArray[np.int64]:
+    """Numbers below `count` from uniform ones in [0, 1), by the inverse of the Pareto distribution on [1, count + 1).
+
+    Number k, counted from 1, has the integral of x^-exponent from k to k + 1, which is close to Zipf's k^-exponent.
+    """
+    power = 1.0 - exponent
+    if abs(power) < 1e-9:
+        values = np.exp(uniform * np.log(count + 1.0))
+    else:
+        values = (1.0 + uniform * ((count + 1.0) ** power - 1.0)) ** (1.0 / power)
+    return np.minimum(values.astype(np.int64) - 1, count - 1)
 
 
 def _score(ids: NDArray[np.int64], seed: int) -> NDArray[np.float64]:

@@ -78,7 +78,7 @@ class PipelineStage:
 
     def measure(self, classes: int) -> list[float]:
         """The cost of each block on this device, in seconds."""
-        return block_costs(self._params, classes, self._context.device)
+        return block_costs(self._params, classes, self._context.device, self._context.cache)
 
     def block_names(self, classes: int) -> tuple[str, ...]:
         """The names of the model's blocks, between which it can be cut."""

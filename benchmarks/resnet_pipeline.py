@@ -1,0 +1,77 @@
+"""`resnet-pipeline`: two stages with one thread each, beside the ideal pipeline."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from benchmarks.contest import Contender, Contest, Goal
+from benchmarks.processes import Step, alone, gang
+from rolecall.kit.params import Sgd
+from rolecall.spec.role import Role
+from rolecall.workloads.resnet_pipeline.model import build_resnet
+
+BATCH, MICRO_BATCHES, STAGES, PIXELS, CLASSES = 120, 8, 2, 128, 1000
+STEPS, SKIPPED = 4, 1
+
+
+def params(**more: Any) -> dict[str, Any]:
+    """ResNet-50 on images of 128 pixels, in 8 micro-batches of 15."""
+    return {
+        "data": {"synthetic": {"images": BATCH * STEPS, "classes": CLASSES}, "validation": 0.0, "size": PIXELS},
+        "model": "resnet50",
+        "batch_size": BATCH,
+        "micro_batches": MICRO_BATCHES,
+        "epochs": 1,
+        "optimizer": {"name": "sgd", "lr": 0.05},
+        "checkpoint_every_s": None,
+        **more,
+    }
+
+
+def one_thread(_folder: Path) -> Step:
+    """Plain PyTorch: forward and backward passes of one micro-batch, in channels last."""
+    model = build_resnet("resnet50", CLASSES, "batch").to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=Sgd(name="sgd", lr=0.05).lr)
+    images = torch.randn(BATCH // MICRO_BATCHES, 3, PIXELS, PIXELS).to(memory_format=torch.channels_last)
+    labels = torch.randint(CLASSES, (BATCH // MICRO_BATCHES,))
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        F.cross_entropy(model(images), labels).backward()
+        done += 1
+        if done % MICRO_BATCHES == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _gang(**more: Any) -> Any:
+    roles = {Role.MASTER: 1, Role.STAGE: STAGES}
+    return gang("resnet-pipeline", params(**more), roles, reporter="master-0", skipped=SKIPPED)
+
+
+_FULL = STAGES * MICRO_BATCHES / (MICRO_BATCHES + STAGES - 1)
+
+CONTESTS = (
+    Contest(
+        title="resnet-pipeline",
+        unit="images",
+        work=f"ResNet-50, {PIXELS} pixels, {BATCH} images in {MICRO_BATCHES} micro-batches, {STAGES} stages of one "
+        f"thread; the ideal is {_FULL:.2f} times one thread",
+        contenders=[
+            Contender(
+                "ideal",
+                alone(one_thread, 9, units_per_step=BATCH / MICRO_BATCHES, skipped=SKIPPED, threads=1, scale=_FULL),
+                is_limit=True,
+            ),
+            Contender("tutorial protocol", _gang(protocol="tutorial")),
+            Contender("1F1B", _gang()),
+        ],
+        goals=[Goal("1F1B", 0.92, "ideal"), Goal("1F1B", 1.15, "tutorial protocol")],
+        rounds=2,
+    ),
+)

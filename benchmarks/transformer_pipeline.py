@@ -1,0 +1,76 @@
+"""`transformer-pipeline`: schedules on two stages with one thread each, beside one process."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from benchmarks.contest import Contender, Contest, Goal
+from benchmarks.processes import Step, alone, gang
+from rolecall.spec.role import Role
+from rolecall.workloads.transformer_pipeline.build import build_decoder, decoder_shape
+from rolecall.workloads.transformer_pipeline.params import Params
+
+BATCH, CONTEXT, VOCABULARY = 32, 128, 4096
+STEPS, SKIPPED = 8, 2
+SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble")
+
+
+def params(**more: Any) -> dict[str, Any]:
+    """8 layers of 256, and 32 sequences of 128 tokens in 8 micro-batches."""
+    tokens = (CONTEXT + 1) * BATCH * (STEPS + 1)
+    return {
+        "text": {"synthetic": {"tokens": tokens, "vocabulary": VOCABULARY, "source": "markov"}, "validation": 0.0},
+        "context": CONTEXT,
+        "layers": 8,
+        "dim": 256,
+        "batch_size": BATCH,
+        "micro_batches": 8,
+        "epochs": 1,
+        "max_steps": STEPS,
+        "checkpoint_every_s": None,
+        "sample": {"tokens": 1},
+        **more,
+    }
+
+
+def one_process(_folder: Path) -> Step:
+    """Plain PyTorch: the whole model and the whole batch."""
+    own = Params.model_validate(params())
+    shape, cpu = decoder_shape(own, VOCABULARY), torch.device("cpu")
+    model = build_decoder(shape, None, seed=0, dtype=torch.float32, device=cpu, make_layer=None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=own.optimizer.lr, fused=True)
+    tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def _gang(schedule: str) -> Any:
+    return gang(
+        "transformer-pipeline",
+        params(schedule=schedule),
+        {Role.STAGE: 2},
+        reporter="stage-1",
+        skipped=SKIPPED,
+    )
+
+
+CONTESTS = (
+    Contest(
+        title="transformer-pipeline",
+        unit="samples",
+        work=f"8 layers of 256, context {CONTEXT}, {BATCH} samples in 8 micro-batches, two stages of one thread",
+        contenders=[
+            Contender("one process", alone(one_process, STEPS, units_per_step=BATCH, skipped=SKIPPED), is_limit=True),
+            *(Contender(schedule, _gang(schedule)) for schedule in SCHEDULES),
+        ],
+        goals=[Goal(schedule, 1.05, "one process") for schedule in SCHEDULES],
+    ),
+)
