@@ -1,5 +1,6 @@
 """A real cluster (`rolecall local` on a free port, its data folder its own), rows to train on, a private PostgreSQL."""
 
+import gc
 import logging
 import os
 import pwd
@@ -44,7 +45,8 @@ _GROUPS = {
 }
 """Files that share what a machine has once, such as names of containers and addresses."""
 _CLUSTERS = {"cluster", "start_cluster"}
-_LONGEST = ("docker", "tests/cluster", "namespaces", "tests/numerics")
+_LONGEST = ("tests/numerics", "docker", "tests/cluster", "namespaces")
+"""The first have no limits of time: beside them, `.ci/run` builds the images."""
 
 
 class ByGroup(LoadScopeScheduling):
@@ -79,13 +81,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByGroup:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a cluster are slow. The longest groups come first."""
+    """Tests with a cluster are slow. The longest groups come early."""
     for item in items:
         if _CLUSTERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
     items.sort(
         key=lambda item: next((n for n, start in enumerate(_LONGEST) if _group(item.nodeid).startswith(start)), 99)
     )
+
+
+def pytest_collection_finish() -> None:
+    """Excludes what the tests import, torch above all, from each later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def _group(nodeid: str) -> str:

@@ -139,12 +139,19 @@ def case(schedule: str, replicas: int, micro_batches: int, **changes: Any) -> di
 def legal_cases(ranks: int, replicas: int, precision: str) -> Iterator[dict[str, Any]]:
     """Every schedule with every split and all micro-batch counts, as the table of rules has it.
 
+    Replicas run the same schedules, and only average what these leave. With them, each schedule has the fewest
+    micro-batches with one split, and the most with the other.
+
     The model has three layers more than there are stages, so that some stages get more layers than others.
     """
     for name, rules in SCHEDULES.items():
         for virtual in sorted({rules.virtual_stages[0], rules.default_virtual_stages}):
             stages = ranks * virtual
-            for count, way in product(rules.valid_micro_batches(16, ranks, stages), get_args(Split)):
+            counts = rules.valid_micro_batches(16, ranks, stages)
+            ways = product(counts, get_args(Split))
+            if replicas > 1:
+                ways = zip((counts[0], counts[-1]), get_args(Split), strict=True)
+            for count, way in ways:
                 changes = {"virtual_stages": virtual, "precision": precision, "split": way, "layers": stages + 3}
                 yield case(name, replicas, count, **changes)
 

@@ -31,9 +31,10 @@ def launch(rank: int, secret: str, address: str) -> WorkerLaunch:
     )  # fmt: skip
 
 
-def play(rank: int, secret: str, address: str, test: Connection) -> None:
+def play(rank: int, secret: str, address: str, seal_s: float, test: Connection) -> None:
     """One worker, which does each thing when the test says so: connect, meet, talk."""
     mine, entrance = launch(rank, secret, address), None
+    gang_store._SEAL_TIMEOUT_S = seal_s
     try:
         port = test.recv()
         entrance = gang_store.enter(mine, port, 2, 30) if rank else gang_store.host(mine, 2, 30)
@@ -53,11 +54,13 @@ def play(rank: int, secret: str, address: str, test: Connection) -> None:
 class Gang:
     """Two workers at the entrance."""
 
-    def __init__(self, secrets: tuple[str, str] = (SECRET, SECRET), address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, secrets: tuple[str, str] = (SECRET, SECRET), address: str = "127.0.0.1", seal_s: float = 30
+    ) -> None:
         self.ends, self.processes = [], []
         for rank, secret in enumerate(secrets):
             end, theirs = _processes.Pipe()
-            process = _processes.Process(target=play, args=(rank, secret, address, theirs), daemon=True)
+            process = _processes.Process(target=play, args=(rank, secret, address, seal_s, theirs), daemon=True)
             process.start()
             self.ends.append(end)
             self.processes.append(process)
@@ -136,7 +139,7 @@ def test_a_stranger_in_the_place_of_a_worker_ends_the_attempt() -> None:
 
 @pytest.mark.slow
 def test_a_store_of_somebody_else_is_noticed() -> None:
-    with gang(secrets=("another secret", SECRET)) as met:
+    with gang(secrets=("another secret", SECRET), seal_s=2) as met:
         first, second = met.go_on()
         assert type(first).__name__ == "IntrudedGang"
         assert type(second).__name__ in {"IntrudedGang", "RendezvousTimeout"}
