@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,35 +131,16 @@ def test_local_keeps_its_files_private(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_local_leaves_no_process(start_cluster: Callable[..., Cluster], number: int) -> None:
+def test_local_leaves_no_process_and_locks_its_folder_until_its_last_program_has_ended(
+    start_cluster: Callable[..., Cluster], number: int
+) -> None:
     cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
     family = psutil.Process(cluster.process.pid).children(recursive=True)
-    cluster.process.send_signal(number)
+    programs = [psutil.Process(pid) for pid in cluster.pids.values()]
+    with (cluster.data / "lock").open("ab") as file:
+        cluster.process.send_signal(number)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert number == signal.SIGKILL or not [program for program in programs if program.is_running()]
     cluster.process.wait(timeout=10)
     _, alive = psutil.wait_procs(family, timeout=3)
     assert not alive
-
-
-def test_local_locks_its_folder_until_its_last_program_has_ended(start_cluster: Callable[..., Cluster]) -> None:
-    cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
-    programs = [psutil.Process(pid) for pid in cluster.pids.values()]
-    with (cluster.data / "lock").open("ab") as file:
-        cluster.process.send_signal(signal.SIGINT)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert [program for program in programs if program.is_running()] == []
-
-
-def test_a_killed_node_comes_back(start_cluster: Callable[..., Cluster]) -> None:
-    cluster = start_cluster("--trainers", "1", "--parameter-servers", "0")
-    before = cluster.pids["trainer-0"]
-    psutil.Process(before).kill()
-    psutil.wait_procs([psutil.Process(before)] if psutil.pid_exists(before) else [], timeout=5)
-    _await(lambda: cluster.pids.get("trainer-0", before) != before)
-    assert psutil.Process(cluster.pids["trainer-0"]).is_running()
-
-
-def _await(condition: Callable[[], bool], timeout: float = 10) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)

@@ -194,3 +194,13 @@ def test_an_unknown_environment_fails_at_once_and_for_good(watched: Cluster) -> 
     document = watched.wait_for(watched.submit(job(environment="CartPoll-v1")), "failed", 15)
     assert "CartPoll" in document["reason"]
     assert len(document["attempts"]) == 1
+
+
+def test_an_environment_that_is_a_command_does_not_run(watched: Cluster, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    command = {"id": "gymnasium.vector.utils.misc:os.system", "kwargs": {"command": f"touch {ran}"}}
+    submitted = watched.submit({"workload": "reinforce", "roles": {"observer": 1}, "params": {"environment": command}})
+    document = watched.wait_for(submitted, "failed", 20)
+    assert "has not allowed gymnasium.vector.utils.misc" in document["reason"]
+    assert len(document["attempts"]) == 1
+    assert not ran.exists()

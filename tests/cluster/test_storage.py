@@ -4,13 +4,13 @@ import io
 import os
 import signal
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cluster.jobs import long_job, past_step, workers
-from tests.conftest import Cluster
+from tests.conftest import Cluster, running_cluster
 from tests.containers import until
 from tests.volumes import filled, mounted
 
@@ -18,6 +18,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SMALL = ("--trainers", "1")
 LONG = 1500
 RESERVE = {"ROLECALL_RESERVE_BYTES": "8MiB"}
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("blobs")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(postgres_url: str, blobs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster that keeps its jobs in PostgreSQL and its blobs below a URL."""
+    environment = {"ROLECALL_DATABASE_URL": postgres_url, "ROLECALL_BLOB_URL": blobs.as_uri()}
+    with running_cluster(tmp_path_factory.mktemp("elsewhere"), *SMALL, environment=environment) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def cramped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose master and whose nodes have a small volume each."""
+    folder = tmp_path_factory.mktemp("cramped")
+    with (
+        mounted(folder / "master", "64m"),
+        mounted(folder / "nodes", "64m"),
+        running_cluster(folder, *SMALL, environment=RESERVE) as started,
+    ):
+        yield started
 
 
 def job_of(rows: Path, max_steps: int = 1200) -> dict[str, Any]:
@@ -35,10 +60,8 @@ def recorded_blobs(cluster: Cluster, job: str) -> set[str]:
     return {part["blob"] for one in found for part in one["manifest"]["parts"]}
 
 
-def test_a_cluster_on_postgresql_outlives_a_killed_master(
-    start_cluster: Callable[..., Cluster], rows: Path, postgres_url: str
-) -> None:
-    cluster = start_cluster(*SMALL, environment={"ROLECALL_DATABASE_URL": postgres_url})
+def test_a_cluster_on_postgresql_outlives_a_killed_master(elsewhere: Cluster, rows: Path) -> None:
+    cluster = elsewhere
     job = cluster.submit(job_of(rows))
     before = workers(cluster.until(job, past_step(100)))
     os.kill(cluster.pid("master"), signal.SIGKILL)
@@ -50,14 +73,11 @@ def test_a_cluster_on_postgresql_outlives_a_killed_master(
     assert not list((cluster.data / "master").glob("*.db"))
 
 
-def test_checkpoints_and_artifacts_below_a_url(
-    start_cluster: Callable[..., Cluster], rows: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    shared = tmp_path_factory.mktemp("shared")
-    cluster = start_cluster(*SMALL, environment={"ROLECALL_BLOB_URL": shared.as_uri()})
+def test_checkpoints_and_artifacts_below_a_url(elsewhere: Cluster, rows: Path, blobs: Path) -> None:
+    cluster = elsewhere
     job = cluster.submit(job_of(rows))
     gang = workers(cluster.until(job, past_step(450)))
-    assert any(name.startswith("1/step-") for name in files_below(shared / job))
+    assert any(name.startswith("1/step-") for name in files_below(blobs / job))
     os.kill(gang["trainer-0"]["pid"], signal.SIGKILL)
     document = cluster.wait_for(job, "succeeded", 90)
     assert len(document["attempts"]) == 2
@@ -65,56 +85,48 @@ def test_checkpoints_and_artifacts_below_a_url(
 
     archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
     assert "model.safetensors" in zipfile.ZipFile(io.BytesIO(archive)).namelist()
-    assert archive in {path.read_bytes() for path in (shared / job).rglob("*model.zip*")}
+    assert archive in {path.read_bytes() for path in (blobs / job).rglob("*model.zip*")}
 
-    cluster.until(job, lambda _: stored_steps(shared / job) == steps_of(recorded_blobs(cluster, job)), 20)
-    assert 1 <= len(stored_steps(shared / job)) <= 3
+    cluster.until(job, lambda _: stored_steps(blobs / job) == steps_of(recorded_blobs(cluster, job)), 20)
+    assert 1 <= len(stored_steps(blobs / job)) <= 3
     assert not files_below(cluster.data / "master" / "blobs")
 
 
 def test_a_full_volume_of_the_master_loses_nothing_and_all_goes_on_when_there_is_room(
-    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path
+    cramped: Cluster, rows: Path
 ) -> None:
     """Below the reserve, and then full: checkpoints and logs wait."""
-    with mounted(tmp_path / "master", "64m") as volume:
-        cluster = start_cluster(*SMALL, environment=RESERVE)
-        job = cluster.submit(job_of(rows, LONG))
-        cluster.until(job, past_step(200))
-        with filled(volume, but=4 << 20):
-            until(lambda: refusals(cluster), 60)
-            ready = cluster.client.get("/readyz").raise_for_status().json()["volume"]
-            assert ready["free"] < ready["reserve"]
-            before = refusals(cluster)
-            with filled(volume):
-                until(lambda: refusals(cluster) > before + 1, 60)  # one may have been on its way
-                assert cluster.client.get(f"/jobs/{job}").json()["state"] not in {"failed", "cancelled"}
-        assert len(cluster.job(job)["attempts"]) == 1
-        assert_succeeds(cluster, job)
+    job = cramped.submit(job_of(rows, LONG))
+    cramped.until(job, past_step(200))
+    with filled(cramped.data / "master", but=4 << 20):
+        until(lambda: refusals(cramped), 60)
+        ready = cramped.client.get("/readyz").raise_for_status().json()["volume"]
+        assert ready["free"] < ready["reserve"]
+        before = refusals(cramped)
+        with filled(cramped.data / "master"):
+            until(lambda: refusals(cramped) > before + 1, 60)  # one may have been on its way
+            assert cramped.client.get(f"/jobs/{job}").json()["state"] not in {"failed", "cancelled"}
+    assert len(cramped.job(job)["attempts"]) == 1
+    assert_succeeds(cramped, job)
 
 
-def test_a_full_volume_of_the_nodes_costs_attempts_until_there_is_room(
-    start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path
-) -> None:
-    with mounted(tmp_path / "nodes", "64m") as volume:
-        cluster = start_cluster(*SMALL, environment=RESERVE)
-        job = cluster.submit(job_of(rows, LONG))
-        cluster.until(job, past_step(200))
-        with filled(volume):
-            document = cluster.until(job, lambda one: len(one["attempts"]) > 1, 60)
-            assert document["state"] not in {"failed", "cancelled"}
-        assert_succeeds(cluster, job)
+def test_a_full_volume_of_the_nodes_costs_attempts_until_there_is_room(cramped: Cluster, rows: Path) -> None:
+    job = cramped.submit(job_of(rows, LONG))
+    cramped.until(job, past_step(200))
+    with filled(cramped.data / "nodes"):
+        document = cramped.until(job, lambda one: len(one["attempts"]) > 1, 60)
+        assert document["state"] not in {"failed", "cancelled"}
+    assert_succeeds(cramped, job)
 
 
 def assert_succeeds(cluster: Cluster, job: str) -> None:
-    """The job ends with its logs and its model; then the cluster, whose volume is about to go, ends too."""
+    """The job ends with its logs and its model."""
     document = cluster.wait_for(job, "succeeded", 120)
     assert document["result"]["steps"] == LONG
     log = cluster.client.get(f"/jobs/{job}/logs").raise_for_status().text
     assert "[trainer-0]" in log
     archive = cluster.client.get(f"/jobs/{job}/artifacts/model.zip").raise_for_status().content
     assert zipfile.ZipFile(io.BytesIO(archive)).testzip() is None
-    os.kill(cluster.process.pid, signal.SIGTERM)
-    cluster.process.wait(30)
 
 
 def refusals(cluster: Cluster) -> int:

@@ -103,9 +103,8 @@ def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(a[at] < b[at] + b[size] and b[at] < a[at] + a[size] for at, size in (("x", "w"), ("y", "h")))
 
 
-def test_there_is_data_behind_every_panel(start_cluster: Callable[..., Cluster], rows: Path, tmp_path: Path) -> None:
+def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     program("prometheus")
-    cluster = start_cluster()
     cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")
     job = cluster.submit(long_job(rows))
     cluster.until(job, past_step(0))

@@ -35,6 +35,8 @@ from rolecall.spec.state import StopMode
 from rolecall.spec.wire import ClusterInfo, Desired, DesiredWorker, Heartbeat, Registered
 
 ROOT = Path(__file__).parents[2]
+PLAYS = ("--play", "tests.node.plays:play", "--preload")
+"""Arguments of a fork server whose workers act as in `plays`, which needs none of the modules that training does."""
 TOKEN, METRICS_TOKEN = "a-token-for-nodes", "a-token-for-metrics"
 _T = TypeVar("_T")
 
@@ -248,7 +250,7 @@ def start_node(
     }
     program = (
         "import sys; from rolecall.node.server import run; from rolecall.settings import read_node;"
-        "sys.exit(run(read_node(), ['--play', 'tests.node.plays:play']))"
+        f"sys.exit(run(read_node(), {[*PLAYS]}))"
     )
     command = [*before, sys.executable, "-c", f"{prelude}\n{program}"]
     return subprocess.Popen(command, env=environment | settings, text=True)

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
@@ -166,24 +166,25 @@ def threads() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Import everything, then serve. `--play` replaces the worker's main function."""
+    """Import everything, then serve. `--play` replaces the worker's main function, `--preload` the imported modules."""
     parser = argparse.ArgumentParser(prog="python -m rolecall.worker.fork_server", description=__doc__)
     parser.add_argument("fd", type=int, help="the socket to the node")
     parser.add_argument("--play", default=DEFAULT_PLAY, metavar="MODULE:FUNCTION", help="what a worker runs")
+    parser.add_argument("--preload", nargs="*", default=PRELOADED, metavar="MODULE", help="what is imported once")
     options = parser.parse_args(arguments)
     log_to_stderr(form=read_log_format())
     # SIGTERM instead of SIGKILL, because the server must kill its workers' child processes.
     _end_with(os.getppid(), signal.SIGTERM)
     with socket.socket(fileno=options.fd) as channel:
         channel.set_inheritable(False)
-        ForkServer(channel, _preload(options.play)).serve()
+        ForkServer(channel, _preload(options.preload, options.play)).serve()
     return 0
 
 
-def _preload(play: str) -> Play:
+def _preload(modules: Sequence[str], play: str) -> Play:
     # Imports create hundreds of thousands of objects that live on. To collect among them takes a quarter of the time.
     gc.disable()
-    for name in PRELOADED:
+    for name in modules:
         # A worker that needs a package which is not installed reports that itself.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
