@@ -47,6 +47,11 @@ class Timeline:
         self._open: dict[int, _OpenSpan] = {}
         self._names: dict[int, str] = {}
 
+    @property
+    def is_in_step(self) -> bool:
+        """True during a step."""
+        return self._step is not None
+
     def span(
         self, name: str, category: Category = "compute", *, stage: int | None = None, micro_batch: int | None = None
     ) -> "_OpenSpan":

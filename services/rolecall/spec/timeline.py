@@ -1,11 +1,10 @@
 """The recorded phases of the workers' recent steps, and the requests to running workers. Values only."""
 
-from datetime import datetime
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
-from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
+from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, Moment
 from rolecall.spec.model import Value
 
 Category = Literal["data", "compute", "communication", "wait", "checkpoint"]
@@ -54,7 +53,7 @@ class Step(NamedTuple):
 class Window(Value):
     """The phases of a worker's recent steps, oldest first. The machine's monotonic clock gives the times."""
 
-    at: datetime
+    at: Moment
     """The worker's wall clock when the window was read."""
     clock_s: Seconds
     """The machine's monotonic clock at the same moment."""
