@@ -17,6 +17,7 @@ from rolecall.cli.local import local
 from rolecall.cli.logs import logs
 from rolecall.cli.nodes import nodes
 from rolecall.cli.output import err
+from rolecall.cli.schedule import schedule
 from rolecall.cli.show import show
 from rolecall.cli.submit import submit
 from rolecall.cli.sweep import sweep
@@ -38,7 +39,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _JOBS = (submit, sweep, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
-for command in (local, *_JOBS, nodes, doctor, workloads, artifacts, audit):
+for command in (local, *_JOBS, nodes, doctor, workloads, schedule, artifacts, audit):
     app.command()(command)
 app.add_typer(tokens)
 

@@ -40,9 +40,7 @@ def _breadth_first(stages: list[int], micro_batches: int) -> Iterator[Task]:
         yield from (Task(stage, "B", number) for number in reversed(range(micro_batches)))
 
 
-def _interleaved(
-    rank: int, ranks: int, stages: list[int], micro_batches: int, *, zero_bubble: bool
-) -> Iterator[Task]:
+def _interleaved(rank: int, ranks: int, stages: list[int], micro_batches: int, *, zero_bubble: bool) -> Iterator[Task]:
     """Interleaved 1F1B (Narayanan et al., 2021), or with split backward passes (Qi et al., 2023).
 
     A stage takes the micro-batches of a round before the next stage of the rank does. Weights' gradients are computed

@@ -222,9 +222,7 @@ async def _desired(master: Master, name: str, started: str) -> Desired:
     addresses = {node.name: node.spec.address for node in others.values()}
     blob_url, signing_key = master.settings.blob_url, master.signing_key
     pending = master.inspections.pending
-    return desired(
-        name, found, params, addresses, blob_url=blob_url, signing_key=signing_key, inspections=pending
-    )
+    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key, inspections=pending)
 
 
 @cache

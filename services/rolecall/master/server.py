@@ -96,7 +96,20 @@ def create_app(program: Program) -> FastAPI:
         responses=RESPONSES,
     )
     app.state.program = program
-    for module in (jobs, deletion, logs, files, inspection, cluster, preflight, tokens, audit, nodes, attempts, description):
+    for module in (
+        jobs,
+        deletion,
+        logs,
+        files,
+        inspection,
+        cluster,
+        preflight,
+        tokens,
+        audit,
+        nodes,
+        attempts,
+        description,
+    ):
         app.include_router(module.router)
     app.include_router(cluster.metrics_router)
     app.include_router(cluster.admin_router)

@@ -1,14 +1,13 @@
 """Timelines of gangs: aligned clocks, and Chrome's trace format. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from rolecall.master.store.records import WorkerRecord
 from rolecall.spec.inspection import ClockReading, Silent, TimelineDocument, WorkerTimeline
-from rolecall.spec.timeline import Window
-
+from rolecall.spec.timeline import Span, Step, Window
 
 _LATEST_S = 250_000_000_000.0
 """A moment in the year 9892. The clocks of workers are not to be trusted."""
@@ -50,7 +49,8 @@ def timeline(
         live=live,
         at=_moment(recorded[0].window, zero) if recorded else datetime.now(UTC),
         workers=tuple(
-            _shifted(one, window, shifts[one.worker.rank][0] - zero, shifts[one.worker.rank][1]) for one, window in shown
+            _shifted(one, window, shifts[one.worker.rank][0] - zero, shifts[one.worker.rank][1])
+            for one, window in shown
         ),
         silent=tuple(silent),
     )
@@ -58,38 +58,55 @@ def timeline(
 
 def silent(worker: WorkerRecord, reason: str) -> Silent:
     """A worker without an answer."""
-    return Silent(
-        rank=worker.rank, role=worker.role, role_rank=worker.role_rank, node=worker.node, reason=reason
-    )
+    return Silent(rank=worker.rank, role=worker.role, role_rank=worker.role_rank, node=worker.node, reason=reason)
 
 
 def trace(document: TimelineDocument) -> dict[str, Any]:
     """The document in Chrome's trace event format, which Perfetto and `chrome://tracing` open.
 
-    Each worker is a process, and each of its threads is a thread.
+    Each worker is a process, and each of its threads is a thread. Thread 0 has the steps.
     """
-    events: list[dict[str, Any]] = []
-    for worker in document.workers:
-        name = f"{worker.role}-{worker.role_rank} ({worker.node})"
-        events.append(_metadata("process_name", worker.rank, 0, name=name))
-        events.append(_metadata("process_sort_index", worker.rank, 0, sort_index=worker.rank))
-        threads = {name: number for number, name in enumerate(["steps", *sorted({span.thread for span in worker.spans})])}
-        events += (_metadata("thread_name", worker.rank, number, name=name) for name, number in threads.items())
-        for number, begin_s, seconds in worker.steps:
-            events.append(_complete(f"step {number}", "step", begin_s, seconds, worker.rank, threads["steps"], {}))
-        for span in worker.spans:
-            known = {"step": span.step, "stage": span.stage, "micro_batch": span.micro_batch}
-            arguments = {key: value for key, value in known.items() if value is not None}
-            title = span.name if span.micro_batch is None else f"{span.name} {span.micro_batch}"
-            thread = threads[span.thread]
-            events.append(
-                _complete(title, span.category, span.begin_s, span.seconds, worker.rank, thread, arguments)
-            )
-    uncertainty = {f"{one.role}-{one.role_rank}": one.clock_uncertainty_s for one in document.workers}
-    silent_ones = {f"{one.role}-{one.role_rank}": one.reason for one in document.silent}
+    events = [event for worker in document.workers for event in _events(worker)]
+    uncertainty = {_name(one): one.clock_uncertainty_s for one in document.workers}
+    silent_ones = {_name(one): one.reason for one in document.silent}
     other = {"job": document.job, "attempt": document.attempt, "at": document.at.isoformat()}
     other |= {"clock_uncertainty_s": uncertainty, "silent": silent_ones}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _events(worker: WorkerTimeline) -> Iterator[dict[str, Any]]:
+    rank = worker.rank
+    yield _metadata("process_name", rank, 0, {"name": f"{_name(worker)} ({worker.node})"})
+    yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
+    threads = {name: number for number, name in enumerate(sorted({span.thread for span in worker.spans}), start=1)}
+    for thread, number in {"steps": 0, **threads}.items():
+        yield _metadata("thread_name", rank, number, {"name": thread})
+    for step in worker.steps:
+        yield {"ph": "X", "name": f"step {step.number}", "cat": "step", "pid": rank, "tid": 0, **_times(step)}
+    for span in worker.spans:
+        known = {"step": span.step, "stage": span.stage, "micro_batch": span.micro_batch}
+        yield {
+            "ph": "X",
+            "name": span.name if span.micro_batch is None else f"{span.name} {span.micro_batch}",
+            "cat": span.category,
+            "pid": rank,
+            "tid": threads[span.thread],
+            "args": {key: value for key, value in known.items() if value is not None},
+            **_times(span),
+        }
+
+
+def _name(worker: WorkerTimeline | Silent) -> str:
+    return f"{worker.role}-{worker.role_rank}"
+
+
+def _times(one: Step | Span) -> dict[str, float]:
+    """Begin and duration in microseconds."""
+    return {"ts": round(one.begin_s * 1e6, 3), "dur": round(one.seconds * 1e6, 3)}
+
+
+def _metadata(name: str, process: int, thread: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
 
 
 def _shifts(recorded: Sequence[Recorded], machines: Mapping[str, str]) -> dict[int, tuple[float, float | None]]:
@@ -150,14 +167,3 @@ def _shifted(one: Recorded, window: Window, shift_s: float, uncertainty_s: float
         steps=tuple(step._replace(begin_s=step.begin_s + shift_s) for step in window.steps),
         spans=tuple(span._replace(begin_s=span.begin_s + shift_s) for span in window.spans),
     )
-
-
-def _complete(
-    name: str, category: str, begin_s: float, seconds: float, process: int, thread: int, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    times = {"ts": round(begin_s * 1e6, 3), "dur": round(seconds * 1e6, 3)}
-    return {"ph": "X", "name": name, "cat": category, **times, "pid": process, "tid": thread, "args": arguments}
-
-
-def _metadata(name: str, process: int, thread: int, **arguments: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}

@@ -121,8 +121,9 @@ def actions(
 
 
 def _inspect(key: Key, inspection: Inspection | None, actual: Actual) -> list[Action]:
-    is_new = inspection is not None and inspection.id != actual.inspection
-    return [Inspect(key, inspection)] if is_new and not (actual.ended or actual.killed) else []
+    if inspection is None or inspection.id == actual.inspection or actual.ended or actual.killed:
+        return []
+    return [Inspect(key, inspection)]
 
 
 def _for_running(key: Key, desired: DesiredWorker, actual: Actual, grace_s: float) -> list[Action]:

@@ -86,7 +86,7 @@ def current() -> WorkerContext[Any]:
 def span(
     name: str, category: Category = "compute", *, stage: int | None = None, micro_batch: int | None = None
 ) -> AbstractContextManager[None]:
-    """A span of this worker's timeline (see `Timeline.span`), for code without the context. Elsewhere it does nothing."""
+    """A span of this worker's timeline (see `Timeline.span`), for code without the context. Elsewhere, nothing."""
     if _current is None:
         return nullcontext()
     return _current.timeline.span(name, category, stage=stage, micro_batch=micro_batch)

@@ -32,6 +32,7 @@ class Profiler:
         device: torch.device,
         timeline: Timeline,
         artifacts: Artifacts,
+        *,
         scratch: Path,
         on_event: Callable[[str], None],
     ) -> None:

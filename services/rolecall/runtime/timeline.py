@@ -158,7 +158,7 @@ class Timeline:
 class _OpenSpan:
     """A span that is being recorded."""
 
-    __slots__ = ("_begin", "_category", "inner_s", "_micro_batch", "_name", "_outer", "_stage", "_thread", "_timeline")
+    __slots__ = ("_begin", "_category", "_micro_batch", "_name", "_outer", "_stage", "_thread", "_timeline", "inner_s")
 
     def __init__(
         self, timeline: Timeline, name: str, category: Category, stage: int | None, micro_batch: int | None

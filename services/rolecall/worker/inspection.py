@@ -98,7 +98,7 @@ def stacks() -> Iterator[ThreadStack]:
     """The calls of the threads of this process that run Python, the main thread first, without the caller's."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main, own = threading.main_thread().ident, threading.get_ident()
-    frames = sorted(sys._current_frames().items(), key=lambda found: found[0] != main)  # noqa: SLF001 - the only way
+    frames = sorted(sys._current_frames().items(), key=lambda found: found[0] != main)
     for ident, frame in islice(((ident, frame) for ident, frame in frames if ident != own), MAX_THREADS):
         calls = tuple(islice(_calls(frame), MAX_FRAMES))
         yield ThreadStack(thread=names.get(ident) or "without a name", frames=calls)

@@ -100,10 +100,10 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter, inspector: I
     context = _context(request, workdir, params, report, inspector.timeline)
     enter(context)
     role = importlib.import_module(workload.module_of(launch.worker.role))
-    with closing(context.report), join_before_role(launch, workload, workdir, context.report):
-        with closing(_profiler(context)) as profiler:
-            inspector.start_profile = profiler.start
-            role.run(context)
+    joined = join_before_role(launch, workload, workdir, context.report)
+    with closing(context.report), joined, closing(_profiler(context)) as profiler:
+        inspector.start_profile = profiler.start
+        role.run(context)
 
 
 def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:
@@ -130,8 +130,14 @@ def _in_one_line(problem: ErrorDetails) -> str:
 
 def _profiler(context: WorkerContext[Any]) -> Profiler:
     name = worker_name(context.role, context.role_rank)
-    scratch = context.workdir.scratch
-    return Profiler(name, context.device, context.timeline, context.artifacts, scratch, context.report.event)
+    return Profiler(
+        name,
+        context.device,
+        context.timeline,
+        context.artifacts,
+        scratch=context.workdir.scratch,
+        on_event=context.report.event,
+    )
 
 
 def _context(

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
@@ -34,14 +34,11 @@ from rolecall.spec.role import Role
 from rolecall.spec.timeline import MAX_STEPS, Window
 
 router = APIRouter(prefix="/jobs/{job}", tags=["inspection"])
-internal_router = APIRouter(
-    prefix="/internal/jobs/{job}", tags=["attempts"], dependencies=[Depends(needs(Scope.NODE))]
-)
+internal_router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"], dependencies=[Depends(needs(Scope.NODE))])
 _SEES = [Depends(needs(*USERS)), Depends(sees_job)]
 _CONTROLS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(controls_job)]
 _SVG_STEPS = 3
 _LEFT_NOTHING = "it left no timeline: it was killed, or has not run"
-_Document = TypeVar("_Document")
 Format = Literal["json", "trace", "svg"]
 
 
@@ -55,7 +52,7 @@ Format = Literal["json", "trace", "svg"]
 async def show_timeline(
     job: str,
     master: Running,
-    format: Annotated[  # noqa: A002 - the name of the query parameter
+    format: Annotated[
         Format, Query(description="`trace` is Chrome's trace format, which Perfetto opens; `svg` is a picture.")
     ] = "json",
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
@@ -80,9 +77,7 @@ async def show_timeline(
         for member in members:
             found = _recorded(member, replies.get(member.rank)) if member in asked else _left(master, member)
             (recorded if isinstance(found, Recorded) else missing).append(found)  # type: ignore[arg-type]
-        document = timeline(
-            job, members[0].attempt, recorded, missing, machines, steps=chosen, live=bool(asked)
-        )
+        document = timeline(job, members[0].attempt, recorded, missing, machines, steps=chosen, live=bool(asked))
         if format == "svg":
             return timeline_svg(document).encode(), "image/svg+xml"
         if format == "trace":
@@ -159,7 +154,11 @@ async def answer(  # noqa: PLR0917 - the framework passes by name
             silent_because = f"its answer has more than {ANSWER_BYTES} bytes"
             break
     given = Answer(error=silent_because) if silent_because else await asyncio.to_thread(parse_answer, body)
-    clock = None if offset_s is None or uncertainty_s is None else ClockReading(offset_s=offset_s, uncertainty_s=uncertainty_s)
+    clock = (
+        None
+        if offset_s is None or uncertainty_s is None
+        else ClockReading(offset_s=offset_s, uncertainty_s=uncertainty_s)
+    )
     master.inspections.receive(worker, number, Reply(given, clock))
 
 
@@ -220,5 +219,5 @@ def _is_chosen(member: WorkerRecord, request: ProfileRequest) -> bool:
     return member.role is request.role and member.role_rank == (request.role_rank or 0)
 
 
-def _identity(member: WorkerRecord) -> dict[str, object]:
+def _identity(member: WorkerRecord) -> dict[str, Any]:
     return {"rank": member.rank, "role": member.role, "role_rank": member.role_rank, "node": member.node}
