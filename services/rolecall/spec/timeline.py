@@ -23,7 +23,8 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9 _.:/<>-]{0,47}$"
 
 Name = Annotated[str, Field(pattern=NAME)]
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
-"""On the worker's machine: since an arbitrary moment."""
+Time = Annotated[float, Field(ge=-1e12, le=1e12, allow_inf_nan=False)]
+"""Seconds since an arbitrary moment, which the values of a machine share."""
 Index = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 StepNumber = Annotated[int, Field(ge=0, le=MAX_BIGINT)]
 
@@ -33,7 +34,7 @@ class Span(NamedTuple):
 
     name: Name
     category: Category
-    begin_s: Seconds
+    begin_s: Time
     seconds: Seconds
     step: StepNumber | None
     stage: Index | None
@@ -46,7 +47,7 @@ class Step(NamedTuple):
     """One step of a worker."""
 
     number: StepNumber
-    begin_s: Seconds
+    begin_s: Time
     seconds: Seconds
 
 
@@ -55,7 +56,7 @@ class Window(Value):
 
     at: Moment
     """The worker's wall clock when the window was read."""
-    clock_s: Seconds
+    clock_s: Time
     """The machine's monotonic clock at the same moment."""
     steps: Annotated[tuple[Step, ...], Field(max_length=MAX_STEPS)] = ()
     """The completed steps."""
