@@ -12,6 +12,7 @@ from rolecall.cli.audit import audit
 from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
 from rolecall.cli.exits import CommandError
+from rolecall.cli.inspect import profile, stacks, timeline
 from rolecall.cli.jobs import jobs
 from rolecall.cli.local import local
 from rolecall.cli.logs import logs
@@ -38,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_JOBS = (submit, sweep, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
+_JOBS = (submit, sweep, jobs, show, logs, timeline, stacks, profile, cancel, pause, resume, retry, delete, prune)
 for command in (local, *_JOBS, nodes, doctor, workloads, schedule, artifacts, audit):
     app.command()(command)
 app.add_typer(tokens)

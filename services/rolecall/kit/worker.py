@@ -9,12 +9,14 @@ other loops with a process group call it to save and stop after the same step on
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext, current, span, worker_name
 from rolecall.runtime.remote import Mailbox, StepBarrier, call_limit, passed_on
+from rolecall.runtime.timeline import Timeline
 
 __all__ = [
     "Agreement",
     "Decision",
     "Mailbox",
     "StepBarrier",
+    "Timeline",
     "WorkerContext",
     "call_limit",
     "current",
