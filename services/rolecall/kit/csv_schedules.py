@@ -63,6 +63,7 @@ def parse_schedule(rows: Iterable[str]) -> CsvSchedule:
     virtual_stages, placement = _stages(order)
     micro_batches = 1 + max(task.micro_batch for tasks in order for task in tasks)
     _check_complete(order, len(cells) * virtual_stages, micro_batches)
+    _check_losses(order, len(cells) * virtual_stages - 1)
     try:
         timed(order)
     except ValueError as error:
@@ -107,6 +108,16 @@ def _stages(order: Sequence[Sequence[Task]]) -> tuple[int, Placement]:
         f"{virtual_stages} each: rank r has the stages r, r + {ranks}, … ({loop}), or with two stages r and "
         f"{2 * ranks - 1} - r"
     )
+
+
+def _check_losses(order: Sequence[Sequence[Task]], last: int) -> None:
+    """Raise `InputError` unless the last stage takes the micro-batches in order: torch finds losses by that order."""
+    numbers = [task.micro_batch for tasks in order for task in tasks if task.stage == last and task.kind == "F"]
+    if numbers != sorted(numbers):
+        raise InputError(
+            f"the forward passes of the last stage, {last}, must take the micro-batches in order, because torch assigns "
+            f"losses to them in this order; they take {', '.join(map(str, numbers[:8]))}"
+        )
 
 
 def _check_complete(order: Sequence[Sequence[Task]], stages: int, micro_batches: int) -> None:
