@@ -115,8 +115,8 @@ def _check_losses(order: Sequence[Sequence[Task]], last: int) -> None:
     numbers = [task.micro_batch for tasks in order for task in tasks if task.stage == last and task.kind == "F"]
     if numbers != sorted(numbers):
         raise InputError(
-            f"the forward passes of the last stage, {last}, must take the micro-batches in order, because torch assigns "
-            f"losses to them in this order; they take {', '.join(map(str, numbers[:8]))}"
+            f"the forward passes of the last stage, {last}, must take the micro-batches in order, because torch "
+            f"assigns losses to them in this order; they take {', '.join(map(str, numbers[:8]))}"
         )
 
 
