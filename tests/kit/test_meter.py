@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rolecall.kit.meter import GpuClock, Meter
+from rolecall.runtime.timeline import Timeline
 
 
 class Ticks:
@@ -41,21 +42,33 @@ def test_a_step_is_work_and_waiting_and_what_lies_around_them() -> None:
 
 def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
     class Stage:
-        def forward_one_chunk(self, seconds: float) -> str:
+        stage_index = 5
+
+        def forward_one_chunk(self, micro_batch: int, seconds: float, *, full_backward: bool = True) -> str:
             clock.pass_by(seconds)
             return "activations"
 
         backward_one_chunk = backward_weight_one_chunk = get_fwd_send_ops = forward_one_chunk
 
     clock, stage = Ticks(), Stage()
-    meter = Meter(clock)
+    timeline = Timeline(clock.now)
+    meter = Meter(clock, timeline)
     meter.watch(stage)
     with meter.step():
-        assert stage.forward_one_chunk(1.0) == "activations"
-        stage.get_fwd_send_ops(10.0)
-        stage.backward_one_chunk(2.0)
-        stage.backward_weight_one_chunk(3.0)
-    assert meter.compute_times.tolist() == [6.0]
+        assert stage.forward_one_chunk(0, 1.0) == "activations"
+        stage.get_fwd_send_ops(0, 10.0)
+        stage.backward_one_chunk(0, 2.0, full_backward=False)
+        stage.backward_weight_one_chunk(0, 3.0)
+        stage.backward_one_chunk(1, 4.0)
+    assert meter.compute_times.tolist() == [10.0]
+    spans = [(span.name, span.begin_s, span.seconds, span.micro_batch) for span in timeline.window(1 << 20).spans]
+    assert spans == [
+        ("F", 0.0, 1.0, 0),
+        ("wait", 1.0, 10.0, None),
+        ("I", 11.0, 2.0, 0),
+        ("W", 13.0, 3.0, 0),
+        ("B", 16.0, 4.0, 1),
+    ]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: moments are marks in its stream")

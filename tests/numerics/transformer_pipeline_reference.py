@@ -118,7 +118,7 @@ class Outcome:
     gradient: float
 
 
-def case(schedule: str, replicas: int, micro_batches: int, **changes: Any) -> dict[str, Any]:
+def case(schedule: str | dict[str, Any], replicas: int, micro_batches: int, **changes: Any) -> dict[str, Any]:
     """A small job for one step of 16 sequences per replica; its text is never read."""
     return {
         "text": {"train": "unread", "tokens": "character"},

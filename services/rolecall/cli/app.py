@@ -12,11 +12,13 @@ from rolecall.cli.audit import audit
 from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
 from rolecall.cli.exits import CommandError
+from rolecall.cli.inspect import profile, stacks, timeline
 from rolecall.cli.jobs import jobs
 from rolecall.cli.local import local
 from rolecall.cli.logs import logs
 from rolecall.cli.nodes import nodes
 from rolecall.cli.output import err
+from rolecall.cli.schedule import schedule
 from rolecall.cli.show import show
 from rolecall.cli.submit import submit
 from rolecall.cli.sweep import sweep
@@ -37,8 +39,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_JOBS = (submit, sweep, jobs, show, logs, cancel, pause, resume, retry, delete, prune)
-for command in (local, *_JOBS, nodes, doctor, workloads, artifacts, audit):
+_JOBS = (submit, sweep, jobs, show, logs, timeline, stacks, profile, cancel, pause, resume, retry, delete, prune)
+for command in (local, *_JOBS, nodes, doctor, workloads, schedule, artifacts, audit):
     app.command()(command)
 app.add_typer(tokens)
 

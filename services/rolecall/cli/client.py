@@ -20,6 +20,7 @@ from rolecall.spec.access import AuditEntry, TokenDocument, TokenSecret
 from rolecall.spec.api import Artifact, Event, Health, PruneSummary, Readiness, WorkloadDocument
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Finding
+from rolecall.spec.inspection import ProfileDocument, StacksDocument
 from rolecall.spec.job import JobDocument
 from rolecall.spec.node import NodeDocument
 
@@ -142,6 +143,18 @@ class Client:
     def artifacts(self, job: str) -> list[Artifact]:
         return self._list(Artifact, f"/jobs/{_segment(job)}/artifacts", "artifacts")
 
+    def stacks(self, job: str) -> StacksDocument:
+        """The calls that the job's running workers execute."""
+        return self._call(StacksDocument, "POST", f"/jobs/{_segment(job)}/stacks")
+
+    def profile(self, job: str, request: dict[str, Any]) -> ProfileDocument:
+        """Begin to profile running workers."""
+        return self._call(ProfileDocument, "POST", f"/jobs/{_segment(job)}/profile", json=request)
+
+    def save_timeline(self, job: str, query: dict[str, Any], to: Path) -> None:
+        """Write the phases of the workers' recent steps to `to`."""
+        self._save(f"/jobs/{_segment(job)}/timeline", query, to)
+
     def log(self, job: str, query: dict[str, Any]) -> Iterator[bytes]:
         """The chunks of the job's log."""
         with self._stream(f"/jobs/{_segment(job)}/logs", query, 30.0) as answer:
@@ -160,10 +173,12 @@ class Client:
 
     def download(self, job: str, name: str, to: Path) -> None:
         """Write an artifact to `to`, which appears only when it is complete."""
+        self._save(f"/jobs/{_segment(job)}/artifacts/{_segment(name)}", {}, to)
+
+    def _save(self, path: str, query: dict[str, Any], to: Path) -> None:
         partial = to.with_name(f".{to.name}.part")
-        path = f"/jobs/{_segment(job)}/artifacts/{_segment(name)}"
         try:
-            with self._stream(path, {}, 30.0) as answer, partial.open("wb") as file:
+            with self._stream(path, query, 30.0) as answer, partial.open("wb") as file:
                 for chunk in answer.iter_bytes():
                     file.write(chunk)
             partial.replace(to)

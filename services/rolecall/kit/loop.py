@@ -87,6 +87,10 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
 
     def save(self, *, keep: bool = False) -> dict[str, Any] | None:
         """Write a checkpoint; called on all ranks. Returns its manifest on every rank, or None if it was skipped."""
+        with self.context.timeline.span("checkpoint", "checkpoint"):
+            return self._save(keep)
+
+    def _save(self, keep: bool) -> dict[str, Any] | None:
         if dist.is_initialized():
             dist.barrier()  # No rank may still update weights that another rank is about to write.
         parts = _gather_parts(self.save_parts(self.step))
@@ -213,7 +217,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _train_epoch(self) -> bool:
         """Train on the rest of the current epoch. Returns False after a stop request."""
-        for batch in self.batches(self.position.epoch, self.position.step - self.position.epoch_start):
+        batches = self.batches(self.position.epoch, self.position.step - self.position.epoch_start)
+        for batch in self.context.timeline.steps(batches, first=self.position.step + 1):
             self._run_step(batch)
             decision = self._agreement.after(self.position.step, self._local_decision)
             due = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)

@@ -4,17 +4,23 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rolecall.kit.grid import Grid
+from rolecall.kit.pipelining import Kind
+from rolecall.runtime.timeline import Timeline
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Moment = TypeVar("Moment")
-_COMPUTE_METHODS = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk")
+_COMPUTE_METHODS: dict[str, Kind] = {
+    "forward_one_chunk": "F",
+    "backward_one_chunk": "B",
+    "backward_weight_one_chunk": "W",
+}
 """The methods of torch's stages that compute. Communication happens before and after them."""
 
 
@@ -51,26 +57,52 @@ class GpuClock:
         return begin.elapsed_time(end) / 1000
 
 
-class Meter:
-    """Records for each step its duration, its compute time, and the span from first to last computation, in seconds."""
+class _Call(NamedTuple):
+    """A computation."""
 
-    def __init__(self, clock: Clock[Any]) -> None:
+    begin: Any
+    end: Any
+    name: str
+    stage: int | None = None
+    micro_batch: int | None = None
+
+
+class Meter:
+    """Records for each step its duration, its compute time, and the span from first to last computation, in seconds.
+
+    With a `timeline`, it also records each computation there, and the waits between them.
+    """
+
+    def __init__(self, clock: Clock[Any], timeline: Timeline | None = None) -> None:
         self._clock = clock
-        self._calls: list[tuple[Any, Any]] = []
+        self._timeline = timeline
+        self._calls: list[_Call] = []
         self.durations, self.compute_times, self.spans = array("d"), array("d"), array("d")
 
     def watch(self, stage: Any) -> None:
         """Measure the computations of a torch pipeline stage from now on."""
-        for name in _COMPUTE_METHODS:
-            setattr(stage, name, self.timed(getattr(stage, name)))
+        for name, kind in _COMPUTE_METHODS.items():
+            setattr(stage, name, self._watched(getattr(stage, name), kind, stage.stage_index))
 
-    def timed(self, work: Callable[P, R]) -> Callable[P, R]:
-        """A wrapper of `work` that measures each call."""
+    def timed(self, work: Callable[P, R], name: str = "compute") -> Callable[P, R]:
+        """A wrapper of `work` that measures each call as a phase `name`."""
 
         def measured(*args: P.args, **kwargs: P.kwargs) -> R:
             begin = self._clock.now()
             result = work(*args, **kwargs)
-            self._calls.append((begin, self._clock.now()))
+            self._calls.append(_Call(begin, self._clock.now(), name))
+            return result
+
+        return measured
+
+    def _watched(self, work: Callable[..., R], kind: Kind, stage: int) -> Callable[..., R]:
+        """The same for a method of a stage, whose first argument is the micro-batch."""
+
+        def measured(micro_batch: int, *args: Any, **kwargs: Any) -> R:
+            begin = self._clock.now()
+            result = work(micro_batch, *args, **kwargs)
+            halved = kind == "B" and not kwargs.get("full_backward", True)
+            self._calls.append(_Call(begin, self._clock.now(), "I" if halved else kind, stage, micro_batch))
             return result
 
         return measured
@@ -81,10 +113,26 @@ class Meter:
         self._calls.clear()
         begin = self._clock.now()
         yield
-        between = self._clock.between
-        self.durations.append(between(begin, self._clock.now()))
-        self.compute_times.append(sum(between(*call) for call in self._calls))
-        self.spans.append(between(self._calls[0][0], self._calls[-1][1]))
+        between, end = self._clock.between, self._clock.now()
+        self.durations.append(between(begin, end))
+        self.compute_times.append(sum(between(call.begin, call.end) for call in self._calls))
+        self.spans.append(between(self._calls[0].begin, self._calls[-1].end))
+        if self._timeline is not None:
+            self._record(self._timeline, end)
+
+    def _record(self, timeline: Timeline, end: Any) -> None:
+        """Record the computations and the waits between them, with the times of the device.
+
+        `end` has passed on the device, so that it is now by the timeline's clock.
+        """
+        between, now = self._clock.between, timeline.now()
+        previous: float | None = None
+        for call in self._calls:
+            begin_s, end_s = now - between(call.begin, end), now - between(call.end, end)
+            if previous is not None and begin_s > previous:
+                timeline.record("wait", "wait", previous, begin_s)
+            timeline.record(call.name, "compute", begin_s, end_s, call.stage, call.micro_batch)
+            previous = end_s
 
 
 def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:

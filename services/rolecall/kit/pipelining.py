@@ -23,6 +23,10 @@ class Task(NamedTuple):
     kind: Kind
     micro_batch: int
 
+    def __str__(self) -> str:
+        """As in torch's CSV files of schedules, such as `0F3`."""
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
 
 def fill_and_drain(ranks: int, micro_batches: int) -> list[list[Task]]:
     """The GPipe schedule: all forward passes, then all backward passes."""
@@ -59,21 +63,47 @@ def bubble(order: Sequence[Sequence[Task]]) -> float:
 
 def makespan(order: Sequence[Sequence[Task]]) -> int:
     """The time at which the last rank finishes; raises `ValueError` for an order that deadlocks."""
+    return max((tasks[-1].end for tasks in timed(order) if tasks), default=0)
+
+
+class TimedTask(NamedTuple):
+    """A task with its times, in forward passes."""
+
+    task: Task
+    begin: int
+    end: int
+
+
+def timed(order: Sequence[Sequence[Task]]) -> list[list[TimedTask]]:
+    """Each rank's tasks with the earliest possible times; raises `ValueError` for an order that deadlocks."""
     done: dict[Task, int] = {}
-    last = max(task.stage for tasks in order for task in tasks)
-    cursors, clocks = [0] * len(order), [0] * len(order)
+    last = max((task.stage for tasks in order for task in tasks), default=0)
+    planned: list[list[TimedTask]] = [[] for _ in order]
     moved = True
     while moved:
         moved = False
-        for rank, tasks in enumerate(order):
-            while cursors[rank] < len(tasks) and (ready := _ready_time(tasks[cursors[rank]], last, done)) is not None:
-                task = tasks[cursors[rank]]
-                clocks[rank] = done[_result_key(task)] = max(clocks[rank], ready) + COSTS[task.kind]
-                cursors[rank] += 1
+        for tasks, own in zip(order, planned, strict=True):
+            while len(own) < len(tasks) and (ready := _ready_time(tasks[len(own)], last, done)) is not None:
+                task = tasks[len(own)]
+                begin = max(own[-1].end if own else 0, ready)
+                done[_result_key(task)] = end = begin + COSTS[task.kind]
+                own.append(TimedTask(task, begin, end))
                 moved = True
-    if any(cursor < len(tasks) for cursor, tasks in zip(cursors, order, strict=True)):
-        raise ValueError("this order deadlocks: its ranks wait for one another")
-    return max(clocks)
+    stuck = [
+        (rank, tasks[len(own)])
+        for rank, (tasks, own) in enumerate(zip(order, planned, strict=True))
+        if len(own) < len(tasks)
+    ]
+    if stuck:
+        raise ValueError(
+            f"this order deadlocks: its ranks wait for one another; {_explain_wait(*stuck[0], last, done)}"
+        )
+    return planned
+
+
+def _explain_wait(rank: int, task: Task, last: int, done: Mapping[Task, int]) -> str:
+    missing = next(need for need in _dependencies(task, last) if need not in done)
+    return f"rank {rank} waits at {task} for {missing}"
 
 
 def _ready_time(task: Task, last: int, done: Mapping[Task, int]) -> int | None:

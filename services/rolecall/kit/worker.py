@@ -2,20 +2,25 @@
 
 `Agreement.after` returns the same `Decision` on all ranks of the process group after a step. `TrainingLoop` uses it;
 other loops with a process group call it to save and stop after the same step on all ranks.
+
+`context.timeline` records the phases of steps; `span` does so in functions that don't have the context.
 """
 
 from rolecall.runtime.agreement import Agreement, Decision
-from rolecall.runtime.context import WorkerContext, current, worker_name
+from rolecall.runtime.context import WorkerContext, current, span, worker_name
 from rolecall.runtime.remote import Mailbox, StepBarrier, call_limit, passed_on
+from rolecall.runtime.timeline import Timeline
 
 __all__ = [
     "Agreement",
     "Decision",
     "Mailbox",
     "StepBarrier",
+    "Timeline",
     "WorkerContext",
     "call_limit",
     "current",
     "passed_on",
+    "span",
     "worker_name",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rolecall.master.store.records import Gang, WorkerRecord
+from rolecall.spec.inspection import Inspection
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.token import attempt_token, gang_secret
 from rolecall.spec.wire import Desired, DesiredWorker
@@ -20,8 +21,11 @@ def desired(
     *,
     blob_url: str | None,
     signing_key: str,
+    inspections: Mapping[tuple[str, int, int], Inspection] | None = None,
 ) -> Desired:
     """The workers of `node` that have not ended, with the data to launch them.
+
+    `inspections` has the pending requests to workers, by job, attempt and rank.
 
     `params` has the parameters of each job. `addresses` has the addresses of nodes that are missing in the gangs'
     plans. Tokens and secrets of attempts are derived from `signing_key`. The version is a digest of the content, so
@@ -29,7 +33,9 @@ def desired(
     """
     workers = tuple(
         DesiredWorker(
-            launch=_launch(gang, worker, params[gang.job.id], addresses, blob_url, signing_key), stop=gang.attempt.stop
+            launch=_launch(gang, worker, params[gang.job.id], addresses, blob_url, signing_key),
+            stop=gang.attempt.stop,
+            inspection=(inspections or {}).get((worker.job, worker.attempt, worker.rank)),
         )
         for gang in gangs
         for worker in gang.workers

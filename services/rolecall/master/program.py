@@ -19,6 +19,7 @@ from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
+from rolecall.master.inspections import Inspections
 from rolecall.master.leadership import Leadership
 from rolecall.master.placer import Placer
 from rolecall.master.presence import Presence
@@ -67,6 +68,7 @@ class Master:
     verifier: Verifier
     answers: Answers
     """The last answer to each node, and the signal that it may have changed."""
+    inspections: Inspections
     news: Signals
     """A signal for each job that its followers can read more."""
     waking: Waking
@@ -263,6 +265,7 @@ def _assemble(
         cleaner=cleaner,
         verifier=verifier,
         answers=answers,
+        inspections=Inspections(answers.notify),
         news=news,
         waking=waking,
         garbage=garbage,

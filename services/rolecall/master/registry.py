@@ -71,7 +71,13 @@ async def cluster_info(master: Master, name: str) -> ClusterInfo:
         raise NotFound(f"node {name} has not registered; register it again")
     own = _network(known[name].spec)
     others = sum(master.presence.is_alive(node.name) and _network(node.spec) != own for node in known.values())
-    return ClusterInfo(time_s=master.clock.now().timestamp(), version=__version__, boot_id=_boot_id(), strangers=others)
+    return ClusterInfo(
+        time_s=master.clock.now().timestamp(),
+        monotonic_s=master.clock.monotonic(),
+        version=__version__,
+        boot_id=_boot_id(),
+        strangers=others,
+    )
 
 
 async def receive(master: Master, name: str, beat: Heartbeat) -> None:
@@ -215,7 +221,8 @@ async def _desired(master: Master, name: str, started: str) -> Desired:
         others = (await nodes.load(connection, unknown)).known if unknown else {}
     addresses = {node.name: node.spec.address for node in others.values()}
     blob_url, signing_key = master.settings.blob_url, master.signing_key
-    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key)
+    pending = master.inspections.pending
+    return desired(name, found, params, addresses, blob_url=blob_url, signing_key=signing_key, inspections=pending)
 
 
 @cache

@@ -30,6 +30,7 @@ from rolecall.master.api import (
     deletion,
     description,
     files,
+    inspection,
     jobs,
     logs,
     nodes,
@@ -95,11 +96,25 @@ def create_app(program: Program) -> FastAPI:
         responses=RESPONSES,
     )
     app.state.program = program
-    for module in (jobs, deletion, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
+    for module in (
+        jobs,
+        deletion,
+        logs,
+        files,
+        inspection,
+        cluster,
+        preflight,
+        tokens,
+        audit,
+        nodes,
+        attempts,
+        description,
+    ):
         app.include_router(module.router)
     app.include_router(cluster.metrics_router)
     app.include_router(cluster.admin_router)
     app.include_router(cluster.open_router)
+    app.include_router(inspection.internal_router)
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
     app.add_middleware(FollowerLimit)

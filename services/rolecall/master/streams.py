@@ -1,4 +1,4 @@
-"""Logs and progress of workers on the master's volume. They arrive in chunks, each at its offset."""
+"""Logs, progress and last timelines of workers on the master's volume. They arrive in chunks, each at its offset."""
 
 import asyncio
 import shutil
@@ -13,8 +13,10 @@ from rolecall.master import segments
 from rolecall.master.segments import Chunk
 from rolecall.master.space import bytes_below
 from rolecall.spec.errors import NotFound
+from rolecall.spec.timeline import WINDOW_BYTES
 
-Kind = Literal["log", "progress"]
+Kind = Literal["log", "progress", "timeline"]
+_FILES: dict[Kind, str] = {"progress": "progress.jsonl", "timeline": "timeline.json"}
 MAX_LINE_BYTES = 1 << 20
 """Progress lines are shorter. The result of `preflight` has findings for each pair of nodes."""
 _REST_S = 60.0
@@ -81,7 +83,7 @@ class Streams:
         if key.kind == "log":
             return segments.size(self._folder(key))
         try:
-            return self._progress(key).stat().st_size
+            return self._file(key).stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -101,12 +103,20 @@ class Streams:
 
         The last line can be incomplete. A line longer than `MAX_LINE_BYTES` comes in pieces of this size.
         """
-        path = self._progress(key)
+        path = self._file(key)
         if path.exists():
             with path.open("rb") as file:
                 file.seek(start)
                 while piece := file.readline(MAX_LINE_BYTES):
                     yield piece
+
+    def read_timeline(self, key: StreamKey) -> bytes:
+        """The window that an ended worker left; empty if there is none. Blocks."""
+        try:
+            with self._file(key).open("rb") as file:
+                return file.read(WINDOW_BYTES)
+        except FileNotFoundError:
+            return b""
 
     def read_log(self, key: StreamKey, start: int, max_bytes: int) -> Chunk:
         """Up to `max_bytes` bytes of a log from `start`, or from the end of a gap; empty at the end of the log."""
@@ -115,7 +125,7 @@ class Streams:
     def _append(self, key: StreamKey, offset: int, chunk: bytes, cut: bool) -> int:
         if key.kind == "log":
             return segments.append(self._folder(key), offset, chunk, self._log_bytes, cut=cut)
-        path = self._progress(key)
+        path = self._file(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             have = file.tell()
@@ -126,5 +136,5 @@ class Streams:
     def _folder(self, key: StreamKey) -> Path:
         return self._root / key.job / str(key.attempt) / str(key.rank)
 
-    def _progress(self, key: StreamKey) -> Path:
-        return self._folder(key) / "progress.jsonl"
+    def _file(self, key: StreamKey) -> Path:
+        return self._folder(key) / _FILES[key.kind]

@@ -110,6 +110,11 @@ class MasterClient:
     async def cluster(self, name: str) -> ClusterInfo:
         return _parse(ClusterInfo, await self._send("GET", f"/internal/nodes/{name}/surroundings"))
 
+    async def answer(self, key: Key, inspection: int, body: bytes, about: dict[str, Any]) -> None:
+        """Send a worker's answer to an inspection. The master drops answers for which nobody waits."""
+        path = f"/internal/jobs/{key.job}/attempts/{key.attempt}/ranks/{key.rank}/inspections/{inspection}"
+        await self._send("PUT", path, params=about, content=body)
+
     async def leave(self, name: str) -> None:
         await self._send("DELETE", f"/internal/nodes/{name}", timeout=1.0)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rolecall.spec.inspection import Inspection
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.state import StopMode
 from rolecall.spec.wire import DesiredWorker
@@ -39,6 +40,8 @@ class Actual:
     """True if it has joined its gang, so that it checks for stop requests."""
     has_port: bool = False
     """True if it has the gang's port."""
+    inspection: int = 0
+    """The id of its last inspection; 0 before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,14 @@ class SendPort:
 
 
 @dataclass(frozen=True, slots=True)
+class Inspect:
+    """Send a request to the running worker."""
+
+    key: Key
+    inspection: Inspection
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Ask the worker to stop between two steps."""
 
@@ -85,7 +96,7 @@ class Forget:
     key: Key
 
 
-Action = Start | Decline | SendPort | Ask | Kill | Forget
+Action = Start | Decline | SendPort | Inspect | Ask | Kill | Forget
 
 
 def actions(
@@ -99,6 +110,7 @@ def actions(
     found: list[Action] = []
     for key, worker in actual.items():
         if key in by_key:
+            found += _inspect(key, by_key[key].inspection, worker)
             found += _for_running(key, by_key[key], worker, grace_s)
         elif worker.ended and key not in spared:
             found.append(Forget(key))
@@ -106,6 +118,12 @@ def actions(
             found.append(Kill(key))
     missing = [worker for key, worker in by_key.items() if key not in actual]
     return [*found, *(Start(one.launch) if one.stop is None else Decline(one.launch) for one in missing)]
+
+
+def _inspect(key: Key, inspection: Inspection | None, actual: Actual) -> list[Action]:
+    if inspection is None or inspection.id == actual.inspection or actual.ended or actual.killed:
+        return []
+    return [Inspect(key, inspection)]
 
 
 def _for_running(key: Key, desired: DesiredWorker, actual: Actual, grace_s: float) -> list[Action]:

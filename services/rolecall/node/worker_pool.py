@@ -12,7 +12,8 @@ from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
 from rolecall.node.fork_client import EndNotReported, ForkClient, ForkedWorker, ForkRefused, ForkServerDied
-from rolecall.node.reconcile import Action, Ask, Decline, Forget, Key, Kill, SendPort, Start, actions
+from rolecall.node.inspecting import measure_clock
+from rolecall.node.reconcile import Action, Ask, Decline, Forget, Inspect, Key, Kill, SendPort, Start, actions
 from rolecall.node.shipping import Shipper
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.settings import NodeSettings
@@ -63,6 +64,7 @@ class WorkerPool:
         self._spared: frozenset[Key] = frozenset()
         self._idle = asyncio.Event()
         self._worker_tasks: set[asyncio.Task[None]] = set()
+        self._answers: set[asyncio.Task[None]] = set()
 
     @property
     def is_idle(self) -> bool:
@@ -99,7 +101,7 @@ class WorkerPool:
 
     def cancel(self) -> None:
         """Cancel the tasks of the remaining workers."""
-        for task in self._worker_tasks:
+        for task in self._worker_tasks | self._answers:
             task.cancel()
 
     async def reconcile(self) -> None:
@@ -129,6 +131,8 @@ class WorkerPool:
                 except OSError as error:
                     reason = f"its gang's port could not be written to {error.filename}: {error.strerror}"
                     self.workers[key].kill(reason)
+            case Inspect(key=key, inspection=inspection):
+                self.workers[key].inspected.begin(inspection)
             case Ask(key=key, mode=mode):
                 self.workers[key].ask(mode)
             case Kill(key=key):
@@ -182,6 +186,7 @@ class WorkerPool:
             async with asyncio.timeout(_MAX_LOG_DELAY_S):
                 await self._shipper.ship_all(worker.log)
         worker.finish(state, failure, exit_code)
+        await self._shipper.ship_all(worker.timeline)
         await self._shipper.ship_all(worker.log)
 
     async def _watch(self, worker: WorkerProcess, process: ForkedWorker) -> int:
@@ -190,6 +195,7 @@ class WorkerPool:
         try:
             while not process.ended.done():
                 worker.observe()
+                self._send_answer(worker, process.pid)
                 await asyncio.wait({process.ended, shipping}, timeout=_TICK_S, return_when=asyncio.FIRST_COMPLETED)
                 if shipping.done():
                     shipping.result()  # Raises: shipping ends only by an error.
@@ -198,6 +204,25 @@ class WorkerPool:
             shipping.cancel()
             await asyncio.wait({shipping})
             worker.observe()
+            self._send_answer(worker, process.pid)
+
+    def _send_answer(self, worker: WorkerProcess, pid: int) -> None:
+        """Send the result of an inspection, if there is one: without retries, because the master waits only briefly."""
+        if (finished := worker.inspected.finish(pid)) is None:
+            return
+
+        async def send() -> None:
+            try:
+                clock = await measure_clock(self._client, worker.launch.worker.node)
+                silent = {"silent": finished.silent} if finished.silent else {}
+                await self._client.answer(worker.key, finished.id, finished.body, silent | clock)
+            except Exception as error:  # noqa: BLE001 - a task that raises would end the daemon
+                extra = about("inspection_answer_lost", **worker.key._asdict())
+                _LOG.warning("the answer of worker %s to an inspection is lost: %s", worker.key, error, extra=extra)
+
+        task = self._tasks.create_task(send())
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
         launch = worker.launch

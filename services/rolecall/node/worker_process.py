@@ -12,12 +12,14 @@ from rolecall.edge.logs import about
 from rolecall.node.devices import oom_kills
 from rolecall.node.folder import Folder
 from rolecall.node.fork_client import kill_group
+from rolecall.node.inspecting import Inspected
 from rolecall.node.logs import ProgressReader, Stream
 from rolecall.node.reconcile import Actual, Key
 from rolecall.node.vitals import Vitals, classify_exit, process_state
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.state import StopMode, WorkerState
+from rolecall.spec.timeline import WINDOW_BYTES
 from rolecall.spec.workdir import PROGRESS_BYTES, Workdir
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +50,9 @@ class WorkerProcess:
         self.log = Stream(self.key, "log", self._folder, self.workdir.log.name, keep_bytes=log_bytes, clock=clock)
         name = self.workdir.progress.name
         self.progress = Stream(self.key, "progress", self._folder, name, max_bytes=PROGRESS_BYTES, clock=clock)
+        file = self.workdir.timeline.name
+        self.timeline = Stream(self.key, "timeline", self._folder, file, max_bytes=WINDOW_BYTES, clock=clock)
+        self.inspected = Inspected(self._folder, self.workdir, clock)
         self.newest: dict[str, float] = {}
         """The newest step, loss and samples per second."""
         self._changed = changed
@@ -74,6 +79,7 @@ class WorkerProcess:
             joined=self.report.joined_at is not None,
             asked_s=None if self._asked_at is None else self._clock() - self._asked_at,
             has_port=self._has_port,
+            inspection=self.inspected.newest,
         )
 
     def make_folder(self) -> None:

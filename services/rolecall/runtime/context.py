@@ -1,6 +1,7 @@
 """The argument of a role's `run(context)`."""
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
@@ -9,9 +10,11 @@ import torch
 from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.reporter import Reporter
+from rolecall.runtime.timeline import Timeline
 from rolecall.spec.plan import WorkerLaunch, WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
+from rolecall.spec.timeline import Category
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import P
 
@@ -31,6 +34,8 @@ class WorkerContext(Generic[P]):
     """`context.report(step, loss=…)`; also `.event(text)` and `.result(metrics)`."""
     checkpoints: Checkpoints
     artifacts: Artifacts
+    timeline: Timeline = field(default_factory=Timeline)
+    """`with context.timeline.span("forward", micro_batch=3): …`: the phases of recent steps."""
 
     @property
     def rank(self) -> int:
@@ -76,6 +81,15 @@ def current() -> WorkerContext[Any]:
     if _current is None:
         raise RuntimeError("this process is not a worker")
     return _current
+
+
+def span(
+    name: str, category: Category = "compute", *, stage: int | None = None, micro_batch: int | None = None
+) -> AbstractContextManager[None]:
+    """A span of this worker's timeline (see `Timeline.span`), for code without the context. Elsewhere, nothing."""
+    if _current is None:
+        return nullcontext()
+    return _current.timeline.span(name, category, stage=stage, micro_batch=micro_batch)
 
 
 def worker_name(role: Role, role_rank: int) -> str:

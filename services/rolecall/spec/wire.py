@@ -6,6 +6,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from rolecall.spec.bounds import MAX_BIGINT
 from rolecall.spec.finding import Finding
+from rolecall.spec.inspection import Inspection
 from rolecall.spec.model import Value
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import WorkerReport
@@ -45,6 +46,8 @@ class DesiredWorker(Value):
 
     launch: WorkerLaunch
     stop: StopMode | None = None
+    inspection: Inspection | None = None
+    """A request to the running worker, until its answer arrives."""
 
 
 class UnreadWorker(Value):
@@ -97,6 +100,8 @@ class ClusterInfo(Value):
 
     time_s: float
     """The master's wall clock when it answered: seconds since 1970."""
+    monotonic_s: float | None = None
+    """The monotonic clock of the master's machine at the same moment; None from masters that don't send it."""
     version: str
     """The master's version."""
     boot_id: str = ""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 PROGRESS_BYTES = 16 << 20
 """The maximum size of a progress file that the node sends to the master."""
+ANSWER_HEADER = 48
+"""Bytes for two decimal numbers, padded with spaces. They are written last, so that the answer is then complete."""
 
 
 class Workdir(NamedTuple):
@@ -39,6 +41,21 @@ class Workdir(NamedTuple):
     def beat(self) -> Path:
         """The heartbeat: a thread of the worker touches this file every half second."""
         return self.path / "beat"
+
+    @property
+    def inspection(self) -> Path:
+        """The newest `Inspection` of the worker, written by the node."""
+        return self.path / "inspection.json"
+
+    @property
+    def answer(self) -> Path:
+        """The worker's answer to it: a header of `ANSWER_HEADER` bytes with id and size, then an `Answer`."""
+        return self.path / "answer"
+
+    @property
+    def timeline(self) -> Path:
+        """The `Window` that the worker leaves when its role ends; empty until then."""
+        return self.path / "timeline.json"
 
     @property
     def stop(self) -> Path:

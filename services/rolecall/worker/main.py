@@ -23,15 +23,19 @@ from rolecall.runtime.artifacts import Artifacts
 from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
-from rolecall.runtime.context import WorkerContext, enter, own_device
+from rolecall.runtime.context import WorkerContext, enter, own_device, worker_name
+from rolecall.runtime.profiler import Profiler
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
+from rolecall.runtime.timeline import Timeline
 from rolecall.settings import read_log_format, read_worker
 from rolecall.spec.errors import DamagedCheckpoint, InputError, PeerLost, RolecallError, Stopped, WorkloadError
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.report import Failure
+from rolecall.spec.timeline import WINDOW_BYTES
 from rolecall.spec.workdir import Workdir
 from rolecall.spec.workload import Params, Workload
+from rolecall.worker.inspection import Inspector
 from rolecall.worker.outputs import Outputs, start_beating
 from rolecall.worker.sandbox import Sandbox, confine
 from rolecall.workloads import catalogue
@@ -69,7 +73,12 @@ def play(request: ForkRequest) -> int:
         # First, while the process has one thread and no code of a job has run.
         sandbox = confine(request, read_worker())
         start_beating(outputs.beat)
-        _play(request, workdir, outputs.report)
+        inspector = Inspector(workdir, outputs.answer, Timeline())
+        inspector.start()
+        try:
+            _play(request, workdir, outputs.report, inspector)
+        finally:
+            outputs.leave(inspector.timeline.window(WINDOW_BYTES))
     except Stopped as reason:
         _LOG.info("stopped: %s", reason, extra=about("worker_stopped"))
         return STOPPED
@@ -80,7 +89,7 @@ def play(request: ForkRequest) -> int:
     return DONE
 
 
-def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
+def _play(request: ForkRequest, workdir: Workdir, report: Reporter, inspector: Inspector) -> None:
     launch = request.launch
     # Before the second thread starts: torch rebuilds its pool on first use after a fork, which is not thread-safe.
     torch.set_num_threads(launch.worker.threads)
@@ -88,10 +97,12 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter) -> None:
     params = _legal_params(workload, launch.params)
     if workload.check_node is not None:
         workload.check_node(params, launch.worker.role)
-    context = _context(request, workdir, params, report)
+    context = _context(request, workdir, params, report, inspector.timeline)
     enter(context)
     role = importlib.import_module(workload.module_of(launch.worker.role))
-    with closing(context.report), join_before_role(launch, workload, workdir, context.report):
+    joined = join_before_role(launch, workload, workdir, context.report)
+    with closing(context.report), joined, closing(_profiler(context)) as profiler:
+        inspector.start_profile = profiler.start
         role.run(context)
 
 
@@ -117,7 +128,21 @@ def _in_one_line(problem: ErrorDetails) -> str:
     return f"{path}: {' '.join(problem['msg'].removeprefix('Value error, ').split())}"
 
 
-def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Reporter) -> WorkerContext[Any]:
+def _profiler(context: WorkerContext[Any]) -> Profiler:
+    name = worker_name(context.role, context.role_rank)
+    return Profiler(
+        name,
+        context.device,
+        context.timeline,
+        context.artifacts,
+        scratch=context.workdir.scratch,
+        on_event=context.report.event,
+    )
+
+
+def _context(
+    request: ForkRequest, workdir: Workdir, params: Params, report: Reporter, timeline: Timeline
+) -> WorkerContext[Any]:
     launch = request.launch
     client = AttemptClient(request.master_url, request.token, launch.job, launch.attempt, request.trust)
     blobs = SharedBlobs(launch.blob_url, launch.job, launch.attempt) if launch.blob_url else MasterBlobs(client)
@@ -132,6 +157,7 @@ def _context(request: ForkRequest, workdir: Workdir, params: Params, report: Rep
             blobs, client, launch.attempt, launch.resume_from, workdir.scratch, on_skip=report.event
         ),
         artifacts=Artifacts(blobs, client, launch.attempt, on_wait=report.event),
+        timeline=timeline,
     )
 
 

@@ -6,11 +6,13 @@ They are opened before the worker restricts itself, because the sandbox does not
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.report import Failure
+from rolecall.spec.timeline import Window
 from rolecall.spec.workdir import Workdir
 from rolecall.untrusted_files import open_regular
 
@@ -26,18 +28,32 @@ class Outputs:
     """The file whose time stamp is the worker's heartbeat."""
     failure: int
     """Empty until the worker fails."""
+    answer: int
+    """The answer to the newest inspection."""
+    timeline: int
+    """Empty until the role ends."""
 
     @classmethod
     def open(cls, workdir: Workdir) -> Self:
         """Call it before the worker restricts itself. Raises `OSError`, for example if the disk is full."""
         failure = open_regular(workdir.failure, os.O_WRONLY | os.O_CREAT)
         beat = open_regular(workdir.beat, os.O_WRONLY | os.O_CREAT)
-        return cls(Reporter(workdir.progress), beat, failure)
+        answer = open_regular(workdir.answer, os.O_WRONLY | os.O_CREAT)
+        timeline = open_regular(workdir.timeline, os.O_WRONLY | os.O_CREAT)
+        return cls(Reporter(workdir.progress), beat, failure, answer, timeline)
 
     def fail(self, failure: Failure) -> None:
         """Write the failure, which the node reads after the end of the process."""
         with os.fdopen(self.failure, "w") as file:
             file.write(failure.model_dump_json())
+
+    def leave(self, window: Window) -> None:
+        """Write the last window of the timeline, which the node sends after the end of the process.
+
+        Without space on the disk, the worker ends without it.
+        """
+        with suppress(OSError), os.fdopen(self.timeline, "w") as file:
+            file.write(window.model_dump_json())
 
 
 def start_beating(beat: int) -> None:

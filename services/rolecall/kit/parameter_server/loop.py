@@ -52,10 +52,14 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         (trainers / samples of the global batch), so that the mean gradient is the global batch's for unequal shares,
         too.
         """
+        timeline = self.context.timeline
         with dist_autograd.context() as context_id:
-            losses = self.losses(batch)
-            dist_autograd.backward(context_id, [losses.sum() * (self.world / self.samples(batch))])
-            self._protocol.apply(context_id, self.position.step, self.rate_factor)
+            with timeline.span("forward"):
+                losses = self.losses(batch)
+            with timeline.span("backward"):
+                dist_autograd.backward(context_id, [losses.sum() * (self.world / self.samples(batch))])
+            with timeline.span("apply", "communication"):
+                self._protocol.apply(context_id, self.position.step, self.rate_factor)
         return losses.detach().mean() if len(losses) else losses.detach().sum()
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.futures import Future
 
 from rolecall.kit.parameter_server.initialization import BLOCK_ROWS, ShardSpec
 from rolecall.kit.parameter_server.shard import Shard, ShardedModule
-from rolecall.runtime.context import WorkerContext, worker_name
+from rolecall.runtime.context import WorkerContext, span, worker_name
 from rolecall.runtime.remote import Mailbox, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
@@ -168,7 +168,8 @@ def look_up(ids: Tensor, inverse: Tensor, count: int, request: Callable[[int, Te
     sizes = torch.bincount(owners, minlength=count).tolist()
     local_rows = (ids[by_owner] // count).split(sizes)
     replies = [request(shard, rows) for shard, rows in enumerate(local_rows)]
-    vectors = torch.cat([reply.wait() for reply in replies])
+    with span("look-up", "communication"):
+        vectors = torch.cat([reply.wait() for reply in replies])
     position = torch.empty_like(by_owner)
     position[by_owner] = torch.arange(len(by_owner))
     return F.embedding(position[inverse].to(vectors.device), vectors)

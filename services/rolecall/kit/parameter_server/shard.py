@@ -15,7 +15,7 @@ from torch.futures import Future
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
-from rolecall.runtime.context import WorkerContext, current
+from rolecall.runtime.context import WorkerContext, current, span
 from rolecall.runtime.remote import StepBarrier
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -86,7 +86,7 @@ class Shard:
         if self._device.type == "cuda":
             # A call with tensors on a GPU runs on a stream of its own. Weights change on the default stream.
             torch.cuda.current_stream(self._device).wait_stream(torch.cuda.default_stream(self._device))
-        with torch.set_grad_enabled(grad):
+        with span(method), torch.set_grad_enabled(grad):
             output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
             return output.to(inputs[0].device)
 
@@ -104,8 +104,9 @@ class Shard:
             if step == self._updated:
                 return
             self._updated = step
-            scale_gradients(self._module.parameters(), scale)
-            self._step(rate_factor)
+            with span("apply"):
+                scale_gradients(self._module.parameters(), scale)
+                self._step(rate_factor)
 
     def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
         """References to the weights, for torch's DistributedOptimizer."""
@@ -130,11 +131,13 @@ class Shard:
         restore_optimizer(self._optimizer, tensors)
 
     def _apply(self, contributions: list[tuple[int, float]]) -> None:
-        self._average_gradients([context_id for context_id, _ in contributions])
-        self._step(contributions[0][1])
+        with span("apply"):
+            self._average_gradients([context_id for context_id, _ in contributions])
+            self._step(contributions[0][1])
 
     def _gather(self, contexts: list[int]) -> float:
-        self._average_gradients(contexts)
+        with span("push"):
+            self._average_gradients(contexts)
         return squared_norm(self._module.parameters())
 
     def _average_gradients(self, contexts: list[int]) -> None:

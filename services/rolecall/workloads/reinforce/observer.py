@@ -45,6 +45,7 @@ class _Observer:
         self._rank = context.role_rank
         self._device = context.device
         self._policy = new_policy(self._params, creation.describe(self._params.environment)).to(self._device)
+        self._timeline = context.timeline
         self._eval_collectors: dict[int, Collector] = {}
 
     def execute(self, request: CollectRollout | RunEpisode | RunEvaluation | None) -> RolloutResult | None:
@@ -63,6 +64,10 @@ class _Observer:
         return self._make_collector(self._params.environments)
 
     def _collect_rollout(self, request: CollectRollout) -> RolloutResult:
+        with self._timeline.step(request.update):
+            return self._run_rollout(request)
+
+    def _run_rollout(self, request: CollectRollout) -> RolloutResult:
         key = (self._rank, request.update)
         if request.reset or self._params.algorithm.name == "reinforce":
             count, vectorization = self._params.environments, self._params.environment.vectorization
@@ -85,6 +90,11 @@ class _Observer:
             raise
 
     def _run_environments(self, act: ActFn) -> EnvOutputs:
+        """One rollout: the environments' steps are the part of span `rollout` outside of the spans `act`."""
+        with self._timeline.span("rollout"):
+            return self._collect(act)
+
+    def _collect(self, act: ActFn) -> EnvOutputs:
         algorithm = self._params.algorithm
         if algorithm.name == "reinforce":
             return self._collector.collect_episodes(act)
@@ -105,7 +115,8 @@ class _Observer:
 
     @torch.inference_mode()
     def _sample(self, observations: Tensor, buffer: AgentOutputBuffer) -> Tensor:
-        actions, log_probs = self._policy.sample_actions(observations.to(self._device))
+        with self._timeline.span("act"):
+            actions, log_probs = self._policy.sample_actions(observations.to(self._device))
         buffer.add(observations, actions.cpu(), log_probs.cpu())
         return self._policy.head.to_env_actions(actions)
 
@@ -117,7 +128,8 @@ class _Observer:
 
     def _request_actions(self, observations: Tensor) -> Tensor:
         try:
-            return rpc.rpc_sync(AGENT, inference.act, args=(self._rank, observations))
+            with self._timeline.span("act", "wait"):
+                return rpc.rpc_sync(AGENT, inference.act, args=(self._rank, observations))
         except RuntimeError:
             check_shutdown()  # The agent may have left with the request pending.
             raise

@@ -148,17 +148,25 @@ class Training(JobLoop[UpdatePosition, Params]):
 
     def _update(self) -> None:
         """Request rollouts from all idle observers, and train on those that are available."""
-        update = self.position.update + 1
+        with self.context.timeline.step(self.position.update + 1):
+            self._train_update(self.position.update + 1)
+
+    def _train_update(self, update: int) -> None:
+        timeline = self.context.timeline
         rate = self.params.lr_schedule.factor(self.position.env_steps, self.params.env_steps)
         if self._agent is not None:
-            episodes = self._run_episodes(self._agent, update)
-            losses = self._learner.finish_episodes(episodes, rate)
+            with timeline.span("rollout", "wait"):
+                episodes = self._run_episodes(self._agent, update)
+            with timeline.span("learn"):
+                losses = self._learner.finish_episodes(episodes, rate)
             self._finish_update(losses, sum(len(one.rewards) for one in episodes.values()), episodes)
             return
-        self._start_rollouts(update)
-        rollouts = self._observers.gather(self.params.wait_for)
+        with timeline.span("rollout", "wait"):
+            self._start_rollouts(update)
+            rollouts = self._observers.gather(self.params.wait_for)
         trajectories = {rank: self._trajectory(rank, one) for rank, one in rollouts.items()}
-        losses = self._learner.train(update, trajectories, rate)
+        with timeline.span("learn"):
+            losses = self._learner.train(update, trajectories, rate)
         env_outputs = {rank: trajectory.env_outputs for rank, trajectory in trajectories.items()}
         self._finish_update(losses, sum(int(one.valid.sum()) for one in env_outputs.values()), env_outputs)
 
@@ -238,7 +246,8 @@ class Training(JobLoop[UpdatePosition, Params]):
         chosen = self.params.evaluation
         seeds = list(range(chosen.seed, chosen.seed + chosen.episodes))
         weights = self._learner.weights()
-        scores = evaluation_scores(self._observers.evaluate(seeds, weights))
+        with self.context.timeline.span("evaluate", "wait"):
+            scores = evaluation_scores(self._observers.evaluate(seeds, weights))
         self.context.report.evaluated(self.position.update, None, scores)
         self.position = replace(self.position, evaluated=self.position.update)
         best = self.position.best

@@ -5,6 +5,7 @@ peer to peer.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal, cast
 
 import torch
@@ -19,12 +20,13 @@ from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
+from rolecall.spec.timeline import Category
 from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
 from rolecall.workloads.resnet_pipeline.dataset import Dataset, DatasetInfo
 from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
-from rolecall.workloads.resnet_pipeline.remote import Outbox, inbox
+from rolecall.workloads.resnet_pipeline.remote import Kind, Outbox, inbox
 from rolecall.workloads.resnet_pipeline.tutorial import Shard
 
 # Micro-batches of an evaluation that may be queued at a stage.
@@ -108,20 +110,29 @@ class PipelineStage:
         torch.manual_seed(
             derive_seed(derive_seed(derive_seed(self._params.seed, epoch), step), self._context.role_rank)
         )
+        # The master counts the steps of the job; the one in the epoch identifies them in this stage as well.
+        with self._context.timeline.step(step + 1):
+            return self._train_step(epoch, step, rate_factor)
+
+    def _train_step(self, epoch: int, step: int, rate_factor: float) -> float:
         if self._is_first:
-            self._images = self._load_batch(epoch, step)
+            with self._span("data", "data"):
+                self._images = self._load_batch(epoch, step)
         losses: list[torch.Tensor] = []
         for _, kind, micro_batch in one_forward_one_backward(self._stages, self._params.micro_batches)[self._index]:
             if kind == "B":
                 self._backward(micro_batch)
             elif self._is_last:
-                features, labels = inbox.take(("activation", micro_batch)), inbox.take(("labels", micro_batch))
-                losses.append(self._part.forward_loss(micro_batch, features, labels))
+                features, labels = self._take("activation", micro_batch), self._take("labels", micro_batch)
+                with self._span("F", "compute", micro_batch):
+                    losses.append(self._part.forward_loss(micro_batch, features, labels))
             else:
                 self._forward(micro_batch)
         self._flush()
-        self._average_replicas()
-        self._part.update(rate_factor)
+        with self._span("all-reduce", "communication"):
+            self._average_replicas()
+        with self._span("optimizer", "compute"):
+            self._part.update(rate_factor)
         return float(torch.stack(losses).sum()) if losses else 0.0
 
     def _load_batch(self, epoch: int, step: int) -> list[torch.Tensor]:
@@ -132,20 +143,33 @@ class PipelineStage:
         return list(images.chunk(self._params.micro_batches))
 
     def _forward(self, micro_batch: int) -> None:
-        features = self._images[micro_batch] if self._is_first else inbox.take(("activation", micro_batch))
-        outputs = self._part.forward(micro_batch, features, needs_input_gradient=not self._is_first)
-        self._outboxes[self._index + 1].send("activation", micro_batch, outputs)
+        features = self._images[micro_batch] if self._is_first else self._take("activation", micro_batch)
+        with self._span("F", "compute", micro_batch):
+            outputs = self._part.forward(micro_batch, features, needs_input_gradient=not self._is_first)
+        with self._span("send", "communication", micro_batch):
+            self._outboxes[self._index + 1].send("activation", micro_batch, outputs)
 
     def _backward(self, micro_batch: int) -> None:
-        gradient = None if self._is_last else inbox.take(("gradient", micro_batch))
-        input_gradient = self._part.backward(micro_batch, gradient)
+        gradient = None if self._is_last else self._take("gradient", micro_batch)
+        with self._span("B", "compute", micro_batch):
+            input_gradient = self._part.backward(micro_batch, gradient)
         if input_gradient is not None:
-            self._outboxes[self._index - 1].send("gradient", micro_batch, input_gradient)
+            with self._span("send", "communication", micro_batch):
+                self._outboxes[self._index - 1].send("gradient", micro_batch, input_gradient)
+
+    def _take(self, kind: Kind, micro_batch: int) -> torch.Tensor:
+        """Wait for a tensor of another stage."""
+        with self._span("wait", "wait", micro_batch):
+            return inbox.take((kind, micro_batch))
+
+    def _span(self, name: str, category: Category, micro_batch: int | None = None) -> AbstractContextManager[None]:
+        return self._context.timeline.span(name, category, stage=self._index, micro_batch=micro_batch)
 
     def _flush(self) -> None:
         """Wait until the other stages have received all tensors."""
-        for outbox in self._outboxes.values():
-            outbox.flush()
+        with self._span("send", "communication"):
+            for outbox in self._outboxes.values():
+                outbox.flush()
 
     def _make_replica_group(self) -> dist.ProcessGroup | None:
         """The group of the stages at this index in all replicas. All ranks must call `new_group` for all groups."""

@@ -111,7 +111,8 @@ class PipelineTraining(TrainingLoop[int, Params]):
         return self.params.batch_size
 
     def train_step(self, batch: int) -> float:
-        losses = call(self._stages.all, PipelineStage.train, self.position.epoch, batch, self.rate_factor)
+        with self.context.timeline.span("stages", "wait"):
+            losses = call(self._stages.all, PipelineStage.train, self.position.epoch, batch, self.rate_factor)
         return sum(losses) / self.params.replicas
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:
@@ -154,11 +155,15 @@ class TutorialTraining(PipelineTraining):
 
     def train_step(self, batch: int) -> float:
         images, labels = self._dataset.training_batch(self.position.epoch, batch)
+        timeline = self.context.timeline
         with dist_autograd.context() as context_id:
-            loss = mean_loss(self.params, self._model(images), labels)
+            with timeline.span("forward"):
+                loss = mean_loss(self.params, self._model(images), labels)
             # A second call in the same context would wait until the timeout.
-            dist_autograd.backward(context_id, [loss])
-            self._optimizer.step(context_id)
+            with timeline.span("backward"):
+                dist_autograd.backward(context_id, [loss])
+            with timeline.span("apply", "communication"):
+                self._optimizer.step(context_id)
         return float(loss.detach())
 
     def evaluate(self, split: EvalSplit) -> dict[str, float] | None:

@@ -1,9 +1,12 @@
 """Checks of `transformer-pipeline` jobs before the gang starts. Torch-free."""
 
 from rolecall.kit.builders import check_builder
+from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.divisors import nearest
+from rolecall.kit.own_schedule import OwnSchedule
 from rolecall.kit.params import check_precision
 from rolecall.kit.text.reading import check_text
+from rolecall.spec.errors import InputError
 from rolecall.spec.role import Role
 from rolecall.workloads.transformer_pipeline.params import Params
 
@@ -31,6 +34,24 @@ def check_node(params: Params, role: Role) -> None:
     if params.model is not None:
         check_builder(params.model)
     check_text(params.text)
+    if isinstance(params.schedule, OwnSchedule):
+        params.check_own_schedule(params.schedule.load())
+
+
+def check_ranks(own: CsvSchedule, ranks: int) -> None:
+    """Raises `InputError` if a job with this number of pipeline ranks can't run an own schedule."""
+    if own.ranks != ranks:
+        raise InputError(
+            f"the schedule has {own.ranks} rows, one for each pipeline rank, but the job has {ranks} pipeline ranks; "
+            f"use {own.ranks} × replicas stages"
+        )
+
+
+def _check_own(own: CsvSchedule, ranks: int) -> None:
+    try:
+        check_ranks(own, ranks)
+    except InputError as error:
+        raise ValueError(str(error)) from error
 
 
 def _pipeline_ranks(params: Params, workers: int) -> int:
@@ -52,7 +73,10 @@ def _pipeline_ranks(params: Params, workers: int) -> int:
 
 
 def _check_micro_batches(params: Params, ranks: int, stages: int) -> None:
-    rules = params.rules
+    if (rules := params.rules) is None:
+        if (own := params.own_schedule) is not None:
+            _check_own(own, ranks)
+        return
     if rules.micro_batches.is_valid(params.micro_batches, ranks, stages):
         return
     valid = rules.valid_micro_batches(params.replica_batch, ranks, stages)

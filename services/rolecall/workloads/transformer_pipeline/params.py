@@ -1,11 +1,14 @@
 """Parameters of `transformer-pipeline` jobs. Torch-free; docstrings are the API's descriptions."""
 
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from rolecall.kit.builders import Builder
+from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.divisors import divisors, nearest
+from rolecall.kit.own_schedule import OwnSchedule
 from rolecall.kit.params import (
     Adam,
     AdamW,
@@ -94,8 +97,9 @@ class Params(TrainingParams):
     batch_size: BatchSize = 32
     """Sequences per step over all replicas. An incomplete last batch of an epoch is dropped, because stages need fixed
     shapes."""
-    schedule: ScheduleName = "1F1B"
-    """Pipeline schedule: the order in which micro-batches pass through the stages."""
+    schedule: ScheduleName | OwnSchedule = "1F1B"
+    """Pipeline schedule: the order in which micro-batches pass through the stages: the name of one of torch's, or an
+    own one, such as `{"csv": "/data/own.csv"}`. `rolecall schedule` draws both."""
     split: Split = "manual"
     """Split method. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""
@@ -135,12 +139,21 @@ class Params(TrainingParams):
     """The text that the trained model generates."""
 
     @property
-    def rules(self) -> Schedule:
-        return SCHEDULES[self.schedule]
+    def rules(self) -> Schedule | None:
+        """The limits of the schedule; None for an own one, which has no others than its tasks."""
+        return None if isinstance(self.schedule, OwnSchedule) else SCHEDULES[self.schedule]
 
     @property
     def stages_per_rank(self) -> int:
-        return self.virtual_stages or self.rules.default_virtual_stages
+        if self.rules is not None:
+            return self.virtual_stages or self.rules.default_virtual_stages
+        return self.virtual_stages or (self.own_schedule.virtual_stages if self.own_schedule else 1)
+
+    @cached_property
+    def own_schedule(self) -> CsvSchedule | None:
+        """The own schedule of a job that brings its rows; a file can be read only on a node."""
+        is_known = isinstance(self.schedule, OwnSchedule) and self.schedule.rows is not None
+        return self.schedule.load() if is_known else None  # type: ignore[union-attr]
 
     @property
     def whole_model(self) -> Model | None:
@@ -207,7 +220,8 @@ class Params(TrainingParams):
 
     @model_validator(mode="after")
     def _valid_schedule(self) -> Self:
-        rules = self.rules
+        if (rules := self.rules) is None:
+            return self._valid_own_schedule()
         minimum, maximum = rules.virtual_stages
         if not minimum <= self.stages_per_rank <= maximum:
             raise ValueError(
@@ -215,9 +229,35 @@ class Params(TrainingParams):
             )
         return self
 
+    def _valid_own_schedule(self) -> Self:
+        if self.own_schedule is not None:
+            try:
+                self.check_own_schedule(self.own_schedule)
+            except InputError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    def check_own_schedule(self, own: CsvSchedule) -> None:
+        """Raises `InputError` if the other parameters don't fit an own schedule."""
+        if self.stages_per_rank != own.virtual_stages:
+            raise InputError(
+                f"the schedule has {own.virtual_stages} virtual stages on each rank; set virtual_stages to that "
+                f"(it is {self.stages_per_rank})"
+            )
+        if self.micro_batches != own.micro_batches:
+            raise InputError(
+                f"the schedule has {own.micro_batches} micro-batches; set micro_batches to that "
+                f"(it is {self.micro_batches})"
+            )
+        if self.activation_checkpointing and own.splits_backward:
+            raise InputError(
+                "the schedule splits backward passes, so activation_checkpointing would recompute each layer many "
+                "times; use full backward passes (B), or activation_checkpointing: false"
+            )
+
     @model_validator(mode="after")
     def _valid_checkpointing(self) -> Self:
-        if self.activation_checkpointing and not self.rules.checkpointing:
+        if self.rules is not None and self.activation_checkpointing and not self.rules.checkpointing:
             supported = [name for name, schedule in SCHEDULES.items() if schedule.checkpointing]
             raise ValueError(
                 f"schedule {self.schedule} splits the backward pass, so activation_checkpointing would recompute each "

@@ -7,17 +7,26 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    _Action,
+    _PipelineScheduleRuntime,
+    get_schedule_class,
+)
 
 from rolecall.kit.builders import shorten_error
+from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.grid import Grid
 from rolecall.kit.meter import GpuClock, HostClock, Meter
+from rolecall.kit.own_schedule import OwnSchedule
 from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
-from rolecall.kit.schedules import rank_of, stages_of
+from rolecall.kit.schedules import Placement, rank_of, stages_of
 from rolecall.kit.text.batches import IGNORED
+from rolecall.kit.worker import Timeline
 from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.build import manual_stages, traced_stages
+from rolecall.workloads.transformer_pipeline.check import check_ranks
 from rolecall.workloads.transformer_pipeline.custom_model import SplitCustomModel
 from rolecall.workloads.transformer_pipeline.params import Params
 from rolecall.workloads.transformer_pipeline.split import SplitDecoder, SplitModel
@@ -35,15 +44,23 @@ def sum_loss(logits: Tensor, targets: Tensor) -> Tensor:
 class Pipeline:
     """One rank's part of a replica's pipeline."""
 
-    def __init__(self, params: Params, vocabulary: int, grid: Grid) -> None:
+    def __init__(self, params: Params, vocabulary: int, grid: Grid, timeline: Timeline | None = None) -> None:
         """Raises `InputError` if a custom model or the cuts can't be used."""
         self.grid = grid
-        self.meter = Meter(GpuClock() if grid.device.type == "cuda" else HostClock())
+        self.meter = Meter(GpuClock() if grid.device.type == "cuda" else HostClock(), timeline)
         self.dtype = weight_dtype(params.precision)
         self._params = params
+        self._own: CsvSchedule | None = None
+        if isinstance(params.schedule, OwnSchedule):
+            self._own = params.schedule.load()
+            params.check_own_schedule(self._own)
+            check_ranks(self._own, grid.ranks)
+        limits = self._own or params.rules
+        assert limits is not None
+        self._placement: Placement = limits.placement
         self.stages = grid.ranks * params.stages_per_rank
         """The virtual stages of all ranks."""
-        self.stage_indices = stages_of(grid.rank, grid.ranks, params.stages_per_rank, params.rules.placement)
+        self.stage_indices = stages_of(grid.rank, grid.ranks, params.stages_per_rank, self._placement)
         model = self._split_model(vocabulary)
         self.shape = model.shape
         stages = self._traced(model) if params.split == "tracer" else self._manual(model)
@@ -60,6 +77,8 @@ class Pipeline:
     def order(self) -> list[list[Task]]:
         """The schedule: the tasks of each rank, in order."""
         ranks, micro_batches = self.grid.ranks, self._params.micro_batches
+        if self._own is not None:
+            return [list(tasks) for tasks in self._own.order]
         match self._params.schedule:
             case "GPipe":
                 return fill_and_drain(ranks, micro_batches)
@@ -126,7 +145,7 @@ class Pipeline:
         return pending_send
 
     def rank_of(self, stage: int) -> int:
-        return rank_of(stage, self.grid.ranks, self._params.rules.placement)
+        return rank_of(stage, self.grid.ranks, self._placement)
 
     def _set_training(self, mode: bool) -> None:
         for part in self.model_parts.values():
@@ -175,14 +194,25 @@ class Pipeline:
     def _make_schedule(self, stages: list[Any]) -> Any:
         """Torch's schedule with its gradient scaling disabled: the loss is already scaled for the global batch."""
         for stage in stages:
-            if self._params.rules.placement == "v":
+            if self._placement == "v":
                 _skip_p2p_with_self(stage, self.grid.rank)
             self.meter.watch(stage)
         tokens = self._params.batch_size * self._params.context
-        loss = self.meter.timed(lambda logits, targets: sum_loss(logits, targets) / tokens)
-        kind = get_schedule_class(self._params.schedule)
+        loss = self.meter.timed(lambda logits, targets: sum_loss(logits, targets) / tokens, "loss")
+        if self._own is not None:
+            return self._own_runtime(self._own, stages, loss)
+        kind = get_schedule_class(str(self._params.schedule))
         given = stages if issubclass(kind, PipelineScheduleMulti) else stages[0]
         return kind(given, self._params.micro_batches, loss_fn=loss, scale_grads=False)
+
+    def _own_runtime(self, own: CsvSchedule, stages: list[Any], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+        """Torch's runtime for schedules, with the job's own one."""
+        runtime = _PipelineScheduleRuntime(stages, own.micro_batches, loss_fn=loss, scale_grads=False)
+        runtime.pipeline_order = {
+            rank: [_Action.from_str(cell) for cell in cells] for rank, cells in enumerate(own.cells)
+        }
+        runtime._prepare_schedule_with_comms(runtime.pipeline_order)
+        return runtime
 
 
 def _skip_p2p_with_self(stage: Any, rank: int) -> None:

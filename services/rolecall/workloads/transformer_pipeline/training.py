@@ -57,7 +57,7 @@ class Training(TrainingLoop[Batch, Params]):
         sequences = Sequences(corpus.tokens("train"), params.context)
         self._batches = SequenceBatches(sequences, params.batch_size, params.seed)
         self._grid = make_grid(params.replicas, context.device)
-        self._pipeline = Pipeline(params, corpus.vocabulary_size, self._grid)
+        self._pipeline = Pipeline(params, corpus.vocabulary_size, self._grid, context.timeline)
         torch.manual_seed(params.seed + 1 + context.role_rank)  # different dropout masks on each worker
         self._optimizer = make_optimizer(params, self._parameters())
 
@@ -82,9 +82,11 @@ class Training(TrainingLoop[Batch, Params]):
         scale_rates(self._optimizer, self.rate_factor)
         self._optimizer.zero_grad()
         losses = self._pipeline.step(batch.inputs, batch.targets)
-        self._grid.all_reduce_gradients(self._parameters())
-        loss = self._clip_and_reduce(losses)
-        self._optimizer.step()
+        with self.context.timeline.span("all-reduce", "communication"):
+            self._grid.all_reduce_gradients(self._parameters())
+            loss = self._clip_and_reduce(losses)
+        with self.context.timeline.span("optimizer"):
+            self._optimizer.step()
         return loss
 
     def step_metrics(self) -> dict[str, Tensor]:

@@ -1,0 +1,100 @@
+"""`rolecall timeline`, `stacks` and `profile`: what the workers of a job do at the moment."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rolecall.cli.client import Client
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent
+from rolecall.spec.role import Role
+
+_POLL_S = 0.5
+_SUFFIXES = {"trace": "trace.json", "svg": "svg", "json": "json"}
+Form = Annotated[
+    Literal["trace", "svg", "json"],
+    typer.Option("--format", help="trace: for Perfetto (https://ui.perfetto.dev); svg: a picture; json."),
+]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, max=64, help="The newest steps only.")]
+
+
+def timeline(  # noqa: PLR0917 - the command line is the signature
+    job: JobId,
+    form: Form = "trace",
+    output: Output = None,
+    steps: Steps = None,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Save what each worker did in its recent steps. Also for ended jobs, unless their workers were killed."""
+    path = output or Path(f"{Path(job).name}.{_SUFFIXES[form]}")
+    with connect(url, token) as client:
+        client.save_timeline(job, {"format": form} | ({} if steps is None else {"steps": steps}), path)
+    out.print(str(path))
+
+
+def stacks(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show the calls that all running workers of a job execute, for example to find out why it hangs."""
+    with connect(url, token) as client:
+        found = client.stacks(job)
+        if json:
+            print_json(client.raw)
+            return
+    for worker in found.workers:
+        for thread in worker.threads:
+            out.print(f"{worker.role}-{worker.role_rank} on {worker.node}, {thread.thread}", style="bold", markup=False)
+            for frame in thread.frames:
+                out.print(f"  {frame}", markup=False)
+    _print_silent(found.silent)
+
+
+def profile(  # noqa: PLR0917 - the command line is the signature
+    job: JobId,
+    role: Annotated[Role | None, typer.Option("--role", help="Only this role; by default one worker of each.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="The rank in its role; 0 by default.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=MAX_PROFILED_STEPS, help="Steps to record.")] = 20,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait for the profile.")] = 300,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Record the next steps of a running worker with torch.profiler, and download the trace for Perfetto."""
+    with connect(url, token) as client:
+        before = {one.name: one.sha256 for one in client.artifacts(job)}
+        started = client.profile(job, {"role": role, "role_rank": rank, "steps": steps})
+        if json:
+            print_json(client.raw)
+        _print_silent(started.silent)
+        if not started.workers:
+            raise CommandError(Exit.REFUSED, f"no worker of {job} records a profile")
+        deadline = time.monotonic() + timeout_s
+        for worker in started.workers:
+            _await_artifact(client, job, worker.artifact, before.get(worker.artifact), deadline)
+            path = Path(f"{Path(job).name}-{Path(worker.artifact).name}")
+            client.download(job, worker.artifact, path)
+            if not json:
+                out.print(str(path))
+
+
+def _await_artifact(client: Client, job: str, name: str, before: str | None, deadline: float) -> None:
+    """Wait until the job has a new artifact of this name."""
+    while True:
+        digest = next((one.sha256 for one in client.artifacts(job) if one.name == name), None)
+        if digest not in (None, before):
+            return
+        if client.job(job).state.ended or time.monotonic() > deadline:
+            hint = f"see `rolecall show {job}` for its events"
+            raise CommandError(Exit.FAILED, f"the profile {name} did not arrive; {hint}")
+        time.sleep(_POLL_S)
+
+
+def _print_silent(silent: tuple[Silent, ...]) -> None:
+    if silent:
+        rows = [(f"{one.role}-{one.role_rank}", one.node, one.reason) for one in silent]
+        err.print("No answer from:", style="yellow")
+        print_table(("WORKER", "NODE", "REASON"), rows)

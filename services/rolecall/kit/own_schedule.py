@@ -1,0 +1,50 @@
+"""The parameter of a job with its own pipeline schedule. Torch-free; docstrings are the API's descriptions."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rolecall.kit import files
+from rolecall.kit.csv_schedules import MAX_BYTES, MAX_RANKS, CsvSchedule, parse_schedule
+from rolecall.kit.params import DataPath
+from rolecall.spec import workload
+from rolecall.spec.errors import InputError
+
+
+class OwnSchedule(workload.Params):
+    """A custom schedule in torch's CSV format: a row for each pipeline rank, with tasks such as `0F3`."""
+
+    csv: DataPath | None = None
+    """A CSV file below a data root. The job's `virtual_stages` must say how many virtual stages its ranks have."""
+    rows: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_BYTES)], ...] | None, Field(min_length=1, max_length=MAX_RANKS)
+    ] = None
+    """The rows of the file, instead of `csv`."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.csv is None) == (self.rows is None):
+            raise ValueError("schedule needs either csv, a file, or rows, its lines")
+        if self.rows is not None:
+            try:
+                self.load()
+            except InputError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+    def load(self) -> CsvSchedule:
+        """The schedule. Raises `InputError` if the file can't be read, or is not valid."""
+        if self.rows is not None:
+            return parse_schedule(self.rows)
+        assert self.csv is not None
+        found = files.find([self.csv])
+        if len(found) != 1:
+            raise InputError(f"schedule.csv must be one file; {self.csv} names {len(found)}")
+        with found[0].open() as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{self.csv} has more than {MAX_BYTES} bytes")
+        try:
+            return parse_schedule(content.decode().splitlines())
+        except (UnicodeDecodeError, InputError) as error:
+            raise InputError(f"{self.csv}: {error}") from error

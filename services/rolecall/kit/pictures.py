@@ -1,0 +1,187 @@
+"""Pictures of pipelines and of gangs over time: planned schedules and measured timelines. Pure: values in, text out.
+
+The colors follow the reader's light or dark mode.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rolecall.kit.pipelining import TimedTask
+from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
+from rolecall.spec.timeline import Span
+
+_LEFT, _TOP, _WIDTH, _ROW, _GAP, _BOTTOM = 150, 58, 1100, 26, 6, 40
+_CHAR = 6.2
+"""The average width of a character in 11 pixels."""
+_LEAST_WIDTH = 0.15
+"""Narrower bars are left out, because nobody sees them."""
+_MAX_BARS, _MAX_ROWS = 40_000, 256
+_TICKS = 8
+_KINDS = {
+    "F": ("forward", "#0969da", "#58a6ff"),
+    "B": ("backward", "#1a7f37", "#3fb950"),
+    "I": ("backward for inputs", "#1b7c83", "#39c5cf"),
+    "W": ("backward for weights", "#8250df", "#bc8cff"),
+    "compute": ("compute", "#0969da", "#58a6ff"),
+    "communication": ("communication", "#bc4c00", "#f0883e"),
+    "wait": ("wait", "#afb8c1", "#484f58"),
+    "data": ("data", "#7d5c00", "#d4a72c"),
+    "checkpoint": ("checkpoint", "#bf3989", "#f778ba"),
+}
+"""What each kind of bar means, and its colors in light and dark mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A period in a row; `kind` is a key of `_KINDS`. `depth` bars lie around it."""
+
+    row: int
+    begin: float
+    end: float
+    label: str
+    kind: str
+    hint: str
+    depth: int = 0
+
+
+def schedule_svg(planned: Sequence[Sequence[TimedTask]], title: str, note: str) -> str:
+    """A planned schedule, one row for each rank. The unit is the time of a forward pass."""
+    bars = [
+        Bar(rank, one.begin, one.end, _label(one), one.task.kind, f"{one.task} at {one.begin} to {one.end}")
+        for rank, tasks in enumerate(planned)
+        for one in tasks
+    ]
+    return _draw(title, note, [f"rank {rank}" for rank in range(len(planned))], bars, "forward passes")
+
+
+def timeline_svg(document: TimelineDocument) -> str:
+    """A measured timeline, one row for each thread of each worker that recorded something."""
+    rows, bars = list[str](), list[Bar]()
+    for worker in document.workers:
+        for thread in sorted({span.thread for span in worker.spans}, key=lambda name: (name != "main", name)):
+            if len(rows) < _MAX_ROWS:
+                bars += _thread_bars(worker, thread, len(rows))
+                rows.append(f"{worker.role}-{worker.role_rank}" + (f" {thread}" if thread != "main" else ""))
+    note = f"attempt {document.attempt}, from {document.at:%Y-%m-%d %H:%M:%S} UTC"
+    if document.silent:
+        note += f"; without {len(document.silent)} workers that did not answer"
+    return _draw(document.job, note, rows, bars, "seconds")
+
+
+def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[str]:
+    """A planned schedule as text, one line for each rank, each cut at `width` characters.
+
+    A cell is the time of a forward pass: `F3` is the forward pass of micro-batch 3, `.` is idle time. With virtual
+    stages, the stage precedes it.
+    """
+    several = any(one.task.stage != tasks[0].task.stage for tasks in planned for one in tasks)
+    names = [[str(one.task) if several else _label(one) for one in tasks] for tasks in planned]
+    cell = 1 + max((len(name) for row in names for name in row), default=1)
+    lines: list[str] = []
+    for rank, (tasks, own) in enumerate(zip(planned, names, strict=True)):
+        cells: list[str] = []
+        for one, name in zip(tasks, own, strict=True):
+            cells += ["."] * (one.begin - len(cells)) + [name] * (one.end - one.begin)
+        line = f"rank {rank:<3} " + "".join(name.ljust(cell) for name in cells).rstrip()
+        lines.append(line if len(line) <= width else line[: width - 1] + "…")
+    return lines
+
+
+def _label(one: TimedTask) -> str:
+    return f"{one.task.kind}{one.task.micro_batch}"
+
+
+def _thread_bars(worker: WorkerTimeline, thread: str, row: int) -> Iterator[Bar]:
+    """The spans of a thread. A span within others is drawn inside them."""
+    around: list[Span] = []
+    for span in sorted(
+        (one for one in worker.spans if one.thread == thread), key=lambda one: (one.begin_s, -one.seconds)
+    ):
+        while around and around[-1].begin_s + around[-1].seconds <= span.begin_s:
+            around.pop()
+        label = span.name if span.micro_batch is None else f"{span.name}{span.micro_batch}"
+        where = "" if span.step is None else f", step {span.step}"
+        hint = f"{label}{where}: {span.seconds * 1e3:.3f} ms"
+        kind = span.name if span.name in _KINDS else span.category
+        yield Bar(row, span.begin_s, span.begin_s + span.seconds, label, kind, hint, len(around))
+        around.append(span)
+
+
+def _draw(title: str, note: str, rows: Sequence[str], bars: Sequence[Bar], unit: str) -> str:
+    begin = min((bar.begin for bar in bars), default=0.0)
+    length = max((bar.end for bar in bars), default=0.0) - begin or 1.0
+    bottom = _TOP + len(rows) * (_ROW + _GAP)
+    height, width = bottom + _BOTTOM, _LEFT + _WIDTH + 30
+    used = [kind for kind in _KINDS if any(bar.kind == kind for bar in bars)]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" font-family="system-ui,sans-serif" font-size="11"><title>{escape(title)}</title>',
+        f"<style>{_style(used)}</style>",
+        f'<rect class="ground" width="{width}" height="{height}"/>',
+        f'<text x="16" y="22" font-size="15">{escape(title)}</text>',
+        f'<text class="faint" x="16" y="40">{escape(note)}</text>',
+        *_legend(used, width),
+        *_axis(begin, length, bottom, unit),
+        *(
+            f'<text x="{_LEFT - 8}" y="{_y(row) + _ROW * 0.65:.0f}" text-anchor="end">{escape(name)}</text>'
+            for row, name in enumerate(rows)
+        ),
+        *_rectangles(bars, begin, _WIDTH / length),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _rectangles(bars: Iterable[Bar], begin: float, scale: float) -> Iterator[str]:
+    drawn = 0
+    for bar in bars:
+        x, width = _LEFT + (bar.begin - begin) * scale, (bar.end - bar.begin) * scale
+        if width < _LEAST_WIDTH or drawn >= _MAX_BARS:
+            continue
+        drawn += 1
+        inset = min(4 * bar.depth, _ROW // 3)
+        y, height = _y(bar.row) + inset, _ROW - 2 * inset
+        text = ""
+        if len(bar.label) * _CHAR < width - 2:
+            text = (
+                f'<text class="label" x="{x + width / 2:.2f}" y="{y + height / 2 + 4:.1f}">{escape(bar.label)}</text>'
+            )
+        yield (
+            f'<g><title>{escape(bar.hint)}</title><rect class="{bar.kind}" x="{x:.2f}" y="{y}" width="{width:.2f}" '
+            f'height="{height}" rx="2"/>{text}</g>'
+        )
+
+
+def _style(used: Sequence[str]) -> str:
+    def colors(dark: bool) -> str:
+        ground, text, faint = ("#0d1117", "#e6edf3", "#8b949e") if dark else ("#ffffff", "#1f2328", "#59636e")
+        kinds = "".join(f".{kind}{{fill:{_KINDS[kind][2 if dark else 1]}}}" for kind in used)
+        label = "#0d1117" if dark else "#ffffff"
+        return (
+            f".ground{{fill:{ground}}}text{{fill:{text}}}.faint{{fill:{faint}}}.grid{{stroke:{faint};stroke-opacity:.3}}"
+            f".label{{fill:{label};text-anchor:middle}}{kinds}"
+        )
+
+    return f"{colors(False)}@media(prefers-color-scheme:dark){{{colors(True)}}}"
+
+
+def _legend(used: Sequence[str], width: int) -> Iterator[str]:
+    x = float(width - 20)
+    for kind in reversed(used):
+        meaning = _KINDS[kind][0]
+        x -= len(meaning) * _CHAR + 26
+        yield f'<rect class="{kind}" x="{x:.0f}" y="13" width="12" height="12" rx="2"/>'
+        yield f'<text x="{x + 16:.0f}" y="23">{meaning}</text>'
+
+
+def _axis(begin: float, length: float, bottom: int, unit: str) -> Iterator[str]:
+    for tick in range(_TICKS + 1):
+        x, value = _LEFT + _WIDTH * tick / _TICKS, begin + length * tick / _TICKS
+        yield f'<path class="grid" d="M{x:.1f} {_TOP - 4}V{bottom}"/>'
+        yield f'<text class="faint" x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{value:.6g}</text>'
+    yield f'<text class="faint" x="{_LEFT}" y="{bottom + 30}">{unit}</text>'
+
+
+def _y(row: int) -> int:
+    return _TOP + row * (_ROW + _GAP)

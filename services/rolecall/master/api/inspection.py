@@ -1,0 +1,223 @@
+"""The routes that look into the workers of a job: timeline, stacks, profile; and the route for the workers' answers."""
+
+import asyncio
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from rolecall.kit.pictures import timeline_svg
+from rolecall.master.api.auth import USERS, Running, controls_job, needs, sees_job
+from rolecall.master.inspections import Reply, parse_answer
+from rolecall.master.program import Master
+from rolecall.master.store import jobs, workers
+from rolecall.master.store import nodes as node_store
+from rolecall.master.store.records import WorkerRecord
+from rolecall.master.streams import StreamKey
+from rolecall.master.timelines import Recorded, silent, timeline, trace
+from rolecall.spec.access import Scope
+from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
+from rolecall.spec.errors import Conflict, NotFound
+from rolecall.spec.inspection import (
+    ANSWER_BYTES,
+    Answer,
+    ClockReading,
+    Profiled,
+    ProfileDocument,
+    ProfileRequest,
+    Silent,
+    StacksDocument,
+    TimelineDocument,
+    WorkerStacks,
+)
+from rolecall.spec.role import Role
+from rolecall.spec.timeline import MAX_STEPS, Window
+
+router = APIRouter(prefix="/jobs/{job}", tags=["inspection"])
+internal_router = APIRouter(prefix="/internal/jobs/{job}", tags=["attempts"], dependencies=[Depends(needs(Scope.NODE))])
+_SEES = [Depends(needs(*USERS)), Depends(sees_job)]
+_CONTROLS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(controls_job)]
+_SVG_STEPS = 3
+_LEFT_NOTHING = "it left no timeline: it was killed, or has not run"
+Format = Literal["json", "trace", "svg"]
+
+
+@router.get(
+    "/timeline",
+    dependencies=_SEES,
+    summary="Show the phases of the workers' recent steps",
+    response_model=TimelineDocument,
+    responses={200: {"content": {"image/svg+xml": {}}}},
+)
+async def show_timeline(
+    job: str,
+    master: Running,
+    format: Annotated[
+        Format, Query(description="`trace` is Chrome's trace format, which Perfetto opens; `svg` is a picture.")
+    ] = "json",
+    attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
+    steps: Annotated[
+        int | None, Query(ge=1, le=MAX_STEPS, description="The newest steps only; by default all, and 3 in a picture.")
+    ] = None,
+) -> Response:
+    """Return what each worker did in its recent steps: computing, waiting, sending.
+
+    Running workers are asked; those that don't answer in time are listed with the reason. Ended workers leave the last
+    window of their timeline, unless they were killed.
+    """
+    record, members = await _members(master, job, attempt)
+    live = record.state.holds_slots and members[0].attempt == record.attempt
+    asked = [member for member in members if live and not member.state.ended]
+    replies = await master.inspections.ask("timeline", asked)
+    chosen = steps or (_SVG_STEPS if format == "svg" else None)
+    machines = await _machines(master, members)
+
+    def render() -> tuple[bytes, str]:
+        recorded, missing = list[Recorded](), list[Silent]()
+        for member in members:
+            found = _recorded(member, replies.get(member.rank)) if member in asked else _left(master, member)
+            (recorded if isinstance(found, Recorded) else missing).append(found)  # type: ignore[arg-type]
+        document = timeline(job, members[0].attempt, recorded, missing, machines, steps=chosen, live=bool(asked))
+        if format == "svg":
+            return timeline_svg(document).encode(), "image/svg+xml"
+        if format == "trace":
+            return json.dumps(trace(document)).encode(), "application/json"
+        return document.model_dump_json().encode(), "application/json"
+
+    # In a thread, because thousands of spans take long.
+    body, kind = await asyncio.to_thread(render)
+    return Response(body, media_type=kind)
+
+
+@router.post("/stacks", dependencies=_CONTROLS, summary="Show the calls that the workers execute")
+async def show_stacks(job: str, master: Running) -> StacksDocument:
+    """Return the calls of all Python threads of the running workers.
+
+    A worker answers also while it waits for another one. Those that don't answer in time, for example because they are
+    stopped, are listed with the reason.
+    """
+    members = await _running(master, job)
+    replies = await master.inspections.ask("stacks", members)
+    found, missing = list[WorkerStacks](), list[Silent]()
+    for member in members:
+        answer = _answer(replies.get(member.rank))
+        if answer.stacks is None:
+            missing.append(silent(member, _reason(answer)))
+        else:
+            found.append(WorkerStacks(**_identity(member), threads=answer.stacks))
+    return StacksDocument(job=job, attempt=members[0].attempt, workers=tuple(found), silent=tuple(missing))
+
+
+@router.post("/profile", status_code=202, dependencies=_CONTROLS, summary="Profile running workers")
+async def start_profile(job: str, request: ProfileRequest, master: Running) -> ProfileDocument:
+    """Record the next steps of some workers with `torch.profiler`.
+
+    The response lists the workers that record, and the artifact that each stores when its steps are over. An event of
+    the job tells that it is stored.
+    """
+    members = [member for member in await _running(master, job) if _is_chosen(member, request)]
+    if not members:
+        raise NotFound(f"job {job} has no running worker of this role and rank")
+    replies = await master.inspections.ask("profile", members, request.steps)
+    found, missing = list[Profiled](), list[Silent]()
+    for member in members:
+        answer = _answer(replies.get(member.rank))
+        if answer.artifact is None:
+            missing.append(silent(member, _reason(answer)))
+        else:
+            found.append(Profiled(**_identity(member), artifact=answer.artifact))
+    return ProfileDocument(job=job, attempt=members[0].attempt, workers=tuple(found), silent=tuple(missing))
+
+
+@internal_router.put(
+    "/attempts/{attempt}/ranks/{rank}/inspections/{number}", status_code=204, summary="Answer an inspection"
+)
+async def answer(  # noqa: PLR0917 - the framework passes by name
+    job: str,
+    attempt: Annotated[int, Path(ge=1, le=MAX_INTEGER)],
+    rank: Annotated[int, Path(ge=0, le=MAX_INTEGER)],
+    number: Annotated[int, Path(ge=1, le=MAX_BIGINT)],
+    request: Request,
+    master: Running,
+    silent_because: Annotated[str, Query(alias="silent", max_length=1000)] = "",
+    offset_s: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    uncertainty_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
+) -> None:
+    """Pass on a worker's answer, or the reason why there is none. An answer that nobody awaits is ignored."""
+    worker = (job, attempt, rank)
+    if not master.inspections.expects(worker, number):
+        return
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > ANSWER_BYTES:
+            silent_because = f"its answer has more than {ANSWER_BYTES} bytes"
+            break
+    given = Answer(error=silent_because) if silent_because else await asyncio.to_thread(parse_answer, body)
+    clock = (
+        None
+        if offset_s is None or uncertainty_s is None
+        else ClockReading(offset_s=offset_s, uncertainty_s=uncertainty_s)
+    )
+    master.inspections.receive(worker, number, Reply(given, clock))
+
+
+async def _members(master: Master, job: str, attempt: int | None) -> tuple[jobs.JobSummary, list[WorkerRecord]]:
+    async with master.database.read() as connection:
+        record = await jobs.summary(connection, job)
+        members = await workers.of_attempt(connection, job, attempt or record.attempt)
+    if not members:
+        raise Conflict(f"job {job} has no attempt yet: it is {record.state}")
+    return record, members
+
+
+async def _running(master: Master, job: str) -> list[WorkerRecord]:
+    """The workers of a job's current attempt that have not ended. Raises `Conflict` if there are none."""
+    record, members = await _members(master, job, None)
+    running = [member for member in members if not member.state.ended]
+    if not record.state.holds_slots or not running:
+        raise Conflict(f"job {job} has no running workers: it is {record.state}")
+    return running
+
+
+async def _machines(master: Master, members: list[WorkerRecord]) -> dict[str, str]:
+    """The boot id of the machine of each node."""
+    async with master.database.read() as connection:
+        known = (await node_store.load(connection, {member.node for member in members})).known
+    return {name: node.spec.machine.boot_id for name, node in known.items()}
+
+
+def _recorded(member: WorkerRecord, reply: Reply | None) -> Recorded | Silent:
+    given = _answer(reply)
+    if reply is None or given.window is None:
+        return silent(member, _reason(given))
+    return Recorded(member, given.window, reply.clock)
+
+
+def _left(master: Master, member: WorkerRecord) -> Recorded | Silent:
+    """The last window of an ended worker. Blocks."""
+    body = master.streams.read_timeline(StreamKey(member.job, member.attempt, member.rank, "timeline"))
+    if not body:
+        return silent(member, _LEFT_NOTHING)
+    try:
+        return Recorded(member, Window.model_validate_json(body))
+    except ValueError:
+        return silent(member, "the timeline that it left can't be read")
+
+
+def _answer(reply: Reply | None) -> Answer:
+    return Answer(error="it was not asked, because it began later; try again") if reply is None else reply.answer
+
+
+def _reason(answer: Answer) -> str:
+    return answer.error or "its answer is empty"
+
+
+def _is_chosen(member: WorkerRecord, request: ProfileRequest) -> bool:
+    if request.role is None:
+        return member.role_rank == (request.role_rank or 0) and member.role is not Role.PARAMETER_SERVER
+    return member.role is request.role and member.role_rank == (request.role_rank or 0)
+
+
+def _identity(member: WorkerRecord) -> dict[str, Any]:
+    return {"rank": member.rank, "role": member.role, "role_rank": member.role_rank, "node": member.node}

@@ -1,0 +1,170 @@
+"""Timelines of gangs: aligned clocks, and Chrome's trace format. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rolecall.master.store.records import WorkerRecord
+from rolecall.spec.inspection import ClockReading, Silent, TimelineDocument, WorkerTimeline
+from rolecall.spec.timeline import Span, Step, Window
+
+_LATEST_S = 250_000_000_000.0
+"""A moment in the year 9892. The clocks of workers are not to be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The window of a worker, and what is known about its clock."""
+
+    worker: WorkerRecord
+    window: Window
+    clock: ClockReading | None = None
+    """Relative to the master; None if the worker has ended."""
+
+
+def timeline(
+    job: str,
+    attempt: int,
+    recorded: Sequence[Recorded],
+    silent: Sequence[Silent],
+    machines: Mapping[str, str],
+    *,
+    steps: int | None = None,
+    live: bool,
+) -> TimelineDocument:
+    """The newest `steps` steps of all workers on one clock.
+
+    `machines` has the boot id of each node: nodes of one machine share its clock. Machines are aligned with the first
+    worker's by their clocks' offsets to the master, or by their wall clocks.
+    """
+    shifts = _shifts(recorded, machines)
+    shown = [(one, _newest(one.window, steps)) for one in recorded]
+    begins = [step.begin_s + shifts[one.worker.rank][0] for one, window in shown for step in window.steps]
+    begins = begins or [span.begin_s + shifts[one.worker.rank][0] for one, window in shown for span in window.spans]
+    zero = min(begins, default=0.0)
+    return TimelineDocument(
+        job=job,
+        attempt=attempt,
+        live=live,
+        at=_moment(recorded[0].window, zero) if recorded else datetime.now(UTC),
+        workers=tuple(
+            _shifted(one, window, shifts[one.worker.rank][0] - zero, shifts[one.worker.rank][1])
+            for one, window in shown
+        ),
+        silent=tuple(silent),
+    )
+
+
+def silent(worker: WorkerRecord, reason: str) -> Silent:
+    """A worker without an answer."""
+    return Silent(rank=worker.rank, role=worker.role, role_rank=worker.role_rank, node=worker.node, reason=reason)
+
+
+def trace(document: TimelineDocument) -> dict[str, Any]:
+    """The document in Chrome's trace event format, which Perfetto and `chrome://tracing` open.
+
+    Each worker is a process, and each of its threads is a thread. Thread 0 has the steps.
+    """
+    events = [event for worker in document.workers for event in _events(worker)]
+    uncertainty = {_name(one): one.clock_uncertainty_s for one in document.workers}
+    silent_ones = {_name(one): one.reason for one in document.silent}
+    other = {"job": document.job, "attempt": document.attempt, "at": document.at.isoformat()}
+    other |= {"clock_uncertainty_s": uncertainty, "silent": silent_ones}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": other}
+
+
+def _events(worker: WorkerTimeline) -> Iterator[dict[str, Any]]:
+    rank = worker.rank
+    yield _metadata("process_name", rank, 0, {"name": f"{_name(worker)} ({worker.node})"})
+    yield _metadata("process_sort_index", rank, 0, {"sort_index": rank})
+    threads = {name: number for number, name in enumerate(sorted({span.thread for span in worker.spans}), start=1)}
+    for thread, number in {"steps": 0, **threads}.items():
+        yield _metadata("thread_name", rank, number, {"name": thread})
+    for step in worker.steps:
+        yield {"ph": "X", "name": f"step {step.number}", "cat": "step", "pid": rank, "tid": 0, **_times(step)}
+    for span in worker.spans:
+        known = {"step": span.step, "stage": span.stage, "micro_batch": span.micro_batch}
+        yield {
+            "ph": "X",
+            "name": span.name if span.micro_batch is None else f"{span.name} {span.micro_batch}",
+            "cat": span.category,
+            "pid": rank,
+            "tid": threads[span.thread],
+            "args": {key: value for key, value in known.items() if value is not None},
+            **_times(span),
+        }
+
+
+def _name(worker: WorkerTimeline | Silent) -> str:
+    return f"{worker.role}-{worker.role_rank}"
+
+
+def _times(one: Step | Span) -> dict[str, float]:
+    """Begin and duration in microseconds."""
+    return {"ts": round(one.begin_s * 1e6, 3), "dur": round(one.seconds * 1e6, 3)}
+
+
+def _metadata(name: str, process: int, thread: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
+
+
+def _shifts(recorded: Sequence[Recorded], machines: Mapping[str, str]) -> dict[int, tuple[float, float | None]]:
+    """What to add to each worker's times, by rank, with the uncertainty.
+
+    The reference is the clock of the first worker's machine. A machine with several workers uses its best reading.
+    """
+    if not recorded:
+        return {}
+    own = {one.worker.rank: machines.get(one.worker.node, one.worker.node) for one in recorded}
+    readings: dict[str, ClockReading] = {}
+    for one in recorded:
+        machine, best = own[one.worker.rank], readings.get(own[one.worker.rank])
+        if one.clock is not None and (best is None or one.clock.uncertainty_s < best.uncertainty_s):
+            readings[machine] = one.clock
+    first = recorded[0]
+    home, wall = own[first.worker.rank], _wall_offset(first.window)
+    shifts: dict[int, tuple[float, float | None]] = {}
+    for one in recorded:
+        machine = own[one.worker.rank]
+        if machine == home:
+            shifts[one.worker.rank] = 0.0, 0.0
+        elif machine in readings and home in readings:
+            here, there = readings[machine], readings[home]
+            uncertainty = here.uncertainty_s + there.uncertainty_s
+            shifts[one.worker.rank] = here.offset_s - there.offset_s, uncertainty
+        else:
+            shifts[one.worker.rank] = _wall_offset(one.window) - wall, None
+    return shifts
+
+
+def _wall_offset(window: Window) -> float:
+    return window.at.timestamp() - window.clock_s
+
+
+def _moment(window: Window, at_s: float) -> datetime:
+    return datetime.fromtimestamp(min(max(0.0, _wall_offset(window) + at_s), _LATEST_S), UTC)
+
+
+def _newest(window: Window, steps: int | None) -> Window:
+    """The window with the newest steps only, and what happened since the first of them."""
+    if steps is None or len(window.steps) <= steps:
+        return window
+    kept = window.steps[-steps:]
+    spans = tuple(span for span in window.spans if span.begin_s >= kept[0].begin_s)
+    return window.model_copy(update={"steps": kept, "spans": spans})
+
+
+def _shifted(one: Recorded, window: Window, shift_s: float, uncertainty_s: float | None) -> WorkerTimeline:
+    worker = one.worker
+    # Without a validation: the window is valid, and thousands of spans take long.
+    return WorkerTimeline.model_construct(
+        rank=worker.rank,
+        role=worker.role,
+        role_rank=worker.role_rank,
+        node=worker.node,
+        clock_uncertainty_s=uncertainty_s,
+        cut=window.cut,
+        steps=tuple(step._replace(begin_s=step.begin_s + shift_s) for step in window.steps),
+        spans=tuple(span._replace(begin_s=span.begin_s + shift_s) for span in window.spans),
+    )

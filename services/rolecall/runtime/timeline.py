@@ -1,0 +1,157 @@
+"""Records what a worker does in its recent steps: phases such as a forward pass, a look-up or a wait for a peer.
+
+The costs are bounded: about a microsecond for each span, and the memory of `MAX_SPANS` spans. Nothing leaves the
+process until a user requests it, or the worker ends.
+
+Spans have the times of the host. On a GPU, whose work is asynchronous, a span around kernels therefore shows the time
+in which the host launches them; what knows the times of the GPU, such as `kit.meter`, passes them to `record`.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rolecall.spec.timeline import MAX_SPANS, MAX_STEPS, Category, Span, Step, Window
+
+Item = TypeVar("Item")
+_MAX_THREADS = 1000
+_SPAN_BYTES = 160
+"""The approximate maximum of a span's size as JSON."""
+
+
+class Timeline:
+    """The phases of recent steps. Any thread may record spans; one thread runs the steps."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, max_spans: int = MAX_SPANS) -> None:
+        self.step_count = 0
+        """The number of steps so far."""
+        self.on_step: Callable[[int], None] | None = None
+        """Called at the start of each step with its number, in the thread that runs the steps."""
+        self.now = clock
+        """The clock of all times, in seconds."""
+        # Plain tuples with the fields of `Span` and `Step`, which are faster to create.
+        self._spans: deque[tuple[Any, ...]] = deque(maxlen=max_spans)
+        self._steps: deque[tuple[Any, ...]] = deque(maxlen=MAX_STEPS)
+        self._recorded = 0
+        self._step: int | None = None
+        self._names: dict[int, str] = {}
+
+    @property
+    def is_in_step(self) -> bool:
+        """True during a step."""
+        return self._step is not None
+
+    def span(
+        self, name: str, category: Category = "compute", *, stage: int | None = None, micro_batch: int | None = None
+    ) -> "_OpenSpan":
+        """A context manager that records its body as a phase `name` (see `spec.timeline.NAME`) of this thread."""
+        return _OpenSpan(self, name, category, stage, micro_batch)
+
+    @contextmanager
+    def step(self, number: int) -> Generator[None]:
+        """A context manager for step `number`, counted from 1 in the job; call it always in the same thread."""
+        begin = self._begin_step(number)
+        try:
+            yield
+        finally:
+            self._end_step(number, begin)
+
+    def steps(self, batches: Iterable[Item], first: int) -> Iterator[Item]:
+        """The batches, each with a step around the loop's body, from number `first`. Reading a batch is a span `data`.
+
+        The step ends when the loop asks for the next batch or ends.
+        """
+        following, number = iter(batches), first
+        while True:
+            begin = self._begin_step(number)
+            try:
+                with self.span("data", "data"):
+                    batch = next(following)
+            except StopIteration:
+                self._step = None
+                return
+            try:
+                yield batch
+            finally:
+                self._end_step(number, begin)
+            number += 1
+
+    def window(self, max_bytes: int) -> Window:
+        """The recorded steps and spans, the newest ones that take about `max_bytes` as JSON. Callable in any thread."""
+        count = max(1, max_bytes // _SPAN_BYTES - 2 * MAX_STEPS)
+        spans, steps = _copy(self._spans), _copy(self._steps)
+        kept = sorted((Span(*span) for span in spans[-count:]), key=lambda span: span.begin_s)
+        return Window(
+            at=datetime.now(UTC),
+            clock_s=self.now(),
+            steps=tuple(Step(*step) for step in steps),
+            spans=tuple(kept),
+            cut=self._recorded > len(kept),
+        )
+
+    def record(  # noqa: PLR0917 - called for each span, so without the cost of keywords
+        self,
+        name: str,
+        category: Category,
+        begin: float,
+        end: float,
+        stage: int | None = None,
+        micro_batch: int | None = None,
+    ) -> None:
+        """Record a phase of this thread that is over. `begin` and `end` are times of `now`."""
+        thread = threading.get_ident()
+        name_of_thread = self._names.get(thread) or self._name(thread)
+        self._recorded += 1
+        self._spans.append((name, category, begin, end - begin, self._step, stage, micro_batch, name_of_thread))
+
+    def _begin_step(self, number: int) -> float:
+        if self.on_step is not None:
+            self.on_step(number)
+        self._step = number
+        return self.now()
+
+    def _end_step(self, number: int, begin: float) -> None:
+        seconds = self.now() - begin
+        self._step = None
+        self._steps.append((number, begin, seconds))
+        self.step_count += 1
+
+    def _name(self, thread: int) -> str:
+        name = "main" if thread == threading.main_thread().ident else f"thread-{len(self._names)}"
+        if len(self._names) < _MAX_THREADS:  # Threads of a job's code can come and go without end.
+            self._names[thread] = name
+        return name
+
+
+class _OpenSpan:
+    """A span that is being recorded."""
+
+    __slots__ = ("_begin", "_category", "_micro_batch", "_name", "_stage", "_timeline")
+
+    def __init__(
+        self, timeline: Timeline, name: str, category: Category, stage: int | None, micro_batch: int | None
+    ) -> None:
+        self._timeline = timeline
+        self._name = name
+        self._category: Category = category
+        self._stage = stage
+        self._micro_batch = micro_batch
+
+    def __enter__(self) -> None:
+        self._begin = self._timeline.now()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        timeline = self._timeline
+        timeline.record(self._name, self._category, self._begin, timeline.now(), self._stage, self._micro_batch)
+
+
+def _copy(entries: deque[Item]) -> list[Item]:
+    """The entries of a deque to which other threads append."""
+    while True:
+        with suppress(RuntimeError):  # It changed during the iteration.
+            return list(entries)
