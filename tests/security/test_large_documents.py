@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pytest
 from sqlalchemy import select, update
 from tests.master.harness import failure, make_settings, on_master, serving
 
