@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import select, update
 from tests.master.harness import failure, make_settings, on_master, serving
 
-from rolecall.cli.client import Client as CliClient
-from rolecall.cli.connection import Connection
+from rolecall.client import Client as CliClient
+from rolecall.client.connection import Connection
 from rolecall.master.store import attempts, jobs, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.schema import jobs as job_table
@@ -69,6 +69,6 @@ async def test_a_page_has_nothing_of_large_jobs_and_the_command_line_asks_for_th
 def listed_by_command(url: str, limit: int) -> list[Any]:
     """The ids that `rolecall jobs` shows, which it also has for `--json`."""
     with CliClient(Connection(url=url, token="user-token-of-the-tests")) as client:
-        found = [job.id for job in client.jobs(None, limit)]
+        found = [job.id for job in client.jobs(limit)]
         assert [job["id"] for job in client.raw["jobs"]] == found
         return found
