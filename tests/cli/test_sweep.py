@@ -154,7 +154,7 @@ def test_ctrl_c_also_cancels_a_job_whose_submission_was_not_answered_yet() -> No
 
 def test_a_job_that_can_no_longer_be_followed_is_named() -> None:
     client = LosingAnswers(Unauthorized("the token is not valid"))
-    with pytest.raises(Unauthorized, match="job w-1 continues: the token is not valid") as caught:
+    with pytest.raises(Unauthorized, match="job w-1 continues: the token is not valid"):
         sweep._run_all(client, variants({"workload": "w"}, [("name", ("a", "b"))]), 1, None)  # pyright: ignore[reportPrivateUsage]
     assert len(client.made) == 1
 
