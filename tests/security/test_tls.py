@@ -183,6 +183,12 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "artifacts": lambda client: client.artifacts("x"),
     "log": lambda client: list(client.log("x", {})),
     "log_events": _follow,
+    "plan": lambda client: client.plan({}),
+    "update": lambda client: client.update("x", {}),
+    "follow_events": lambda client: list(client.follow_events("x")),
+    "metrics": lambda client: client.metrics("x"),
+    "checkpoints": lambda client: client.checkpoints("x"),
+    "download_checkpoint": lambda client: client.download_checkpoint("x", 1, Path("checkpoint")),
     "download": lambda client: client.download("x", "y", Path("artifact")),
 }
 

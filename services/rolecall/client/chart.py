@@ -128,7 +128,7 @@ class _Numbers:
         low, high = min(self.values), max(self.values)
         if len(self.values) <= _MANY or self.logarithmic or high <= low:
             return sorted(self.values)
-        step = _nice_step((high - low) / _TICKS)
+        step = _nice_step((high - low) / (2 * _TICKS))
         return [step * place for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
     def _place(self, value: float) -> float:
