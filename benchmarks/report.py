@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.contest import Contest, Goal, Result, Run
-from rolecall.cli.chart import Chart, Point, Series, svg
+from rolecall.client.chart import Chart, Point, Series, svg
 
 
 def write(folder: Path, machine: Mapping[str, str | float], results: Sequence[Result]) -> None:

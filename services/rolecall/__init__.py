@@ -5,6 +5,7 @@ The layers, from top to bottom. Imports point down only, which import-linter che
     __main__, cli            the entry points for containers and users
     supervisor | testing     restarts the programs of a container; runs a job without a cluster, for tests
     master | node | worker   the three programs, independent of each other
+    client                   the Python client of the HTTP API, beside them
     workloads                one folder per workload, with a torch-free `__init__`
     kit                      building blocks of workloads, the public API for their authors
     runtime                  the API of a worker for workload code

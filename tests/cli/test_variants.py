@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rolecall.cli.chart import Point, svg
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.variants import Variant, chart, metrics, variants
+from rolecall.client.chart import Point, svg
 from rolecall.spec.job import JobDocument
 
 JOB = {"workload": "w", "params": {"lr": 0.1}}

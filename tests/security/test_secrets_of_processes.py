@@ -15,8 +15,8 @@ import pytest
 from tests.node.harness import ROOT
 
 from rolecall.__main__ import programs
-from rolecall.cli.connection import Connection
 from rolecall.cli.local import cluster
+from rolecall.client.connection import Connection
 from rolecall.spec.role import Role
 
 # Root may look into everything; without these capabilities it is a user like any other.

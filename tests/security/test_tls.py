@@ -24,9 +24,8 @@ from tests.running import accepted
 from tests.security.certificates import Pair, make_ca, sign
 from tests.security.programs import await_end, await_nodes, containers
 
-from rolecall.cli.client import Client
-from rolecall.cli.connection import Connection
-from rolecall.cli.exits import CommandError
+from rolecall.client import Client, ClientError
+from rolecall.client.connection import Connection
 from rolecall.edge.tls import Certificate
 from rolecall.master.server import read_certificate
 from rolecall.node import findings
@@ -109,7 +108,7 @@ def command(port: int, scheme: str = "https", trust: Trust | None = None) -> str
     with Client(Connection(f"{scheme}://127.0.0.1:{port}", "token", trust)) as client:
         try:
             return client.healthz().status
-        except CommandError as error:
+        except ClientError as error:
             return str(error)
 
 
@@ -166,7 +165,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "act": lambda client: client.act("x", "cancel"),
     "delete": lambda client: client.delete("x", force=True),
     "prune": lambda client: client.prune(datetime.now(UTC), None, dry_run=True),
-    "jobs": lambda client: client.jobs(None, 1),
+    "jobs": lambda client: client.jobs(1),
     "events": lambda client: client.events("x"),
     "nodes": lambda client: client.nodes(),
     "version": lambda client: client.version(),
@@ -184,6 +183,12 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "artifacts": lambda client: client.artifacts("x"),
     "log": lambda client: list(client.log("x", {})),
     "log_events": _follow,
+    "plan": lambda client: client.plan({}),
+    "update": lambda client: client.update("x", {}),
+    "follow_events": lambda client: list(client.follow_events("x")),
+    "metrics": lambda client: client.metrics("x"),
+    "checkpoints": lambda client: client.checkpoints("x"),
+    "download_checkpoint": lambda client: client.download_checkpoint("x", 1, Path("checkpoint")),
     "download": lambda client: client.download("x", "y", Path("artifact")),
 }
 
@@ -205,7 +210,7 @@ def test_each_call_of_the_command_takes_the_name_of_the_certificate(
     ):
         try:
             CALLS[name](client)
-        except CommandError as error:
+        except ClientError as error:
             said = str(error)
     # The answer, if it comes that far, is not what most of them expect.
     assert not said or "is it a Rolecall master" in said
@@ -263,7 +268,7 @@ def test_a_ca_file_of_no_use_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"ROLECALL_TLS_CA=/nowhere: No such file"):
         MasterClient("https://127.0.0.1:1", lambda: "token", Trust(ca="/nowhere"))
     (tmp_path / "ca.crt").write_text("no certificate")
-    with pytest.raises(CommandError, match="holds no certificate; give a PEM file"):
+    with pytest.raises(ClientError, match="holds no certificate; give a PEM file"):
         Client(Connection("https://127.0.0.1:1", "token", Trust(ca=str(tmp_path / "ca.crt"))))
 
 

@@ -11,7 +11,7 @@ from rolecall.cli.artifacts import artifacts
 from rolecall.cli.audit import audit
 from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
-from rolecall.cli.exits import CommandError
+from rolecall.cli.exits import CommandError, exit_code
 from rolecall.cli.inspect import profile, stacks, timeline
 from rolecall.cli.jobs import jobs
 from rolecall.cli.local import local
@@ -24,6 +24,7 @@ from rolecall.cli.submit import submit
 from rolecall.cli.sweep import sweep
 from rolecall.cli.tokens import tokens
 from rolecall.cli.workloads import workloads
+from rolecall.client import ClientError
 
 _EPILOG = (
     "Exit codes: 0 success, 1 job failed or doctor found an error, 2 invalid usage, 3 job cancelled, 4 not found, "
@@ -53,9 +54,9 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    """Run the command line; a `CommandError` becomes a message on stderr and its exit code."""
+    """Run the command line; an error becomes a message on stderr and its exit code."""
     try:
         app()
-    except CommandError as error:
+    except (CommandError, ClientError) as error:
         err.print(f"[red]rolecall:[/] {escape(str(error))}")
-        sys.exit(error.code)
+        sys.exit(exit_code(error))

@@ -13,11 +13,11 @@ from pydantic import TypeAdapter
 from rich.markup import escape
 
 from rolecall import __version__
-from rolecall.cli.client import Client
-from rolecall.cli.connection import Connection, find
-from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.exits import Exit
 from rolecall.cli.options import Token, Url
 from rolecall.cli.output import err, out, print_json, print_table, size
+from rolecall.client import Client, ClientError, Unauthorized, UnknownName, Unreachable
+from rolecall.client.connection import Connection, find
 from rolecall.spec.api import Volume
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.spec.job import JobDocument
@@ -31,12 +31,12 @@ _MAX_NAMES = 2
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 _FINDINGS: TypeAdapter[list[NodeFinding]] = TypeAdapter(list[NodeFinding])
 _HERE, _MASTER = "this shell", "the master"
-_ERRORS = {
-    Exit.UNREACHABLE: (
+_ERRORS: dict[type[ClientError], tuple[str, str]] = {
+    Unreachable: (
         "master",
         "start the master, allow this machine to reach its port, or set --url or ROLECALL_URL",
     ),
-    Exit.UNAUTHORIZED: ("token", "set ROLECALL_TOKEN or pass --token, with a token of this cluster"),
+    Unauthorized: ("token", "set ROLECALL_TOKEN or pass --token, with a token of this cluster"),
 }
 _STORAGE_REMEDY = "check the master's database (ROLECALL_DATABASE_URL) and the master's log"
 
@@ -56,8 +56,8 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
     try:
         for finding in _examine(url, token, names or []):
             findings.append(finding)  # One at a time, so that findings before an error are kept.
-    except CommandError as error:
-        check, remedy = _ERRORS.get(error.code, ("master", "check the master's log"))
+    except ClientError as error:
+        check, remedy = _ERRORS.get(type(error), ("master", "check the master's log"))
         findings.append(_finding(_HERE, check, Level.ERROR, _headline(error), remedy))
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
@@ -70,7 +70,7 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
 
 
 def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterator[NodeFinding]:
-    """All findings. Each check follows those that it depends on. A `CommandError` ends the examination."""
+    """All findings. Each check follows those that it depends on. A `ClientError` ends the examination."""
     connection = find(url, token)
     yield _name_resolution(connection)
     with Client(connection) as client:
@@ -78,8 +78,8 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
         yield _ok(_HERE, "master", f"the master answers at {client.url}")
         try:
             yield from _examine_cluster(client, names)
-        except CommandError as error:
-            if error.code is not Exit.UNREACHABLE or not _is_alive(client):
+        except Unreachable as error:
+            if not _is_alive(client):
                 raise
             yield _finding(_MASTER, "master", Level.ERROR, _headline(error), _STORAGE_REMEDY)
 
@@ -102,7 +102,7 @@ def _is_alive(client: Client) -> bool:
     """Return whether the master answers `/healthz`, so that port and URL are right."""
     try:
         client.healthz()
-    except CommandError:
+    except ClientError:
         return False
     return True
 
@@ -139,9 +139,7 @@ def _settings_findings(client: Client) -> Iterator[NodeFinding]:
     """The master's findings about weak settings; for admins only, and not available from an older master."""
     try:
         found = client.findings()
-    except CommandError as error:
-        if error.code not in {Exit.UNAUTHORIZED, Exit.NOT_FOUND}:
-            raise
+    except (Unauthorized, UnknownName):
         return
     for finding in found:
         yield NodeFinding(nodes=(_MASTER,), **finding.model_dump())
@@ -220,7 +218,7 @@ def _outcome(document: JobDocument) -> str:
     return f"the network test {document.state}: {(document.reason or '').partition(chr(10))[0]}"
 
 
-def _headline(error: CommandError) -> str:
+def _headline(error: ClientError) -> str:
     """The message without its remedy, because the finding has one of its own."""
     return str(error).partition(";")[0].replace("\n", " ")
 

@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+from rolecall.client import ClientError, ConfigurationError, Refused, Unauthorized, UnknownName, Unreachable
+
 
 class Exit(IntEnum):
     """The meaning of a command's exit code; the numbers never change."""
@@ -33,3 +35,17 @@ class CommandError(Exception):
     def __init__(self, code: Exit, text: str) -> None:
         super().__init__(text)
         self.code = code
+
+
+_CODES: dict[type[ClientError], Exit] = {
+    ConfigurationError: Exit.USAGE,
+    UnknownName: Exit.NOT_FOUND,
+    Refused: Exit.REFUSED,
+    Unreachable: Exit.UNREACHABLE,
+    Unauthorized: Exit.UNAUTHORIZED,
+}
+
+
+def exit_code(error: CommandError | ClientError) -> Exit:
+    """The exit code of a command that ends with `error`."""
+    return error.code if isinstance(error, CommandError) else _CODES.get(type(error), Exit.FAILED)

@@ -11,15 +11,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from rolecall.cli.client import Client
-from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.exits import Exit
 from rolecall.cli.output import err, out, outcome, print_json, progress
+from rolecall.client import Client, Unreachable
+from rolecall.client.patience import Patience
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 from rolecall.spec.visible import visible
 
 POLL_S = 0.3
-RETRY_S = 120.0
 PLAIN_EVERY_S = 5.0
 EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
@@ -62,57 +62,29 @@ def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
 
 
 def retry_while_unavailable(request: Callable[[], _T]) -> _T:
-    """The result of `request`, which is retried for `RETRY_S` while the master is unavailable."""
-    timer = _RetryTimer()
-    while True:
-        try:
-            answer = request()
-        except CommandError as error:
-            timer.pause(error)
-        else:
-            timer.reset()
-            return answer
+    """The result of `request`, which is retried for two minutes while the master is unavailable."""
+    return Patience(_say).call(request)
 
 
 def log_lines(client: Client, job: str, query: dict[str, Any]) -> Iterator[str]:
     """The lines of a job's log until it ends; waits for an unavailable master and continues after the last line."""
-    timer, last_id = _RetryTimer(), ""
+    patience, last_id = Patience(_say), ""
     while True:
         try:
             with client.log_events(job, query, last_id) as events:
-                timer.reset()
+                patience.reset()
                 for event in events:
                     if event.event == "end":
                         return
                     last_id = event.id
                     yield event.data
-            raise CommandError(Exit.UNREACHABLE, f"{client.url} ended the log before the job ended")
-        except CommandError as error:
-            timer.pause(error)
+            raise Unreachable(f"{client.url} ended the log before the job ended")
+        except Unreachable as error:
+            patience.pause(error)
 
 
-class _RetryTimer:
-    """Limits the retries of requests to `RETRY_S` since the master's last answer."""
-
-    def __init__(self) -> None:
-        self._unavailable_since: float | None = None
-
-    def pause(self, error: CommandError) -> None:
-        """Wait before a retry. Raises `error` if a retry can't help or the time is up."""
-        if error.code is not Exit.UNREACHABLE:
-            raise error
-        if self._unavailable_since is None:
-            self._unavailable_since = time.monotonic()
-            err.print(f"[yellow]the master does not answer; retrying for {RETRY_S:.0f} s[/]")
-        if time.monotonic() - self._unavailable_since > RETRY_S:
-            raise error
-        time.sleep(POLL_S)
-
-    def reset(self) -> None:
-        """Record that the master answers."""
-        if self._unavailable_since is not None:
-            err.print("the master answers again")
-        self._unavailable_since = None
+def _say(message: str) -> None:
+    err.print(f"[yellow]{escape(message)}[/]")
 
 
 @contextmanager

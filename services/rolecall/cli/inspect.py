@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from rolecall.cli.client import Client
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.client import Client
 from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent
 from rolecall.spec.role import Role
 

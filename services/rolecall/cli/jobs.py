@@ -24,7 +24,7 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
 ) -> None:
     """List jobs, newest first."""
     with connect(url, token) as client:
-        found = client.jobs(only, limit, owner)
+        found = client.jobs(limit, state=only, owner=owner)
         if json:
             print_json(client.raw)
             return

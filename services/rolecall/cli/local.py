@@ -16,10 +16,10 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from rolecall.cli.client import Client
-from rolecall.cli.connection import Connection, forget, store, write_secret
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.output import err
+from rolecall.client import Client, Unreachable
+from rolecall.client.connection import Connection, forget, store, write_secret
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings import connection_file, for_nodes, read_worker, without
 from rolecall.spec.role import Role
@@ -188,10 +188,8 @@ def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: 
 def _live_nodes(client: Client) -> set[str]:
     try:
         return {node.spec.name for node in client.nodes() if node.alive}
-    except CommandError as error:
-        if error.code is Exit.UNREACHABLE:
-            return set()  # The master doesn't listen yet.
-        raise
+    except Unreachable:
+        return set()  # The master doesn't listen yet.
 
 
 def _exit_message(ended: Ended) -> str:

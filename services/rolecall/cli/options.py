@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from rolecall.cli.client import Client
-from rolecall.cli.connection import find
+from rolecall.client import Client
+from rolecall.client.connection import find
 
 Url = Annotated[
     str | None,

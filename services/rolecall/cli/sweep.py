@@ -11,8 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from rolecall.cli.chart import Chart, svg
-from rolecall.cli.client import Client
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.follow import EXITS, follow_to_end, retry_while_unavailable
 from rolecall.cli.job_file import File, parse_job, parse_setting, read_job
@@ -20,6 +18,8 @@ from rolecall.cli.job_paths import check_path
 from rolecall.cli.options import Token, Url, connect
 from rolecall.cli.output import STYLES, err, number, print_json, print_table
 from rolecall.cli.variants import Setting, Spread, Variant, chart, metrics, short, shown, variants
+from rolecall.client import Client, ClientError, UnknownName
+from rolecall.client.chart import Chart, svg
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
@@ -73,7 +73,7 @@ def sweep(  # noqa: PLR0917 - the command line is the signature
             _run_all(client, planned, repeat, plotted if metric or plot else None)
         except KeyboardInterrupt:
             ending = _cancel(client, planned)
-        except CommandError as error:
+        except (CommandError, ClientError) as error:
             ending = error
     done = [variant for variant in planned if variant.runs]
     _print(done, metric, as_json=json)
@@ -104,7 +104,7 @@ def _check_paths(client: Client, planned: Sequence[Variant], settings: Sequence[
 def _run_all(client: Client, planned: Sequence[Variant], repeat: int, metric: str | None) -> None:
     """Run every variant, and then again, so that a machine that becomes slower or faster affects all of them.
 
-    Raises `CommandError` if the master refuses a job, or if a job succeeds without `metric`.
+    Raises `ClientError` if the master refuses a job, and `CommandError` if a job succeeds without `metric`.
     """
     rounds = [variant for _ in range(repeat) for variant in planned]
     for index, variant in enumerate(rounds, start=1):
@@ -124,21 +124,21 @@ def _submit(client: Client, variant: Variant) -> None:
         variant.runs.append(retry_while_unavailable(lambda: client.submit(body, key)))
     except KeyboardInterrupt:
         # The master may have the job already. With the same key, the response names it, so that it can be cancelled.
-        with suppress(CommandError):
+        with suppress(ClientError):
             variant.runs.append(client.submit(body, key))
         raise
-    except CommandError as error:
-        raise CommandError(error.code, f"{variant.title}: {error}") from None
+    except ClientError as error:
+        raise type(error)(f"{variant.title}: {error}") from None
 
 
 def _follow(client: Client, job: str) -> JobDocument:
     """The job's document when it has ended."""
     try:
         return follow_to_end(client, job)[0]
-    except CommandError as error:
-        if error.code is Exit.NOT_FOUND:
-            raise
-        raise CommandError(error.code, f"job {job} continues: {error}") from None
+    except UnknownName:
+        raise
+    except ClientError as error:
+        raise type(error)(f"job {job} continues: {error}") from None
 
 
 def _cancel(client: Client, planned: Sequence[Variant]) -> CommandError:
@@ -148,7 +148,7 @@ def _cancel(client: Client, planned: Sequence[Variant]) -> CommandError:
             job = variant.runs[-1].id
             try:
                 variant.runs[-1] = client.act(job, "cancel")
-            except CommandError as error:
+            except ClientError as error:
                 return CommandError(Exit.INTERRUPTED, f"interrupted; job {job} can't be cancelled: {error}")
             return CommandError(Exit.INTERRUPTED, f"interrupted; job {job} is cancelled")
     return CommandError(Exit.INTERRUPTED, "interrupted")

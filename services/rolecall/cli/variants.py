@@ -8,9 +8,9 @@ from itertools import product
 from statistics import fmean, stdev
 from typing import Any, TypeGuard
 
-from rolecall.cli.chart import Chart, Point, Series
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.job_file import Job, with_value
+from rolecall.client.chart import Chart, Point, Series
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 

@@ -142,9 +142,19 @@ class Blobs:
         """
         return await self._threads.run(lambda: self._clear_uploads(before))
 
-    async def read(self, job: str, blob: str) -> AsyncIterator[bytes]:
-        """Open the blob, and return its content in chunks. Raises `NotFound` immediately if it doesn't exist."""
-        file = StoreFile(self._threads, lambda: self._store.open(_path(job, blob)))
+    async def read(self, job: str, blob: str, start: int = 0, length: int | None = None) -> AsyncIterator[bytes]:
+        """Open the blob, and return `length` bytes from `start` in chunks, by default all.
+
+        Raises `NotFound` immediately if it doesn't exist.
+        """
+
+        def opened() -> IO[bytes]:
+            found = self._store.open(_path(job, blob))
+            if start:
+                found.seek(start)
+            return found
+
+        file = StoreFile(self._threads, opened)
         try:
             await file.opened()
         except FileNotFoundError:
@@ -152,7 +162,7 @@ class Blobs:
         except BaseException:
             file.close(methodcaller("close"))
             raise
-        return _chunks(file, f"{job}/{blob}")
+        return _chunks(file, f"{job}/{blob}", length)
 
     @property
     def hung(self) -> int:
@@ -258,9 +268,15 @@ async def _write(file: StoreFile[_Upload], chunks: AsyncIterator[bytes]) -> None
     await file.run(lambda upload: upload.write(bytes(waiting)))
 
 
-async def _chunks(file: StoreFile[IO[bytes]], name: str) -> AsyncIterator[bytes]:
+async def _chunks(file: StoreFile[IO[bytes]], name: str, length: int | None) -> AsyncIterator[bytes]:
+    left = length
     try:
-        while chunk := await file.run(lambda opened: opened.read(_CHUNK_BYTES)):
+        while left != 0:
+            size = _CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES)
+            chunk = await file.run(lambda opened, size=size: opened.read(size))
+            if not chunk:
+                return
+            left = None if left is None else left - len(chunk)
             yield chunk
     except StoreUnavailable as error:
         # The response has started, so the client only sees that the connection breaks off.

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
 
@@ -10,6 +11,10 @@ from rolecall.spec.redaction import redact_text
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
 MAX_PROBLEMS = 20
+_READ_ERRORS = 1000
+_WRONG_KIND = "wrong_kind"
+_DEEPER = {"union_tag_invalid", "union_tag_not_found"}
+"""Errors of an object's entry that pydantic reports at the object."""
 """The maximum number of problems in one response."""
 _READ_CHARS = 8192
 """The length to which a text is cut before redaction. No URL in a valid parameter is longer."""
@@ -56,7 +61,8 @@ def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[s
 
     Explains the first `MAX_PROBLEMS`; a last entry counts the others.
     """
-    return shortened([_explain_one(error, schema, prefix) for error in errors[:MAX_PROBLEMS]], len(errors))
+    chosen = meant(errors, schema)
+    return shortened([_explain_one(error, schema, prefix) for error in chosen[:MAX_PROBLEMS]], len(chosen))
 
 
 def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
@@ -90,27 +96,117 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> Problem:
-    path = tuple(error["loc"])
-    field = ".".join(str(part) for part in (*prefix, *path)) or "body"
+    place = locate(schema, error["loc"])
+    path = (*prefix, *map(str, place.path))
+    field = ".".join(path) or "body"
     if error["type"] == "extra_forbidden":
-        owners = _choices(schema, at(schema, path[:-1]))
-        names = {name for owner in owners for name in owner.get("properties", ())}
-        return unknown(field, "field", str(path[-1]), names)
-    if path and path[-1] == "[key]":
-        names = _resolved(schema, at(schema, path[:-2]).get("propertyNames", {})).get("enum", ())
-        return unknown(field.removesuffix(".[key]"), "name", str(path[-2]), names)
+        inner = locate(schema, error["loc"][:-1])
+        names = {name for choice in _choices(schema, inner.schema) for name in choice.get("properties", ())}
+        return unknown(
+            ".".join((*prefix, *map(str, inner.path), str(error["loc"][-1]))), "field", str(error["loc"][-1]), names
+        )
+    if error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+        return _explain_tag(error, place.schema, path)
+    if error["loc"] and error["loc"][-1] == "[key]":
+        return _explain_key(error, schema, prefix)
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "missing":
-        return problem(field, "it is missing", None, legal(schema, at(schema, path)))
-    return problem(field, message, error.get("input"), legal(schema, at(schema, path)))
+        return problem(field, "it is missing", None, legal(schema, place.schema))
+    if error["type"] == _WRONG_KIND:
+        message = "it has the wrong type"
+    return problem(field, message, error.get("input"), legal(schema, place.schema))
 
 
-def at(schema: Schema, path: Iterable[str | int]) -> Schema:
-    """The part of `schema` that describes the value at `path`; empty if there is none."""
-    here = _resolved(schema, schema)
-    for part in path:
-        here = _resolved(schema, _child(schema, here, part))
-    return here
+def _explain_tag(error: Mapping[str, Any], schema: Schema, path: tuple[str, ...]) -> Problem:
+    """The problem of a union whose field that names the alternative is missing or unknown."""
+    discriminator: Mapping[str, Any] = schema.get("discriminator", {})
+    name = str(discriminator.get("propertyName") or str(error["ctx"]["discriminator"]).strip("'"))
+    tags = list(discriminator.get("mapping", ())) or str(error["ctx"].get("expected_tags", "")).replace("'", "").split(
+        ", "
+    )
+    field = ".".join((*path, name))
+    if error["type"] == "union_tag_not_found":
+        return problem(field, "it is missing", None, _listed(sorted(tags)))
+    return unknown(field, name, str(error["ctx"]["tag"]), tags)
+
+
+def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> Problem:
+    """The problem of a key of an object with keys of a kind."""
+    owner = locate(schema, error["loc"][:-2])
+    key = str(error["loc"][-2])
+    field = ".".join((*prefix, *map(str, owner.path), key))
+    choices = (choice["propertyNames"] for choice in _choices(schema, owner.schema) if "propertyNames" in choice)
+    rule = _resolved(schema, next(choices, {}))
+    if "enum" in rule:
+        return unknown(field, "name", key, rule["enum"])
+    return problem(field, str(error["msg"]), key, legal(schema, rule))
+
+
+def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[str, Any]]:
+    """The errors without those of alternatives that the user did not mean.
+
+    For a union, pydantic lists the errors of every alternative. If some accept the kind of the value, such as an
+    object, only their errors count. Otherwise one error represents all alternatives.
+    """
+    kept: list[Mapping[str, Any]] = []
+    places = [locate(schema, error["loc"]) for error in errors[:_READ_ERRORS]]
+    unions: dict[tuple[str | int, ...], dict[str | int, list[bool]]] = {}
+    for error, place in zip(errors, places, strict=False):
+        for depth, label in place.alternatives:
+            at_root = len(place.path) == depth and error["type"] not in _DEEPER
+            unions.setdefault(place.path[:depth], {}).setdefault(label, []).append(at_root)
+    merged: set[tuple[str | int, ...]] = set()
+    for error, place in zip(errors, places, strict=False):
+        for depth, label in place.alternatives:
+            union, position = unions[place.path[:depth]], place.path[:depth]
+            fitting = {one for one, roots in union.items() if not any(roots)}
+            if label in fitting or len(union) == 1:
+                continue
+            if not fitting and position not in merged:
+                merged.add(position)
+                end = len(error["loc"]) - 1
+                loc = next(
+                    error["loc"][:cut]
+                    for cut in range(end, -1, -1)
+                    if locate(schema, error["loc"][:cut]).path == position
+                )
+                kept.append({**error, "loc": loc, "type": _WRONG_KIND})
+            break
+        else:
+            kept.append(error)
+    return [*kept, *errors[_READ_ERRORS:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of an error: its path in the value, without the names that pydantic gives to a union's alternatives."""
+
+    path: tuple[str | int, ...]
+    schema: Schema
+    alternatives: tuple[tuple[int, str | int], ...]
+    """The alternatives of undiscriminated unions on the way: the length of the path there, and the name."""
+
+
+def locate(root: Schema, loc: Iterable[str | int]) -> Place:
+    """The place of an error in a value with the schema `root`."""
+    here, path, alternatives = _resolved(root, root), list[str | int](), list[tuple[int, str | int]]()
+    for part in loc:
+        mapping: Mapping[str, str] = here.get("discriminator", {}).get("mapping", {})
+        if part in mapping:
+            here = _resolved(root, {"$ref": mapping[str(part)]})
+            continue
+        inner = _child(root, here, part)
+        if inner is not None:
+            here = _resolved(root, inner)
+            path.append(part)
+        elif "anyOf" in here or "oneOf" in here:
+            named = (one for one in _choices(root, here)[1:] if one.get("title") == part)
+            alternatives.append((len(path), part))
+            here = next(named, here)
+        elif here or not alternatives:
+            path.append(part)
+            here = {}
+    return Place(tuple(path), here, tuple(alternatives))
 
 
 def legal(root: Schema, schema: Schema) -> str:
@@ -120,8 +216,9 @@ def legal(root: Schema, schema: Schema) -> str:
         return shown(schema["const"])
     if "enum" in schema:
         return ", ".join(str(value) for value in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(legal(root, choice) for choice in schema["anyOf"])
+    if "anyOf" in schema or "oneOf" in schema:
+        choices = schema.get("anyOf") or schema["oneOf"]
+        return " or ".join(dict.fromkeys(filter(None, (legal(root, choice) for choice in choices))))
     if "properties" in schema:
         return "an object with " + ", ".join(schema["properties"])
     kind = str(schema.get("type", ""))
@@ -129,20 +226,24 @@ def legal(root: Schema, schema: Schema) -> str:
     return " ".join([_KINDS.get(kind, kind), *bounds]).strip()
 
 
-def _child(root: Schema, schema: Schema, part: str | int) -> Schema:
+def _child(root: Schema, schema: Schema, part: str | int) -> Schema | None:
+    """The schema of an entry; None if there is none of this name."""
     for choice in _choices(root, schema):
         if part in choice.get("properties", {}):
             return choice["properties"][part]
+        if isinstance(part, int) and (prefix := choice.get("prefixItems")) and part < len(prefix):
+            return prefix[part]
         if isinstance(part, int) and "items" in choice:
             return choice["items"]
         if isinstance(choice.get("additionalProperties"), dict):
             return choice["additionalProperties"]
-    return {}
+    return None
 
 
 def _choices(root: Schema, schema: Schema) -> list[Schema]:
-    """The schema and its alternatives."""
-    return [schema, *(_resolved(root, choice) for choice in schema.get("anyOf", schema.get("oneOf", ())))]
+    """The schema and its alternatives, including those of alternatives."""
+    inner = (_resolved(root, choice) for choice in schema.get("anyOf", schema.get("oneOf", ())))
+    return [schema, *(one for choice in inner for one in _choices(root, choice))]
 
 
 def _resolved(root: Schema, schema: Schema) -> Schema:

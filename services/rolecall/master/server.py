@@ -35,6 +35,7 @@ from rolecall.master.api import (
     logs,
     nodes,
     preflight,
+    submission,
     tokens,
 )
 from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_handlers
@@ -97,6 +98,7 @@ def create_app(program: Program) -> FastAPI:
     )
     app.state.program = program
     for module in (
+        submission,
         jobs,
         deletion,
         logs,

@@ -48,7 +48,7 @@ class Recorded(Value):
     dependencies=[Depends(needs(Scope.NODE))],
     summary="Append to a log or progress stream",
 )
-async def append(  # noqa: PLR0917 - the framework passes by name
+async def append_to_stream(  # noqa: PLR0917 - the framework passes by name
     job: str,
     attempt: Annotated[int, Path(ge=1, le=MAX_INTEGER)],
     rank: Annotated[int, Path(ge=0, le=MAX_INTEGER)],

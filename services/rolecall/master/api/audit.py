@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @router.get("/audit", summary="Show the audit log")
-async def page(
+async def list_audit(
     master: Running,
     after: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="Only entries with ids above this.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,

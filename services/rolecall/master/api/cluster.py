@@ -19,6 +19,7 @@ from rolecall.spec.api import FindingList, Health, NodeList, Readiness, RoleDocu
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.workload import Workload
 
+_METRICS = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 _PATIENCE_S = 3 * TICK_S + 8.5
 """The maximum time since the last pass of a loop: some ticks, and time for a busy database."""
 router = APIRouter(tags=["cluster"], dependencies=[Depends(needs(*USERS))])
@@ -52,7 +53,7 @@ async def list_nodes(master: Running) -> NodeList:
 
 
 @router.get("/readyz", summary="Check whether the master can work")
-async def readyz(master: Running) -> Readiness:
+async def check_readiness(master: Running) -> Readiness:
     """Return 200 if the database answers and the master's loops make progress, otherwise 503 with the reason."""
     try:
         await master.database.ping()
@@ -70,15 +71,15 @@ async def list_findings(master: Running) -> FindingList:
     return FindingList(findings=list(weaknesses(master.settings, readable_secret_files(), master.access.scrapes)))
 
 
-@metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response)
-async def metrics(request: Request, caller: Caller, master: Running) -> Response:
+@metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses={200: _METRICS})
+async def read_metrics(request: Request, caller: Caller, master: Running) -> Response:
     """Return the state of the cluster and of its running jobs in the Prometheus text format."""
     master.access.note_scrape(caller, address_of(request.scope))
     return Response(await exposition(master), media_type=CONTENT_TYPE_LATEST)
 
 
 @open_router.get("/healthz", summary="Check whether the program answers")
-async def healthz() -> Health:
+async def check_health() -> Health:
     """Return 200 to every client. The response contains nothing about the cluster."""
     return Health(status="ok")
 

@@ -19,7 +19,7 @@ _BATCH = 200
 
 
 @router.post("/prune", summary="Delete old jobs")
-async def prune(request: PruneRequest, master: Running, caller: Caller) -> PruneSummary:
+async def prune_jobs(request: PruneRequest, master: Running, caller: Caller) -> PruneSummary:
     """Delete all jobs that ended before a given time, and return them. With `dry_run`, only return them.
 
     Without the scope `admin`, this applies only to the jobs that the token owns.
@@ -44,7 +44,7 @@ async def prune(request: PruneRequest, master: Running, caller: Caller) -> Prune
 
 
 @router.delete("/{job}", status_code=204, dependencies=[Depends(controls_job)], summary="Delete a job")
-async def delete(job: str, master: Running, caller: Caller, force: bool = False) -> None:
+async def delete_job(job: str, master: Running, caller: Caller, force: bool = False) -> None:
     """Delete an ended job with its logs, checkpoints and artifacts. With `force`, cancel it first if necessary.
 
     The job is hidden immediately, and its files are deleted soon after. Deleting it again changes nothing.

@@ -1,33 +1,52 @@
-"""The routes below `/jobs/{job}/` for its results: step series, events, checkpoints, artifacts."""
+"""The routes below `/jobs/{job}/` for its results: step series, events, and lists of checkpoints and artifacts."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.program import Master
+from rolecall.master.signals import wait
 from rolecall.master.store import artifacts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
 from rolecall.spec.api import Artifact, ArtifactList, Checkpoint, CheckpointList, Event, EventList, Series, SeriesList
 from rolecall.spec.bounds import MAX_INTEGER
+from rolecall.spec.errors import NotFound
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
+_KEEP_ALIVE_S = 15.0
+_EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
-@router.get("/events", summary="List the events")
-async def list_events(job: str, master: Running, after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0) -> EventList:
-    """Return the events with ids above `after`, oldest first."""
+@router.get("/events", summary="List or follow the events", response_model=EventList, responses={200: _EVENTS})
+async def list_events(
+    job: str,
+    master: Running,
+    after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only events with ids above this.")] = 0,
+    follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
+    last_event_id: Annotated[
+        str | None, Header(pattern="^[0-9]{1,9}$", description="Continue after the event with this id.")
+    ] = None,
+) -> EventList | StreamingResponse:
+    """Return the events with ids above `after`, oldest first.
+
+    With `follow`, each event is sent when it happens, with its id, and the last one is `end` with the job's state. A
+    stream that breaks off before `end` can be continued with `Last-Event-ID`.
+    """
     async with master.database.read() as connection:
-        await jobs.get(connection, job)
-        found = await events.of_job(connection, job, after)
+        await jobs.summary(connection, job)
+        found = [] if follow else await events.of_job(connection, job, after)
+    if follow:
+        stream = _follow(master, job, int(last_event_id or after))
+        return StreamingResponse(stream, media_type="text/event-stream")
     return EventList(events=[_shown(Event, event) for event in found])
 
 
 @router.get("/metrics", summary="Show the step series")
-async def metrics(
+async def list_metrics(
     job: str,
     master: Running,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="All by default.")] = None,
@@ -60,18 +79,25 @@ async def list_artifacts(job: str, master: Running) -> ArtifactList:
     return ArtifactList(artifacts=[_shown(Artifact, artifact) for artifact in found])
 
 
-@router.get("/artifacts/{name}", summary="Download an artifact", response_class=StreamingResponse)
-async def download(job: str, name: str, master: Running) -> StreamingResponse:
-    """Return the artifact's content. The header `X-Content-SHA256` contains its digest."""
-    async with master.database.read() as connection:
-        await jobs.get(connection, job)
-        artifact = await artifacts.get(connection, job, name)
-    headers = {
-        "Content-Length": str(artifact.size),
-        "Content-Disposition": f'attachment; filename="{artifact.name}"',
-        "X-Content-SHA256": artifact.sha256,
-    }
-    return StreamingResponse(await master.blobs.read(job, artifact.blob), 200, headers, "application/octet-stream")
+async def _follow(master: Master, job: str, after: int) -> AsyncIterator[bytes]:
+    while not master.news.closed:
+        ticket = master.news.ticket(job)
+        async with master.database.read() as connection:
+            try:
+                # Before the events: when the job has ended, no events of its end can follow.
+                record = await jobs.summary(connection, job)
+            except NotFound:
+                return  # The job has been deleted.
+            found = await events.of_job(connection, job, after)
+        for event in found:
+            after = event.id
+            yield f"id: {event.id}\ndata: {_shown(Event, event).model_dump_json()}\n\n".encode()
+        if record.state.ended:
+            yield f"event: end\ndata: {record.state}\n\n".encode()
+            return
+        await wait(ticket, _KEEP_ALIVE_S)
+        if not ticket.is_set():
+            yield b": nothing new\n\n"  # a comment, which detects clients that have disconnected
 
 
 async def _series(master: Master, worker: WorkerRecord, points: int) -> Series:

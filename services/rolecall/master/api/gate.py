@@ -18,7 +18,7 @@ from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 
 FOLLOWERS = 256
-"""The maximum number of logs that a token follows at a time. Each holds a connection until its job ends."""
+"""The maximum number of logs and event streams that a token follows at a time. Each holds a connection until its job ends."""
 _RETRY_S = 10
 _OPEN = {"/healthz"}
 _OF_OPERATORS = {"/readyz", "/metrics"}
@@ -71,7 +71,7 @@ class FollowerLimit:
         # By name, because a token has two secrets while it is rotated.
         token = caller.name
         if self._following[token] >= FOLLOWERS:
-            detail = f"this token follows {FOLLOWERS} logs already; end some, or read the log without `follow`"
+            detail = f"this token follows {FOLLOWERS} logs and events already; end some, or read them without `follow`"
             refusal = problem_response(429, detail, Request(scope), headers={"Retry-After": str(_RETRY_S)})
             await refusal(scope, receive, send)
             return
@@ -116,4 +116,4 @@ async def _answer_forbidden(scope: Scope, receive: Receive, send: Send, found: A
 
 def _follows(scope: Scope) -> bool:
     given: Sequence[str] = parse_qs(scope["query_string"].decode("latin-1")).get("follow", ())
-    return scope["path"].endswith("/logs") and any(value.lower() not in _NO for value in given)
+    return scope["path"].endswith(("/logs", "/events")) and any(value.lower() not in _NO for value in given)

@@ -22,6 +22,7 @@ from rolecall.spec.role import Role
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _KEEP_ALIVE_S = 15.0
+_LOGS = {"content": {name: {"schema": {"type": "string"}} for name in ("text/plain", "text/event-stream")}}
 _PARTIAL_S = 1.0
 """Seconds for which a line without an end is held back from followers."""
 _BLOCK = 1 << 20
@@ -64,8 +65,8 @@ class Position:
         return f"{self.attempt};{','.join(f'{rank}={offset}' for rank, offset in self.offsets.items())}"
 
 
-@router.get("/logs", summary="Read the logs", response_class=StreamingResponse)
-async def logs(  # noqa: PLR0917 - the framework passes by name
+@router.get("/logs", summary="Read the logs", response_class=StreamingResponse, responses={200: _LOGS})
+async def read_logs(  # noqa: PLR0917 - the framework passes by name
     job: str,
     master: Running,
     role: Role | None = None,

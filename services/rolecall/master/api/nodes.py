@@ -29,7 +29,7 @@ async def _known_role(request: Request) -> None:
 
 
 @router.post("", summary="Register a node", dependencies=[Depends(_known_role)])
-async def register(spec: NodeSpec, master: Running) -> Registered:
+async def register_node(spec: NodeSpec, master: Running) -> Registered:
     """Register a node, also after a restart. The workers of its previous incarnation are then lost."""
     await registry.register(master, spec)
     return Registered(
@@ -40,7 +40,7 @@ async def register(spec: NodeSpec, master: Running) -> Registered:
 
 
 @router.post("/{name}/heartbeat", summary="Report the workers and get the desired ones", response_model=Desired)
-async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
+async def send_heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
     """Record the workers that the node runs, and return those that it should run.
 
     The response is delayed while nothing changes. If neither side has changes, it comes from memory (see
@@ -52,12 +52,12 @@ async def heartbeat(name: str, beat: Heartbeat, master: Running) -> Response:
 
 
 @router.get("/{name}/surroundings", summary="Get the cluster's properties for a self-check")
-async def cluster(name: str, master: Running) -> ClusterInfo:
+async def show_surroundings(name: str, master: Running) -> ClusterInfo:
     """Return the master's clock and version, and the number of other hosts."""
     return await registry.cluster_info(master, name)
 
 
 @router.delete("/{name}", status_code=204, summary="Remove a node")
-async def leave(name: str, master: Running) -> None:
+async def remove_node(name: str, master: Running) -> None:
     """Remove a node from the cluster. Workers that it still runs are lost."""
     await registry.leave(master, name)

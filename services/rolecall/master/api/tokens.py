@@ -36,7 +36,7 @@ async def list_tokens(master: Running) -> TokenList:
 
 
 @router.post("", status_code=201, summary="Create a token")
-async def create(request: TokenRequest, response: Response, master: Running, caller: Caller) -> TokenSecret:
+async def create_token(request: TokenRequest, response: Response, master: Running, caller: Caller) -> TokenSecret:
     """Create a token. Only this response contains its secret."""
     if request.name in BUILT_IN:
         raise Conflict(f"{request.name} is the name of a built-in token; take another")
@@ -48,7 +48,7 @@ async def create(request: TokenRequest, response: Response, master: Running, cal
 
 
 @router.patch("/{name}", summary="Change a token")
-async def change(name: str, request: TokenUpdate, master: Running) -> TokenDocument:
+async def change_token(name: str, request: TokenUpdate, master: Running) -> TokenDocument:
     """Change the token's scopes, limits or expiry. Omitted fields keep their values."""
     _refuse_built_in(name)
     values = {field: getattr(request, field) for field in request.model_fields_set}
@@ -60,7 +60,7 @@ async def change(name: str, request: TokenUpdate, master: Running) -> TokenDocum
 
 
 @router.post("/{name}/rotate", summary="Rotate a token")
-async def rotate(name: str, request: Rotation, master: Running) -> TokenSecret:
+async def rotate_token(name: str, request: Rotation, master: Running) -> TokenSecret:
     """Create a new secret. The current one stays valid for `overlap_s` seconds."""
     _refuse_built_in(name)
     secret, now = new_secret(), master.clock.now()
@@ -71,7 +71,7 @@ async def rotate(name: str, request: Rotation, master: Running) -> TokenSecret:
 
 
 @router.delete("/{name}", status_code=204, summary="Revoke a token")
-async def revoke(name: str, master: Running) -> None:
+async def revoke_token(name: str, master: Running) -> None:
     """Revoke all secrets of the token immediately. Its jobs continue without its limits, and keep their owner."""
     _refuse_built_in(name)
     async with master.database.write() as connection:

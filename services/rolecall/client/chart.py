@@ -16,6 +16,8 @@ from rolecall.spec.visible import one_line
 _LEFT, _TOP, _BOTTOM, _MARGIN = 84, 64, 64, 24
 _PLOT_WIDTH, _PLOT_HEIGHT = 600, 320
 _TICKS = 5
+_MANY = 20
+"""A larger number of values on the horizontal axis has round labels."""
 _CHAR = 6.6
 """The average width of a character in 12 pixels."""
 _LEAST_RANGE = 1e-300
@@ -63,6 +65,22 @@ class Chart:
     y_title: str
     x_values: tuple[float, ...] | tuple[str, ...]
     series: tuple[Series, ...]
+    has_markers: bool = True
+    """Whether each point of a line has a marker. Curves with hundreds of points have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A chart that notebooks show as SVG."""
+
+    chart: Chart
+
+    def _repr_svg_(self) -> str:
+        return svg(self.chart)
+
+    def __str__(self) -> str:
+        """The SVG document."""
+        return svg(self.chart)
 
 
 def svg(chart: Chart) -> str:
@@ -95,19 +113,31 @@ class _Numbers:
         return cls(numbers, logarithmic=bool(logs) and _unevenness(logs) < _unevenness(numbers) * 0.99)
 
     def at(self, index: int) -> float:
-        scaled = [math.log(value) if self.logarithmic else value for value in self.values]
-        low, high = min(scaled), max(scaled)
-        share = (scaled[index] - low) / (high - low) if high > low else 0.5
-        return _LEFT + _PLOT_WIDTH * (0.05 + 0.9 * share)
+        return self._place(self.values[index])
 
     def labels(self) -> Iterator[tuple[float, str]]:
-        """The values, without those whose labels would overlap."""
+        """The values, without those whose labels would overlap; or round values, if there are many."""
         end = -math.inf
-        for index in sorted(range(len(self.values)), key=self.values.__getitem__):
-            text = _number(self.values[index])
-            if self.at(index) - _width(text) / 2 > end:
-                end = self.at(index) + _width(text) / 2 + 4
-                yield self.at(index), text
+        for value in self._labeled():
+            text, place = _number(value), self._place(value)
+            if place - _width(text) / 2 > end:
+                end = place + _width(text) / 2 + 4
+                yield place, text
+
+    def _labeled(self) -> list[float]:
+        low, high = min(self.values), max(self.values)
+        if len(self.values) <= _MANY or self.logarithmic or high <= low:
+            return sorted(self.values)
+        step = _nice_step((high - low) / (2 * _TICKS))
+        return [step * place for place in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+    def _place(self, value: float) -> float:
+        low, high = (self._scaled(bound) for bound in (min(self.values), max(self.values)))
+        share = (self._scaled(value) - low) / (high - low) if high > low else 0.5
+        return _LEFT + _PLOT_WIDTH * (0.05 + 0.9 * share)
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value) if self.logarithmic else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,17 +255,18 @@ def _data(chart: Chart, x: _Numbers | _Categories, y: _Values) -> Iterator[str]:
         if isinstance(x, _Categories):
             yield from _bars(index, len(chart.series), series, x, y)
         else:
-            yield from _line(index, series, x, y)
+            yield from _line(index, series, x, y, has_markers=chart.has_markers)
 
 
-def _line(index: int, series: Series, x: _Numbers, y: _Values) -> Iterator[str]:
+def _line(index: int, series: Series, x: _Numbers, y: _Values, *, has_markers: bool) -> Iterator[str]:
     points = sorted(series.points, key=lambda point: x.values[point.x])
     places = [(x.at(point.x), y.at(point.y)) for point in points]
     path = "L".join(f"{at:.1f} {level:.1f}" for at, level in places)
     yield f'<path class="l{index % len(_LIGHT)}" d="M{path}"/>'
     for point, (at, level) in zip(points, places, strict=True):
         yield from _error(at, point, y)
-        yield f'<g class="s{index % len(_LIGHT)}">{_marker(index, at, level)}</g>'
+        if has_markers or len(places) == 1:
+            yield f'<g class="s{index % len(_LIGHT)}">{_marker(index, at, level)}</g>'
 
 
 def _bars(index: int, count: int, series: Series, x: _Categories, y: _Values) -> Iterator[str]:

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolecall.cli.exits import CommandError, Exit
+from rolecall.client.errors import ConfigurationError, Unauthorized, Unreachable
 from rolecall.settings import connection_file
 from rolecall.spec.trust import Trust
 
@@ -52,9 +52,7 @@ def stored() -> Connection | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError) as error:
-        raise CommandError(
-            Exit.USAGE, f"{connection_file()} can't be read ({error}); remove it, or pass --url"
-        ) from None
+        raise ConfigurationError(f"{connection_file()} can't be read ({error}); remove it, or pass --url") from None
 
 
 def find(url: str | None, token: str | None) -> Connection:
@@ -70,12 +68,10 @@ def find(url: str | None, token: str | None) -> Connection:
     if local and local.url == address:
         return local
     if not (url or local):
-        raise CommandError(
-            Exit.UNREACHABLE,
+        raise Unreachable(
             "no cluster of `rolecall local` is running on this machine; start one, or set ROLECALL_URL or --url",
         )
-    raise CommandError(
-        Exit.UNAUTHORIZED,
+    raise Unauthorized(
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",
     )
 
@@ -86,4 +82,4 @@ def _token_from_file() -> str | None:
     try:
         return Path(path).read_text().strip() if path else None
     except OSError as error:
-        raise CommandError(Exit.USAGE, f"ROLECALL_TOKEN_FILE={path}: {error.strerror}") from None
+        raise ConfigurationError(f"ROLECALL_TOKEN_FILE={path}: {error.strerror}") from None

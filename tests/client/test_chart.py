@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from rolecall.cli.chart import Chart, Point, Series, svg
+from rolecall.client.chart import Chart, Point, Series, svg
 
 
 def chart(x: tuple[float, ...] | tuple[str, ...], *lines: tuple[Point, ...], title: str = "t") -> ET.Element:

@@ -1,0 +1,142 @@
+"""One job of a master: submit it, wait for it, follow it, and read its results."""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from rolecall.client.chart import Picture
+from rolecall.client.client import Client
+from rolecall.client.errors import ConfigurationError, Unreachable
+from rolecall.client.patience import PAUSE_S, Patience
+from rolecall.client.plot import curves
+from rolecall.spec.api import Artifact, Checkpoint, Event
+from rolecall.spec.job import JobDocument, JobRequest, JobUpdate
+
+_PLOTTED = 500
+"""The approximate number of points of a curve."""
+
+
+class Job:
+    """A job of `client`'s master. Calls are retried for two minutes while the master is unavailable."""
+
+    def __init__(self, client: Client, id: str) -> None:
+        self.client = client
+        self.id = id
+        self._patience = Patience()
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    @classmethod
+    def submit(cls, client: Client, request: JobRequest | Mapping[str, Any], key: str | None = None) -> Self:
+        """Submit a job. A repeated request with the same `key` returns the same job.
+
+        Raises `Refused`, which lists the invalid fields.
+        """
+        return cls(client, client.submit(request, key).id)
+
+    def document(self) -> JobDocument:
+        """The current state, progress and result of the job."""
+        return self._patience.call(lambda: self.client.job(self.id))
+
+    def wait(self, timeout_s: float | None = None) -> JobDocument:
+        """The document of the ended job. Raises `TimeoutError` if it has not ended after `timeout_s` seconds."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (document := self.document()).state.ended:
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"job {self.id} is {document.state} after {timeout_s:g} s")
+            time.sleep(PAUSE_S)
+        return document
+
+    def events(self) -> list[Event]:
+        """What has happened to the job so far."""
+        return self._patience.call(lambda: self.client.events(self.id))
+
+    def follow(self) -> Iterator[Event]:
+        """The events of the job as they happen, until it ends."""
+        last = 0
+        while True:
+            try:
+                for event in self.client.follow_events(self.id, last):
+                    self._patience.reset()
+                    last = event.id
+                    yield event
+            except Unreachable as error:
+                self._patience.pause(error)
+            else:
+                return
+
+    def logs(self) -> str:
+        """The output of the workers of the newest attempt. Each line starts with `[role-number]`."""
+        return b"".join(self.client.log(self.id, {})).decode(errors="replace")
+
+    def metrics(self, points: int = 2000) -> list[dict[str, Any]]:
+        """The values that the workers reported: a row for each worker and step, for example for `pandas.DataFrame`.
+
+        Each row has `attempt`, `rank`, `role`, `role_rank`, `step` and the values. A series with more than about
+        `points` rows is thinned.
+        """
+        series = self._patience.call(lambda: self.client.metrics(self.id, points))
+        return [
+            {"attempt": one.attempt, "rank": one.rank, "role": str(one.role), "role_rank": one.role_rank} | point
+            for one in series
+            for point in one.points
+        ]
+
+    def plot(self, metric: str = "loss") -> Picture:
+        """A chart of a metric over the steps, with a line for each worker that reported it. Notebooks show it.
+
+        Raises `ConfigurationError` if no worker has reported the metric.
+        """
+        rows = self.metrics(_PLOTTED)
+        if not any(isinstance(row.get(metric), int | float) for row in rows):
+            fixed = {"attempt", "rank", "role", "role_rank", "step", "at", "epoch"}
+            known = sorted({name for row in rows for name in row} - fixed)
+            raise ConfigurationError(
+                f"job {self.id} has reported no {metric!r} yet; there are: {', '.join(known) or 'none'}"
+            )
+        return Picture(curves(rows, metric, f"{metric} of {self.id}"))
+
+    def cancel(self) -> JobDocument:
+        """Stop the job for good."""
+        return self.client.act(self.id, "cancel")
+
+    def pause(self) -> JobDocument:
+        """Stop the job after a checkpoint."""
+        return self.client.act(self.id, "pause")
+
+    def resume(self) -> JobDocument:
+        """Queue the paused job again."""
+        return self.client.act(self.id, "resume")
+
+    def retry(self) -> JobDocument:
+        """Queue the failed or cancelled job again."""
+        return self.client.act(self.id, "retry")
+
+    def update(self, changes: JobUpdate | Mapping[str, Any]) -> JobDocument:
+        """Change name, priority or labels. Null resets a field, or removes a label."""
+        return self.client.update(self.id, changes)
+
+    def delete(self, *, force: bool = False) -> None:
+        """Delete the ended job with all its data; with `force`, cancel it first."""
+        self.client.delete(self.id, force=force)
+
+    def artifacts(self) -> list[Artifact]:
+        """The files that the job has left."""
+        return self._patience.call(lambda: self.client.artifacts(self.id))
+
+    def download(self, name: str, to: Path | str | None = None) -> Path:
+        """Write an artifact to `to`, by default to its own name in the current folder."""
+        path = Path(to) if to is not None else Path(Path(name).name)
+        self.client.download(self.id, name, path)
+        return path
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The recorded checkpoints, newest first."""
+        return self._patience.call(lambda: self.client.checkpoints(self.id))
+
+    def download_checkpoint(self, step: int, to: Path | str) -> Path:
+        """Write a checkpoint to `to`: a ZIP archive with its manifest and its parts."""
+        self.client.download_checkpoint(self.id, step, Path(to))
+        return Path(to)

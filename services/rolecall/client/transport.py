@@ -1,0 +1,144 @@
+"""Calls to a master's HTTP API. Every failure is a `ClientError` that says what to do."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from rolecall import __version__
+from rolecall.client.connection import Connection
+from rolecall.client.errors import ClientError, ConfigurationError, Refused, Unauthorized, UnknownName, Unreachable
+from rolecall.edge.tls import client_options, explain, request_options
+from rolecall.spec.errors import SettingsError
+
+_M = TypeVar("_M", bound=BaseModel)
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+_ERRORS: dict[int, type[ClientError]] = {
+    401: Unauthorized,
+    403: Unauthorized,
+    404: UnknownName,
+    400: Refused,
+    409: Refused,
+    413: Refused,
+    422: Refused,
+    429: Refused,
+}
+
+
+class Transport:
+    """A connection to one master, and a context manager. `raw` is the body of the last response."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.url = connection.url
+        self.raw: Any = None
+        self._trust = connection.trust
+        headers = {"Authorization": f"Bearer {connection.token}"}
+        try:
+            options = client_options(connection.trust)
+        except SettingsError as error:
+            raise ConfigurationError(str(error)) from None
+        self._http = httpx.Client(base_url=connection.url, headers=headers, timeout=_TIMEOUT, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections to the master."""
+        self._http.close()
+
+    def call(self, kind: type[_M], method: str, path: str, **given: Any) -> _M:
+        answer = self.send(method, path, **given)
+        with self._understood():
+            return kind.model_validate(answer, extra="ignore")
+
+    def items(self, kind: type[_M], path: str, key: str, **given: Any) -> list[_M]:
+        answer = self.send("GET", path, **given)
+        with self._understood():
+            return [kind.model_validate(one, extra="ignore") for one in answer[key]]
+
+    @contextmanager
+    def _understood(self) -> Generator[None]:
+        """Turn missing or invalid fields into a `ClientError`. Unknown fields of a newer master are ignored."""
+        try:
+            yield
+        except (ValidationError, LookupError, TypeError) as error:
+            why = f"{error.error_count()} of its fields are not" if isinstance(error, ValidationError) else "it is not"
+            raise Unreachable(
+                f"{self.url} answers what Rolecall {__version__} can't read: {why} as they should be; "
+                "is it a Rolecall master, and of this version?",
+            ) from None
+
+    def send(self, method: str, path: str, **given: Any) -> Any:
+        with self._explained():
+            answer = self._http.request(method, path, **given, **request_options(self._trust))
+        _check(answer, self.url)
+        try:
+            self.raw = answer.json() if answer.content else None
+        except ValueError:
+            raise Unreachable(f"{self.url} answers, but is no Rolecall master") from None
+        return self.raw
+
+    @contextmanager
+    def stream(
+        self, path: str, query: dict[str, Any], read_s: float, headers: dict[str, str] | None = None
+    ) -> Generator[httpx.Response]:
+        timeout = httpx.Timeout(30.0, connect=5.0, read=read_s)
+        options = request_options(self._trust)
+        call = self._http.stream("GET", path, params=query, headers=headers, timeout=timeout, **options)
+        with self._explained(), call as answer:
+            if answer.is_error:
+                answer.read()
+            _check(answer, self.url)
+            yield answer
+
+    @contextmanager
+    def _explained(self) -> Generator[None]:
+        try:
+            yield
+        except httpx.InvalidURL as error:
+            raise ConfigurationError(f"{self.url} is not a URL: {error}") from None
+        except httpx.UnsupportedProtocol:
+            raise ConfigurationError(f"{self.url} is not an HTTP URL; write http://HOST:PORT") from None
+        except httpx.TransportError as error:
+            if why := explain(error, self.url, self._trust):
+                raise Unreachable(f"no master answers at {self.url}: {why}") from None
+            raise Unreachable(
+                f"no master answers at {self.url} ({error or type(error).__name__}); "
+                "start one with `rolecall local`, or name another with --url or ROLECALL_URL",
+            ) from None
+
+
+def _check(answer: httpx.Response, url: str) -> None:
+    if answer.is_success:
+        return
+    if answer.status_code == 401:
+        raise Unauthorized(f"{url} does not accept the token: set ROLECALL_TOKEN or pass --token")
+    raise _ERRORS.get(answer.status_code, Unreachable)(_explain(answer))
+
+
+def _explain(answer: httpx.Response) -> str:
+    try:
+        problem = answer.json()
+        findings = [_finding(one) for one in problem.get("errors", [])]
+        return "\n".join([str(problem["detail"]) if not findings else "the master refuses the request:", *findings])
+    except (ValueError, KeyError, AttributeError):
+        return f"{answer.request.url} answered {answer.status_code} {answer.reason_phrase}"
+
+
+def segment(name: str) -> str:
+    """A name as one segment of a path. Empty and dotted names don't exist, and would result in another path."""
+    if name in {"", ".", ".."}:
+        raise UnknownName(f"there is nothing of the name {name!r}")
+    return quote(name, safe="")
+
+
+def _finding(problem: dict[str, str]) -> str:
+    legal = f" (legal: {problem['legal']})" if problem.get("legal") else ""
+    return f"  {problem['field']}: {problem['message']}{legal}"
