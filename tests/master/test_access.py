@@ -58,6 +58,7 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/jobs"): USERS,
     ("POST", "/jobs"): {S, A},
     ("GET", "/jobs/{job}"): USERS,
+    ("PATCH", "/jobs/{job}"): {S, A},
     ("GET", "/jobs/{job}/logs"): USERS,
     ("GET", "/jobs/{job}/events"): USERS,
     ("GET", "/jobs/{job}/metrics"): USERS,

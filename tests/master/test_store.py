@@ -23,12 +23,14 @@ from rolecall.master.store import (
     checkpoints,
     idempotency,
     jobs,
+    listing,
     nodes,
     signing,
     tokens,
     workers,
 )
 from rolecall.master.store.database import Database, sqlite_url
+from rolecall.master.store.listing import Selection
 from rolecall.master.store.schema import jobs as jobs_table
 from rolecall.master.store.schema import metadata
 from rolecall.spec.access import Limits, Scope, TokenRequest
@@ -238,7 +240,7 @@ async def test_jobs_keys_and_bytes_belong_to_owners(database: Database) -> None:
         notice = ArtifactNotice(name="model", blob="1/model", size=5, sha256="0" * 64)
         await artifacts.put(connection, "toy-3", 1, notice, NOW)
     async with database.read() as connection:
-        page, more = await jobs.page(connection, None, 9, None, "alice")
+        page, more = await listing.page(connection, Selection(owner="alice"), 9, None)
         assert ([job.id for job in page], more) == (["toy-3", "toy-1"], False)
         assert await jobs.count_waiting(connection, "alice") == 2
         assert await jobs.stored_bytes(connection, "alice") == (6 << 40) + 5
@@ -247,6 +249,22 @@ async def test_jobs_keys_and_bytes_belong_to_owners(database: Database) -> None:
         assert await idempotency.job_of(connection, "alice", "key False", "digest") == "toy-1"
         assert await idempotency.job_of(connection, "bob", "key False", "digest") == "toy-2"
         assert await idempotency.job_of(connection, "bob", "key True", "digest") is None
+
+
+async def test_jobs_are_found_by_their_labels_in_the_same_case(database: Database) -> None:
+    async with database.write() as connection:
+        for name, value in (("toy-1", "Vision"), ("toy-2", "vision")):
+            labeled = spec(name).model_copy(update={"labels": {"team": value}, "name": f"{value}_%"})
+            await jobs.add(connection, labeled, NOW)
+    async with database.read() as connection:
+        for selection, found in (
+            (Selection(labels=(("team", "vision"),)), ["toy-2"]),
+            (Selection(labels=(("team", None),), created_after=NOW - timedelta(seconds=1)), ["toy-2", "toy-1"]),
+            (Selection(name="VISION_%", states=(JobState.QUEUED,), workload="toy"), ["toy-2", "toy-1"]),
+            (Selection(name="_n"), []),
+            (Selection(created_before=NOW), []),
+        ):
+            assert [job.id for job in (await listing.page(connection, selection, 9, None))[0]] == found
 
 
 async def test_the_signing_key_is_made_once(database: Database) -> None:

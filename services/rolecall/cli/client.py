@@ -20,7 +20,7 @@ from rolecall.spec.access import AuditEntry, TokenDocument, TokenSecret
 from rolecall.spec.api import Artifact, Event, Health, PruneSummary, Readiness, WorkloadDocument
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.finding import Finding
-from rolecall.spec.job import JobDocument
+from rolecall.spec.job import JobDocument, JobOverview
 from rolecall.spec.node import NodeDocument
 
 _M = TypeVar("_M", bound=BaseModel)
@@ -81,12 +81,12 @@ class Client:
         body = {"ended_before": ended_before.isoformat(), "state": state, "dry_run": dry_run}
         return self._call(PruneSummary, "POST", "/jobs/prune", json=body)
 
-    def jobs(self, state: str | None, limit: int, owner: str | None = None) -> list[JobDocument]:
+    def jobs(self, state: str | None, limit: int, owner: str | None = None) -> list[JobOverview]:
         """Up to `limit` jobs, newest first, from as many pages as necessary."""
         query: dict[str, Any] = ({"state": state} if state else {}) | ({"owner": owner} if owner else {})
-        found, raw = list[JobDocument](), list[Any]()
+        found, raw = list[JobOverview](), list[Any]()
         while True:
-            found += self._list(JobDocument, "/jobs", "jobs", params=query | {"limit": limit - len(found)})
+            found += self._list(JobOverview, "/jobs", "jobs", params=query | {"limit": limit - len(found)})
             raw += self.raw["jobs"]
             query["cursor"] = self.raw.get("next_cursor")
             if query["cursor"] is None or len(found) >= limit:

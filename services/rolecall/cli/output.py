@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rolecall.spec.job import JobDocument, Progress
+from rolecall.spec.job import JobDocument, JobOverview, Progress
 from rolecall.spec.visible import visible
 
 _UNBOUNDED = 10_000
@@ -48,7 +48,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     out.print(table)
 
 
-def state(document: JobDocument) -> str:
+def state(document: JobOverview) -> str:
     """The job's state with its color."""
     style = STYLES.get(document.state, "default")
     return f"[{style}]{document.state}[/]"

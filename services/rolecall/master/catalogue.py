@@ -63,8 +63,7 @@ class Catalogue:
         problems += unmet
         params, more = check_params(workload, request.params)
         more += check_data(params, self.data)
-        if not request.name.isprintable():
-            problems.append(problem("name", "it has characters that can't be printed", request.name, "printable text"))
+        problems += check_name(request.name)
         if params is None or problems or more:
             raise InvalidJob([*problems, *more])
         _check_together(workload, params, roles)
@@ -91,6 +90,12 @@ def load(points: Iterable[EntryPoint] | None = None) -> Catalogue:
         else:
             workloads[workload.name] = workload
     return Catalogue(workloads, broken)
+
+
+def check_name(name: str) -> list[Problem]:
+    """The problem of a job's name, if it has one."""
+    message = "it has characters that can't be printed"
+    return [] if name.isprintable() else [problem("name", message, name, "printable text")]
 
 
 def check_roles(workload: Workload[Any], asked: Mapping[Role, RoleDemand]) -> tuple[dict[Role, int], list[Problem]]:

@@ -1,19 +1,36 @@
 """The document of a job, assembled from its records. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rolecall.master.lifecycle import start_times
-from rolecall.master.store.records import DETAILED_ATTEMPTS, TRACED_ATTEMPTS, AttemptSummary, JobRecord, WorkerRecord
-from rolecall.spec.job import AttemptDocument, JobDocument, Progress, WorkerDocument
+from rolecall.master.store.records import (
+    DETAILED_ATTEMPTS,
+    TRACED_ATTEMPTS,
+    AttemptSummary,
+    JobEntry,
+    JobRecord,
+    WorkerRecord,
+)
+from rolecall.spec.job import AttemptDocument, JobDocument, JobOverview, Progress, WorkerDocument
 from rolecall.spec.report import abridged
 
 Members = Mapping[tuple[str, int], Sequence[WorkerRecord]]
+
+
+def job_overview(
+    job: JobEntry, labels: Mapping[str, str], *, progress: Progress | None, waiting_for: str | None
+) -> JobOverview:
+    """The job in a list. `progress` replaces the stored one unless it is None."""
+    shown = _overview(job, labels, progress, waiting_for)
+    return JobOverview(**(shown | {"reason": shown["reason"] and shown["reason"].partition("\n")[0]}))
 
 
 def job_document(
     job: JobRecord,
     attempts: Sequence[AttemptSummary],
     workers: Members,
+    labels: Mapping[str, str],
     *,
     progress: Progress | None,
     waiting_for: str | None,
@@ -24,15 +41,28 @@ def job_document(
     """
     last = attempts[-1] if attempts else None
     times = {"start_s": start_times(last, workers.get((job.id, last.number), ())) if last else None}
-    own = {"progress", "attempts", "waiting_for", "reason"}
-    shown = {name: getattr(job, name) for name in JobDocument.model_fields if name not in own}
-    return JobDocument(
-        **shown,
-        reason=job.reason or job.unreadable,
-        waiting_for=waiting_for,
-        progress=(progress or job.progress).model_copy(update=times),
-        attempts=[_attempt(one, workers.get((job.id, one.number), ()), job.attempt - one.number) for one in attempts],
-    )
+    shown = _overview(job, labels, progress, waiting_for)
+    own: dict[str, Any] = {
+        "progress": shown["progress"].model_copy(update=times),
+        "attempts": [
+            _attempt(one, workers.get((job.id, one.number), ()), job.attempt - one.number) for one in attempts
+        ],
+    }
+    more = {name: getattr(job, name) for name in JobDocument.model_fields if name not in shown | own}
+    return JobDocument(**shown | more | own)
+
+
+def _overview(
+    job: JobEntry, labels: Mapping[str, str], progress: Progress | None, waiting_for: str | None
+) -> dict[str, Any]:
+    """The fields that lists and documents share."""
+    own: dict[str, Any] = {
+        "labels": dict(labels),
+        "reason": job.reason or job.unreadable,
+        "waiting_for": waiting_for,
+        "progress": progress or job.progress,
+    }
+    return {name: getattr(job, name) for name in JobOverview.model_fields if name not in own} | own
 
 
 def detailed(job: JobRecord) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ thread at a time, and requests come first.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -34,6 +34,7 @@ from rolecall.master.view import View
 from rolecall.master.waking import TICK_S, Waking
 from rolecall.spec.access import Limits
 from rolecall.spec.errors import Conflict
+from rolecall.spec.job import JobSpec
 from rolecall.spec.plan import GangPlan
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ class Placer:
         """The inputs of the last pass, unless it placed jobs."""
         self._earlier = Earlier()
         self._again_at: datetime | None = None
+        self._previewing = asyncio.Lock()
 
     def wake(self) -> None:
         """Request a pass, because jobs, nodes, seats or limits of tokens have changed."""
@@ -85,6 +87,31 @@ class Placer:
         """The reason why a queued job waits, with current figures if available, otherwise as stored."""
         known = self._waiting.get((job.id, job.attempt)) if job.waiting_for else None
         return known.reason if known else job.waiting_for
+
+    async def preview(self, spec: JobSpec, owner: str) -> GangPlan | Waiting:
+        """The plan of a job as if it entered the queue now, or the reason why it would wait.
+
+        Only jobs that go first can affect it. It computes in a thread, one job at a time, on a `Cluster` of its own.
+        """
+        async with self._previewing:
+            await self.view.refresh()
+            now = self.clock.now()
+            job = QueuedJob(
+                id=spec.id,
+                roles=spec.roles,
+                priority=spec.priority,
+                created_at=now,
+                queued_at=now,
+                per_node=self.catalogue.is_per_node(spec.workload),
+                only=tuple(spec.params.get("nodes", ())) if self.catalogue.is_per_node(spec.workload) else (),
+                owner=owner,
+                resources=spec.resources,
+            )
+            first = [one for one in self._ready(now) if one.priority >= spec.priority]
+            states = self.presence.states(self.view.nodes.values())
+            search = self._search(first, self.access.limits, now, Earlier(undecided={spec.id}), job)
+            outcomes = await asyncio.to_thread(lambda: search(Cluster(states)))
+        return outcomes.get(job.id) or Waiting("waiting for its turn to be placed", feasible=True)
 
     async def run(self) -> None:
         """Run passes until cancelled. A failure is logged once, and retried at the next tick."""
@@ -111,17 +138,11 @@ class Placer:
             return self._due_s(now)
         earlier = self._earlier if same else Earlier(undecided=self._earlier.undecided)
         self._inputs = None
-        ready = [job for job in self.view.queue.values() if job.not_before is None or job.not_before <= now]
+        ready = self._ready(now)
         cluster = self._cluster_of(inputs.offers)
-        allowed, chosen = self.view.allowances(inputs.limits), dict(self.view.chosen)
-        taken, per_node_jobs = self.view.taken(), self.view.per_node_jobs()
-
-        def compute() -> dict[str, Outcome]:
-            queue = [_queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)) for job in ready]
-            return schedule(queue, cluster, taken, now, self.backfill_window, allowed, per_node_jobs, earlier)
-
+        search = self._search(ready, inputs.limits, now, earlier)
         begin_s = self.clock.monotonic()
-        outcomes = await asyncio.get_running_loop().run_in_executor(pool, compute) if ready else {}
+        outcomes = await asyncio.get_running_loop().run_in_executor(pool, search, cluster) if ready else {}
         took_s = self.clock.monotonic() - begin_s
         self._again_at = self._next_change(now, outcomes)
         waiting = await self._settle(ready, outcomes)
@@ -129,6 +150,29 @@ class Placer:
         if len(waiting) == len(outcomes):
             self._inputs = inputs
         return took_s if self._earlier.undecided else self._due_s(now)
+
+    def _ready(self, now: datetime) -> list[JobSummary]:
+        """The queued jobs that have no back-off."""
+        return [job for job in self.view.queue.values() if job.not_before is None or job.not_before <= now]
+
+    def _search(
+        self,
+        ready: Sequence[JobSummary],
+        limits: Mapping[str, Limits],
+        now: datetime,
+        earlier: Earlier,
+        *more: QueuedJob,
+    ) -> Callable[[Cluster], dict[str, Outcome]]:
+        """A function that schedules these jobs and `more`, for a thread."""
+        allowed, chosen = self.view.allowances(limits), dict(self.view.chosen)
+        taken, per_node_jobs = self.view.taken(), self.view.per_node_jobs()
+
+        def compute(cluster: Cluster) -> dict[str, Outcome]:
+            queue = [_queued(job, chosen, per_node=self.catalogue.is_per_node(job.workload)) for job in ready]
+            queue += more
+            return schedule(queue, cluster, taken, now, self.backfill_window, allowed, per_node_jobs, earlier)
+
+        return compute
 
     def _offers(self) -> tuple[Offer, ...]:
         states = self.presence.states(self.view.nodes.values())

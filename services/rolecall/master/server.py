@@ -34,6 +34,7 @@ from rolecall.master.api import (
     logs,
     nodes,
     preflight,
+    submission,
     tokens,
 )
 from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_handlers
@@ -97,7 +98,20 @@ def create_app(program: Program) -> FastAPI:
         responses=RESPONSES,
     )
     app.state.program = program
-    for module in (jobs, deletion, logs, files, cluster, preflight, tokens, audit, nodes, attempts, description):
+    for module in (
+        submission,
+        jobs,
+        deletion,
+        logs,
+        files,
+        cluster,
+        preflight,
+        tokens,
+        audit,
+        nodes,
+        attempts,
+        description,
+    ):
         app.include_router(module.router)
     app.include_router(cluster.metrics_router)
     app.include_router(cluster.admin_router)

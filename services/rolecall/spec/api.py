@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.finding import Finding, NodeFinding
-from rolecall.spec.job import JobDocument
+from rolecall.spec.job import JobOverview
 from rolecall.spec.model import Request, Value
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.plan import CheckpointManifest
@@ -22,7 +22,7 @@ from rolecall.spec.state import JobState
 class JobPage(Value):
     """A page of `GET /jobs`, newest first."""
 
-    jobs: list[JobDocument]
+    jobs: list[JobOverview]
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null on the last one.")
 
 

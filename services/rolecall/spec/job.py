@@ -7,12 +7,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rolecall.spec.bounds import at_most
+from rolecall.spec.labels import LabelChanges, Labels
 from rolecall.spec.model import Request, Value
+from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.redaction import Redacted, RedactedObject
 from rolecall.spec.report import Failure, StartTimes
 from rolecall.spec.resources import Resources, RoleDemand
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
+
+Priority = Annotated[int, Field(ge=-100, le=100, strict=True)]
+Name = Annotated[str, Field(max_length=120)]
 
 
 class JobRequest(Request):
@@ -25,9 +30,11 @@ class JobRequest(Request):
     roles: Annotated[Mapping[Role, RoleDemand], at_most(20)] = Field(default_factory=dict[Role, RoleDemand])
     """The number of workers of each role, or an object with the number and the resources of each worker. For other
     roles, the workload's defaults apply."""
-    name: str = Field(default="", max_length=120)
-    """A label for people."""
-    priority: int = Field(default=0, ge=-100, le=100, strict=True)
+    name: Name = ""
+    """A title for people."""
+    labels: Labels = Field(default_factory=dict[str, str])
+    """Names and values by which jobs can be listed, with the rules of Kubernetes."""
+    priority: Priority = 0
     """Jobs with a higher priority start first."""
     max_restarts: int = Field(default=3, ge=0, le=1000, strict=True)
     """Maximum number of restarts after failed attempts. After the next failure, the job fails."""
@@ -45,6 +52,40 @@ class JobSpec(JobRequest):
     )
     resources: dict[Role, Resources] = Field(default_factory=dict[Role, Resources])
     """The resources of each worker of a role. Placement decides for other roles."""
+
+
+class JobUpdate(Request):
+    """The body of `PATCH /jobs/{id}`, a JSON Merge Patch (RFC 7396).
+
+    An omitted field keeps its value, and null resets it to its default.
+    """
+
+    name: Name | None = None
+    priority: Priority | None = None
+    """Takes effect as long as the job is queued, and when it is queued again."""
+    labels: LabelChanges | None = None
+    """Labels to set; null removes one. Others stay."""
+
+
+class JobPlan(Value):
+    """The response to `POST /jobs?dry_run=true`: the complete job, and which node would run which worker."""
+
+    workload: str
+    name: Redacted
+    labels: dict[str, str]
+    params: RedactedObject
+    """Complete and validated parameters. Credentials in URLs are hidden."""
+    roles: dict[Role, int]
+    """The number of workers of each role."""
+    resources: dict[Role, Resources]
+    """The resources of each worker of a role. Placement decides for other roles."""
+    priority: int
+    max_restarts: int
+    deadline_s: float | None
+    waiting_for: Redacted | None
+    """The condition that the job would wait for; null if it would start now."""
+    workers: tuple[WorkerPlan, ...]
+    """The workers on their nodes, if the job started now. Empty if it would wait."""
 
 
 class Progress(Value):
@@ -87,32 +128,42 @@ class AttemptDocument(Value):
     """Empty except for the newest 20 attempts. Only the newest 3 have tracebacks."""
 
 
-class JobDocument(Value):
-    """A job in `GET /jobs/{id}`."""
+class JobOverview(Value):
+    """A job in `GET /jobs`."""
 
     id: str
     owner: str = "admin"
     """The name of the token that submitted it."""
     name: Redacted
     workload: str
-    params: RedactedObject
-    """Complete and validated parameters. Credentials in URLs are hidden."""
+    labels: dict[str, str] = Field(default_factory=dict[str, str])
     roles: dict[Role, int]
     """The number of workers of each role."""
-    resources: dict[Role, Resources] = Field(default_factory=dict[Role, Resources])
-    """The resources of each worker of a role. Placement decides for other roles."""
     priority: int
-    max_restarts: int
-    deadline_s: float | None
     state: JobState
     reason: Redacted | None
     """The reason for this state if it is not obvious: the cause of a failure, or who cancelled the job."""
     waiting_for: Redacted | None
     """The condition that a queued job waits for."""
+    attempt: int = 0
+    """The number of the current attempt, or of the last; 0 before the first."""
+    restarts: int = 0
+    """Failed attempts since the submission or the last retry by hand."""
     progress: Progress
-    attempts: list[AttemptDocument]
-    result: RedactedObject | None
-    """The workload's final metrics."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+
+
+class JobDocument(JobOverview):
+    """A job in `GET /jobs/{id}`."""
+
+    params: RedactedObject
+    """Complete and validated parameters. Credentials in URLs are hidden."""
+    resources: dict[Role, Resources] = Field(default_factory=dict[Role, Resources])
+    """The resources of each worker of a role. Placement decides for other roles."""
+    max_restarts: int
+    deadline_s: float | None
+    attempts: list[AttemptDocument]
+    result: RedactedObject | None
+    """The workload's final metrics."""

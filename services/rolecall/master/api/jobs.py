@@ -1,106 +1,100 @@
-"""The routes `/jobs`: submit, list, show and control jobs."""
+"""The routes `/jobs`: list, show, change and control jobs."""
 
-import asyncio
-import hashlib
-import secrets
-from collections.abc import Callable, Iterable
-from functools import partial
-from itertools import groupby
-from typing import Annotated
+from collections.abc import Iterable
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Response
-from pydantic import RootModel
-from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from fastapi import APIRouter, Depends, Query
 
 from rolecall.master import lifecycle
-from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, controls_job, needs, sees_job
-from rolecall.master.capacity import lacking, slots_needed
-from rolecall.master.documents import detailed, job_document
-from rolecall.master.field_errors import MAX_PROBLEMS, problem, shortened, unknown
-from rolecall.master.presence import Presence
+from rolecall.master.api.parameters import Cursor, LabelFilter, merge_patch
+from rolecall.master.catalogue import check_name
+from rolecall.master.documents import detailed, job_document, job_overview
+from rolecall.master.job_changes import changes
 from rolecall.master.program import Master
-from rolecall.master.store import attempts, idempotency, jobs, workers
-from rolecall.master.store import nodes as node_store
-from rolecall.master.store.records import JobRecord
+from rolecall.master.store import attempts, events, jobs, labels, listing, workers
+from rolecall.master.store.listing import Selection
+from rolecall.master.store.records import JobSummary
 from rolecall.master.token_limits import check_submission
 from rolecall.master.transitions import apply_step
 from rolecall.spec.access import Scope
 from rolecall.spec.api import JobPage
-from rolecall.spec.bounds import MAX_INTEGER
+from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.errors import InvalidJob
-from rolecall.spec.job import JobDocument, JobRequest, JobSpec
-from rolecall.spec.node import NodeState
-from rolecall.spec.resources import Resources, RoleRequest
-from rolecall.spec.role import Role
+from rolecall.spec.job import JobDocument, JobUpdate
+from rolecall.spec.labels import MAX_LABELS
 from rolecall.spec.state import JobState
 
 router = APIRouter(tags=["jobs"])
 _READS = [Depends(needs(*USERS))]
 _SUBMITS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN))]
 _SEES = [*_READS, Depends(sees_job)]
+_LABEL = "Only jobs with this label: `NAME=VALUE`, or `NAME` for any value. With several, jobs that have all of them."
 _CONTROLS = [*_SUBMITS, Depends(controls_job)]
 
 
-@router.post("/jobs", status_code=201, dependencies=_SUBMITS, summary="Submit a job")
-async def submit(
-    request: JobRequest,
-    response: Response,
+@router.get("/jobs", dependencies=_READS, summary="List jobs")
+async def list_jobs(  # noqa: PLR0917 - the framework passes by name
     master: Running,
     caller: Caller,
-    key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
-) -> JobDocument:
-    """Check the request and queue the job. With an `Idempotency-Key`, a repeated request returns the same job.
-
-    If the token has reached a limit, the response is 429 and names the limit.
-    """
-    fields = await master.request_checks.run(request)
-    if master.catalogue.is_per_node(request.workload):
-        _check_node_count(caller, await _target_nodes(master, fields["params"]["nodes"]))
-    spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
-    job = await _add(master, spec, caller, key, _digest(request, spec))
-    response.headers["Location"] = f"/jobs/{job.id}"
-    if job.attempt or job.state is not JobState.QUEUED:
-        return await _document(master, job.id)  # An earlier request with the same key submitted it.
-    master.waking.queued(job.id)
-    return job_document(job, (), {}, progress=None, waiting_for=None)
-
-
-@router.get("/jobs", dependencies=_READS, summary="List jobs", response_model=JobPage)
-async def page(  # noqa: PLR0917 - the framework passes by name
-    master: Running,
-    caller: Caller,
-    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+    state: Annotated[list[JobState], Query(default_factory=list, description="Only jobs in one of these states.")],
+    label: Annotated[list[LabelFilter], Query(default_factory=list, max_length=MAX_LABELS, description=_LABEL)],
+    workload: Annotated[str | None, Query(max_length=120, description="Only jobs of this workload.")] = None,
+    name: Annotated[str | None, Query(max_length=120, description="Only jobs with this text in their name.")] = None,
     owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token with this name.")] = None,
-    limit: Annotated[
-        int, Query(ge=1, le=200, description="Maximum number of jobs; fewer if their documents are large.")
-    ] = 50,
-    cursor: Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="From the previous page.")] = None,
-) -> Response:
-    """Return jobs, newest first: all of them, or the token's own if it can't see others."""
-    builders, following = list[Callable[[], JobDocument]](), None
-    if owner is None or (owner.isprintable() and caller.sees(owner)):
-        async with master.database.read() as connection:
-            visible_owner = owner if caller.reads_all else caller.name
-            found, more = await jobs.page(connection, state, limit, cursor, visible_owner)
-            builders = await _document_builders(master, connection, found)
-        following = str(found[-1].sequence) if more else None
-    # In a thread, because serializing large parameters takes long.
-    body = await asyncio.to_thread(
-        lambda: JobPage(jobs=[build() for build in builders], next_cursor=following).model_dump_json()
+    created_after: Annotated[AwareMoment | None, Query(description="Only jobs submitted after this time.")] = None,
+    created_before: Annotated[AwareMoment | None, Query(description="Only jobs submitted before this time.")] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="Maximum number of jobs.")] = 50,
+    cursor: Annotated[Cursor | None, Query(description="`next_cursor` of the previous page.")] = None,
+) -> JobPage:
+    """Return jobs that meet all conditions, newest first: of all owners, or the token's own if it can't see others.
+
+    `GET /jobs/{job}` returns the parameters, attempts and result of a job.
+    """
+    printable = all(text is None or text.isprintable() for text in (workload, name, owner))
+    if not printable or not (owner is None or caller.sees(owner)):
+        return JobPage(jobs=[], next_cursor=None)  # PostgreSQL rejects text with NUL.
+    selection = Selection(
+        states=tuple(state),
+        workload=workload,
+        name=name,
+        owner=owner if caller.reads_all else caller.name,
+        labels=tuple((one, value if given else None) for one, given, value in (text.partition("=") for text in label)),
+        created_after=created_after,
+        created_before=created_before,
     )
-    return Response(body, media_type="application/json")
+    async with master.database.read() as connection:
+        found, more = await listing.page(connection, selection, limit, int(cursor) if cursor else None)
+        labeled = await labels.of_jobs(connection, [job.id for job in found])
+    shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]
+    return JobPage(jobs=shown, next_cursor=str(found[-1].sequence) if more else None)
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")
-async def show(job: str, master: Running) -> JobDocument:
+async def show_job(job: str, master: Running) -> JobDocument:
     """Return the job with its progress, its attempts and their workers."""
-    return await _document(master, job)
+    return await job_document_of(master, job)
+
+
+@router.patch("/jobs/{job}", dependencies=_CONTROLS, summary="Change a job", openapi_extra=merge_patch("JobUpdate"))
+async def change_job(job: str, request: JobUpdate, master: Running, caller: Caller) -> JobDocument:
+    """Change the name, priority or labels of a job, in any state. The body is a JSON Merge Patch (RFC 7396)."""
+    if problems := check_name(request.name or ""):
+        raise InvalidJob(problems)
+    async with master.database.write() as connection:
+        record = await jobs.get(connection, job)
+        before = await labels.of_jobs(connection, [job])
+        change = changes(record, before.get(job, {}), request)
+        await jobs.change(connection, job, **change.values)
+        await labels.remove(connection, job, change.removed_labels)
+        await labels.put(connection, job, change.set_labels)
+        for message in change.messages:
+            await events.add(connection, job, master.clock.now(), "change", f"{message} by {caller.name}")
+    return await _changed(master, job)
 
 
 @router.post("/jobs/{job}/cancel", dependencies=_CONTROLS, summary="Cancel a job")
-async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
+async def cancel_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop the job for good. Possible in every state except the final ones."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
@@ -109,7 +103,7 @@ async def cancel(job: str, master: Running, caller: Caller) -> JobDocument:
 
 
 @router.post("/jobs/{job}/pause", dependencies=_CONTROLS, summary="Pause a job")
-async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
+async def pause_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Stop the job after a checkpoint and free its slots. `resume` queues it again."""
     async with master.database.write() as connection:
         record, nodes = await jobs.get(connection, job), set[str]()
@@ -120,7 +114,7 @@ async def pause(job: str, master: Running, caller: Caller) -> JobDocument:
 
 
 @router.post("/jobs/{job}/resume", dependencies=_CONTROLS, summary="Resume a paused job")
-async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
+async def resume_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue the job again. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
@@ -130,7 +124,7 @@ async def resume(job: str, master: Running, caller: Caller) -> JobDocument:
 
 
 @router.post("/jobs/{job}/retry", dependencies=_CONTROLS, summary="Retry an ended job")
-async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
+async def retry_job(job: str, master: Running, caller: Caller) -> JobDocument:
     """Queue a failed or cancelled job again, with all its restarts. It resumes from its newest checkpoint."""
     async with master.database.write() as connection:
         record = await jobs.get(connection, job)
@@ -140,115 +134,22 @@ async def retry(job: str, master: Running, caller: Caller) -> JobDocument:
     return await _changed(master, job)
 
 
-async def _target_nodes(master: Master, asked: list[str]) -> list[str]:
-    """The nodes on which a per-node job runs. Raises `InvalidJob` for unknown names."""
-    async with master.database.read() as connection:
-        known = {node.name: node for node in await node_store.list_all(connection)}
-    unknown_nodes = [(place, name) for place, name in enumerate(asked) if name not in known]
-    problems = [unknown(f"params.nodes.{place}", "node", name, known) for place, name in unknown_nodes[:MAX_PROBLEMS]]
-    if problems:
-        raise InvalidJob(shortened(problems, len(unknown_nodes)))
-    open_nodes = [node.spec.name for node in master.presence.states(known.values()) if node.alive and not node.draining]
-    return sorted(set(asked)) or open_nodes
-
-
-def _check_node_count(caller: Principal, nodes: list[str]) -> None:
-    """Raise `InvalidJob` if the token's limit never allows a job on all of `nodes`."""
-    limit = caller.limits.max_slots
-    if limit is not None and len(nodes) > limit:
-        message = f"the job needs a worker on each of {len(nodes)} nodes, and {_may_run(caller, limit)}"
-        raise InvalidJob([problem("params.nodes", message, nodes, f"{limit} nodes at most")])
-
-
-async def _check_capacity(
-    connection: AsyncConnection,
-    presence: Presence,
-    caller: Principal,
-    roles: dict[Role, int],
-    resources: dict[Role, Resources],
-) -> None:
-    """Raise `InvalidJob` for resources that no live node of the role has, and for a gang that the token's limit never
-    allows. Jobs wait for roles without live nodes.
-    """
-    nodes: list[NodeState] = []
-    if any(own.gpus or own.threads for own in resources.values()):
-        nodes = list(presence.states(await node_store.list_all(connection)))
-    if problems := lacking(resources, nodes):
-        raise InvalidJob(problems)
-    asked, limit = slots_needed(roles, resources, nodes), caller.limits.max_slots
-    if limit is not None and asked > limit:
-        unit = "workers" if asked == sum(roles.values()) else "slots"
-        message = f"the job needs {asked} {unit}, and {_may_run(caller, limit)}"
-        given = {role.value: number for role, number in roles.items()}
-        raise InvalidJob([problem("roles", message, given, f"{limit} {unit} at most")])
-
-
-def _may_run(caller: Principal, limit: int) -> str:
-    return f"token {caller.name} may run {limit} at once (max_slots)"
-
-
-def _digest(request: JobRequest, spec: JobSpec) -> str:
-    """A digest of the request, to compare it with others that have the same key.
-
-    It has the resources that the user requested, not those that the workload declares, which another release can
-    change. A request without any has the same digest as in releases that don't know resources.
-    """
-    asked = {role: own for role, own in request.roles.items() if isinstance(own, RoleRequest)}
-    demands = RootModel(asked).model_dump_json() if asked else ""
-    return hashlib.sha256((spec.model_dump_json(exclude={"id", "resources"}) + demands).encode()).hexdigest()
-
-
-async def _add(master: Master, spec: JobSpec, owner: Principal, key: str | None, digest: str) -> JobRecord:
-    try:
-        async with master.database.write() as connection:
-            return await _add_once(connection, master, spec, owner, key, digest)
-    except IntegrityError:
-        # On PostgreSQL, two requests with the same key can run at the same time. The retry finds the other's job.
-        async with master.database.write() as connection:
-            return await _add_once(connection, master, spec, owner, key, digest)
-
-
-async def _add_once(  # noqa: PLR0917 - the parameters of `_add`
-    connection: AsyncConnection, master: Master, spec: JobSpec, owner: Principal, key: str | None, digest: str
-) -> JobRecord:
-    earlier = None if key is None else await idempotency.job_of(connection, owner.name, key, digest)
-    if earlier is not None:
-        return await jobs.get(connection, earlier)
-    await _check_capacity(connection, master.presence, owner, spec.roles, spec.resources)
-    await check_submission(connection, owner.name, owner.limits)
-    now = master.clock.now()
-    job = await jobs.add(connection, spec, now, owner.name)
-    if key is not None:
-        await idempotency.remember(connection, owner.name, key, digest, job.id, now)
-    return job
-
-
 async def _changed(master: Master, job: str, nodes: Iterable[str] = ()) -> JobDocument:
     master.waking.gang(job, nodes)
-    return await _document(master, job)
+    return await job_document_of(master, job)
 
 
-async def _document(master: Master, job: str) -> JobDocument:
+async def job_document_of(master: Master, job: str) -> JobDocument:
+    """The job with its attempts and their workers. Raises `NotFound`."""
     async with master.database.read() as connection:
-        (build,) = await _document_builders(master, connection, [await jobs.get(connection, job)])
-    return build()
+        record = await jobs.get(connection, job)
+        summaries = await attempts.of_jobs(connection, [job])
+        members = await workers.of_attempts(connection, detailed(record))
+        labeled = await labels.of_jobs(connection, [job])
+    return job_document(record, summaries, members, labeled.get(job, {}), **_current(master, record))
 
 
-async def _document_builders(
-    master: Master, connection: AsyncConnection, shown: list[JobRecord]
-) -> list[Callable[[], JobDocument]]:
-    """Functions that create the documents of jobs, whose data is already read."""
-    summaries = await attempts.of_jobs(connection, [job.id for job in shown])
-    members = await workers.of_attempts(connection, [key for job in shown for key in detailed(job)])
-    grouped = {job: list(some) for job, some in groupby(summaries, key=lambda one: one.job)}
-    return [
-        partial(
-            job_document,
-            job,
-            grouped.get(job.id, ()),
-            members,
-            progress=master.progress.of_job(job.id, job.attempt),
-            waiting_for=master.placer.waiting_for(job),
-        )
-        for job in shown
-    ]
+def _current(master: Master, job: JobSummary) -> dict[str, Any]:
+    """The properties of a job that are newer in memory than in the database."""
+    progress = master.progress.of_job(job.id, job.attempt)
+    return {"progress": progress, "waiting_for": master.placer.waiting_for(job)}

@@ -4,27 +4,24 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import accumulate
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Row, Select, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store import events
-from rolecall.master.store.records import DETAILED_ATTEMPTS, JobRecord, JobSummary, UnreadableRow, member, read
-from rolecall.master.store.schema import artifacts, checkpoints, jobs, workers
+from rolecall.master.store import events, labels
+from rolecall.master.store.records import JobEntry, JobRecord, JobSummary, UnreadableRow, member, read
+from rolecall.master.store.schema import artifacts, checkpoints, jobs
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import ADMIN
 from rolecall.spec.errors import NotFound, StaleAttempt
 from rolecall.spec.job import JobSpec, Progress
 from rolecall.spec.state import JobState, check_transition
 
+_J = TypeVar("_J", bound=JobEntry)
 ENDED = tuple(state for state in JobState if state.ended)
 _SUMMARY_NAMES = tuple(one.name for one in fields(JobSummary))
 _SUMMARY = tuple(jobs.c[name] for name in _SUMMARY_NAMES)
-_PAGE_CHARS = 4 << 20
-_ROW_CHARS = 300
-"""The approximate size of an attempt or a worker in a document, without its failure."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Replacements for values that can't be read, so that the job can be shown.
 _EMPTY: Mapping[str, Any] = {
@@ -52,9 +49,14 @@ class Summaries:
 async def add(connection: AsyncConnection, spec: JobSpec, now: datetime, owner: str = ADMIN) -> JobRecord:
     """Store a new job of `owner` as queued."""
     own = {"resources": spec.resources, "owner": owner}
-    values = spec.model_dump() | own | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0}
+    values = (
+        spec.model_dump(exclude={"labels"})
+        | own
+        | {"state": JobState.QUEUED, "attempt": 0, "restarts": 0, "crashes": 0}
+    )
     times = {"created_at": now, "queued_at": now, "deadline_at": _deadline(spec.deadline_s, now)}
     await connection.execute(insert(jobs).values(progress=Progress(), **values, **times))
+    await labels.put(connection, spec.id, spec.labels)
     await events.add(connection, spec.id, now, JobState.QUEUED, f"submitted by {owner}")
     return await get(connection, spec.id)
 
@@ -70,7 +72,7 @@ async def get(connection: AsyncConnection, job: str) -> JobRecord:
 async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
     """The job, or None."""
     row = await _row(connection, job, tuple(jobs.c))
-    return None if row is None else _record(row)
+    return None if row is None else shown(JobRecord, row)
 
 
 def unknown(job: str) -> NotFound:
@@ -78,37 +80,10 @@ def unknown(job: str) -> NotFound:
     return NotFound(f"there is no job {job!r}; GET /jobs lists them")
 
 
-async def page(
-    connection: AsyncConnection, state: JobState | None, limit: int, before: int | None, owner: str | None = None
-) -> tuple[list[JobRecord], bool]:
-    """A page of jobs (of `owner`), newest first, with sequence numbers below `before`; and whether more follow.
-
-    Has up to `limit` jobs, and at least one; fewer if their documents are large.
-    """
-    query = select(jobs.c.sequence, _size()).where(_visible()).order_by(jobs.c.sequence.desc())
-    query = query if state is None else query.where(jobs.c.state == state)
-    query = query if before is None else query.where(jobs.c.sequence < before)
-    query = query if owner is None else query.where(jobs.c.owner == owner)
-    found = (await connection.execute(query.limit(limit + 1))).all()
-    sizes = list(accumulate(row[1] for row in found[:limit]))
-    chosen = [row[0] for row, size in zip(found, sizes, strict=False) if size <= _PAGE_CHARS or size == sizes[0]]
-    rows = await connection.execute(select(jobs).where(jobs.c.sequence.in_(chosen)).order_by(jobs.c.sequence.desc()))
-    return [_record(row) for row in rows], len(found) > len(chosen)
-
-
-def _size() -> ColumnElement[int]:
-    """The approximate size of a job's document in characters, computed by the database."""
-    recent = (workers.c.job == jobs.c.id, workers.c.attempt > jobs.c.attempt - DETAILED_ATTEMPTS)
-    one = _ROW_CHARS + func.coalesce(func.length(workers.c.failure), 0)
-    members = select(func.coalesce(func.sum(one), 0)).where(*recent).correlate(jobs).scalar_subquery()
-    texts = (func.coalesce(func.length(column), 0) for column in (jobs.c.params, jobs.c.result, jobs.c.progress))
-    return sum(texts, jobs.c.attempt * _ROW_CHARS + members)
-
-
 async def in_states(connection: AsyncConnection, states: Iterable[JobState]) -> list[JobRecord]:
     """All jobs in one of `states`, oldest first."""
     query = select(jobs).where(jobs.c.state.in_(tuple(states))).order_by(jobs.c.sequence)
-    return [_record(row) for row in await connection.execute(query)]
+    return [shown(JobRecord, row) for row in await connection.execute(query)]
 
 
 async def live(
@@ -156,13 +131,13 @@ async def parameters(connection: AsyncConnection, among: Iterable[str]) -> dict[
 
 async def succeeded(connection: AsyncConnection, workload: str, limit: int) -> list[str]:
     """The ids of up to `limit` jobs of a workload that succeeded, newest first."""
-    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, _visible())
+    query = select(jobs.c.id).where(jobs.c.workload == workload, jobs.c.state == JobState.SUCCEEDED, visible())
     return list(await connection.scalars(query.order_by(jobs.c.sequence.desc()).limit(limit)))
 
 
 async def count_by_state(connection: AsyncConnection) -> dict[JobState, int]:
     """The number of jobs in each state, including zeros."""
-    rows = await connection.execute(select(jobs.c.state, func.count()).where(_visible()).group_by(jobs.c.state))
+    rows = await connection.execute(select(jobs.c.state, func.count()).where(visible()).group_by(jobs.c.state))
     return dict.fromkeys(JobState, 0) | {JobState(state): count for state, count in rows if state in set(JobState)}
 
 
@@ -259,6 +234,11 @@ async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, no
     return changed.rowcount == 1
 
 
+async def change(connection: AsyncConnection, job: str, **values: Any) -> None:
+    """Change the name or the priority of a job, regardless of its state."""
+    await connection.execute(update(jobs).where(jobs.c.id == job).values(values))
+
+
 async def set_reason(connection: AsyncConnection, job: JobSummary, reason: str | None) -> None:
     """Change the reason of the state of `job`. Raises `StaleAttempt` if the job has changed meanwhile."""
     await _change(connection, job, {"reason": reason})
@@ -292,7 +272,7 @@ async def set_result(connection: AsyncConnection, job: str, attempt: int, result
     await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.attempt == attempt).values(result=result))
 
 
-def _visible() -> ColumnElement[bool]:
+def visible() -> ColumnElement[bool]:
     """The condition that hides ended jobs that are marked for deletion."""
     return or_(jobs.c.deleted_at.is_(None), jobs.c.state.not_in(ENDED))
 
@@ -310,14 +290,14 @@ async def _row(connection: AsyncConnection, job: str, columns: tuple[Any, ...]) 
 @cache
 def _by_id(columns: tuple[Any, ...]) -> Select[Any]:
     """The statement, cached because it takes longer to build than to run."""
-    return cast(Select[Any], select(*columns)).where(jobs.c.id == bindparam("job"), _visible())
+    return cast(Select[Any], select(*columns)).where(jobs.c.id == bindparam("job"), visible())
 
 
 def _summary(row: Row[Any]) -> JobSummary:
     return read(JobSummary, row, _SUMMARY_NAMES, state=member(JobState, row, "state"))
 
 
-def _record(row: Row[Any]) -> JobRecord:
+def shown(kind: type[_J], row: Row[Any]) -> _J:
     """The job, with empty values instead of unreadable ones, so that it can be shown."""
     found = row._asdict()  # pyright: ignore[reportPrivateUsage] - public, as in namedtuple
     broken = {column: value.why for column, value in found.items() if isinstance(value, Unreadable)}
@@ -329,4 +309,4 @@ def _record(row: Row[Any]) -> JobRecord:
     values: dict[str, Any] = (
         found | {column: _EMPTY.get(column) for column in broken} | {"state": state, "unreadable": why}
     )
-    return JobRecord(**values)
+    return kind(**values)

@@ -114,18 +114,24 @@ class JobSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord(JobSummary):
-    """A job with all its values."""
+class JobEntry(JobSummary):
+    """A job in a list for users."""
 
     name: str
-    params: dict[str, Any]
     progress: Progress
-    result: dict[str, Any] | None
     ended_at: datetime | None
-    deleted_at: datetime | None = None
-    """The time of the request to delete it."""
     unreadable: str | None = field(default=None, compare=False)
     """The column that this release can't read, with the reason. The column has an empty value here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord(JobEntry):
+    """A job with all its values."""
+
+    params: dict[str, Any]
+    result: dict[str, Any] | None
+    deleted_at: datetime | None = None
+    """The time of the request to delete it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,16 @@ jobs = Table(
     # Nodes that could not read its checkpoint.
     Column("avoid", Document(tuple[str, ...])),
     Index(None, "deleted_at"),
+    Index(None, "workload", "sequence"),
+)
+
+labels = Table(
+    "labels",
+    metadata,
+    Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(317), primary_key=True),
+    Column("value", String(63), nullable=False),
+    Index(None, "name", "value"),
 )
 
 attempts = Table(

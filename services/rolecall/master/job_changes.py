@@ -1,0 +1,42 @@
+"""The changes of a job by `PATCH /jobs/{id}`. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rolecall.master.store.records import JobRecord
+from rolecall.spec.job import JobRequest, JobUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is stored, and the event of each change."""
+
+    values: Mapping[str, Any]
+    """The new name and priority, if they change."""
+    set_labels: Mapping[str, str]
+    removed_labels: tuple[str, ...]
+    messages: tuple[str, ...]
+
+
+def changes(job: JobRecord, labels: Mapping[str, str], request: JobUpdate) -> Changes:
+    """The changes of a job with these labels, without values that stay the same."""
+    given = request.model_fields_set
+    asked = {name: getattr(request, name) for name in ("name", "priority") if name in given}
+    asked = {name: _default(name) if value is None else value for name, value in asked.items()}
+    values = {name: value for name, value in asked.items() if value != getattr(job, name)}
+    wanted = request.labels
+    if wanted is None:
+        wanted = dict.fromkeys(labels) if "labels" in given else {}
+    fresh = {name: value for name, value in wanted.items() if value is not None and labels.get(name) != value}
+    removed = tuple(name for name, value in wanted.items() if value is None and name in labels)
+    messages = (
+        *(f"{name} changed from {getattr(job, name)!r} to {value!r}" for name, value in values.items()),
+        *(f"label {name} set to {value!r}" for name, value in fresh.items()),
+        *(f"label {name} removed" for name in removed),
+    )
+    return Changes(values, fresh, removed, messages)
+
+
+def _default(name: str) -> Any:
+    return JobRequest.model_fields[name].default

@@ -1,0 +1,61 @@
+"""Lists of jobs for users: those that match a selection, newest first."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store.jobs import shown, visible
+from rolecall.master.store.records import JobEntry
+from rolecall.master.store.schema import jobs, labels
+from rolecall.spec.state import JobState
+
+REASON_CHARS = 1000
+"""The length to which reasons are cut. They can contain the output of compilers and tracebacks."""
+_NAMES = tuple(one.name for one in fields(JobEntry) if one.name not in {"unreadable", "reason"})
+_COLUMNS = (*(jobs.c[name] for name in _NAMES), func.substr(jobs.c.reason, 1, REASON_CHARS).label("reason"))
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The properties of the jobs to list. Empty values and None select all jobs."""
+
+    states: tuple[JobState, ...] = ()
+    workload: str | None = None
+    name: str | None = None
+    """A part of the name, in any case."""
+    owner: str | None = None
+    labels: tuple[tuple[str, str | None], ...] = ()
+    """Names and values of labels that a job must have; None stands for any value."""
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+
+
+async def page(
+    connection: AsyncConnection, selection: Selection, limit: int, before: int | None
+) -> tuple[list[JobEntry], bool]:
+    """Up to `limit` jobs with sequence numbers below `before`, newest first; and whether more follow."""
+    query = select(*_COLUMNS).where(visible(), *_conditions(selection)).order_by(jobs.c.sequence.desc())
+    query = query if before is None else query.where(jobs.c.sequence < before)
+    found = [shown(JobEntry, row) for row in await connection.execute(query.limit(limit + 1))]
+    return found[:limit], len(found) > limit
+
+
+def _conditions(selection: Selection) -> Iterator[ColumnElement[bool]]:
+    if selection.states:
+        yield jobs.c.state.in_(selection.states)
+    if selection.workload is not None:
+        yield jobs.c.workload == selection.workload
+    if selection.name is not None:
+        yield jobs.c.name.icontains(selection.name, autoescape=True)
+    if selection.owner is not None:
+        yield jobs.c.owner == selection.owner
+    if selection.created_after is not None:
+        yield jobs.c.created_at > selection.created_after
+    if selection.created_before is not None:
+        yield jobs.c.created_at < selection.created_before
+    for name, value in selection.labels:
+        has_value = () if value is None else (labels.c.value == value,)
+        yield exists().where(labels.c.job == jobs.c.id, labels.c.name == name, *has_value)
