@@ -41,7 +41,7 @@ class Gate:
         if scope["type"] == "http" and not _is_open(scope["path"]):
             found = _admission(scope)
             if found.status is TokenStatus.NONE:
-                answer = _answer_login if _is_page(scope["path"]) else _answer_unauthorized
+                answer = _answer_login if _is_page(scope) else _answer_unauthorized
                 await answer(scope, receive, send, found)
                 return
             if found.status is TokenStatus.FORBIDDEN and found.caller is not None:
@@ -103,8 +103,10 @@ def _is_open(path: str) -> bool:
     return path in _OPEN or path.startswith(_OPEN_FOLDER)
 
 
-def _is_page(path: str) -> bool:
-    return path == "/" or path.startswith("/ui/")
+def _is_page(scope: Scope) -> bool:
+    """True if a browser requests a page; programs present a token, and learn that it is not valid."""
+    is_page = scope["path"] == "/" or scope["path"].startswith("/ui/")
+    return is_page and scope["method"] in _SAFE and "authorization" not in Headers(scope=scope)
 
 
 def _owner(found: Admission) -> tuple[Group, str]:

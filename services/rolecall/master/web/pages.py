@@ -67,7 +67,13 @@ async def compare(
     jobs = [await api.get(f"/jobs/{one}", JobDocument) for one in dict.fromkeys(job or ())]
     recent = await api.get("/jobs", JobPage, {"limit": _JOBS})
     return render(
-        request, "compare.html", caller=caller, jobs=jobs, recent=recent.jobs, rows=differences(jobs), most=_MAX_COMPARED
+        request,
+        "compare.html",
+        caller=caller,
+        jobs=jobs,
+        recent=recent.jobs,
+        rows=differences(jobs),
+        most=_MAX_COMPARED,
     )
 
 

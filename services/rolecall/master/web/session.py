@@ -2,10 +2,10 @@
 
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 
-from rolecall.master.api.auth import Running, is_same_origin, refusal
+from rolecall.master.api.auth import USERS, Running, is_same_origin, needs, refusal
 from rolecall.master.sessions import COOKIE, LIFETIME
 from rolecall.master.web.render import render
 
@@ -14,7 +14,7 @@ _MAX_BODY = 4096
 
 
 @router.get("/ui/login")
-async def form(request: Request, next: str = "/") -> Response:  # noqa: A002 - the name in the URL
+async def form(request: Request, next: str = "/") -> Response:
     return render(request, "login.html", next=_local(next), error="")
 
 
@@ -26,10 +26,15 @@ async def log_in(request: Request, master: Running) -> Response:
     length = request.headers.get("content-length", "")
     fields = parse_qs((await request.body()).decode(errors="replace")) if _is_small(length) else {}
     target, token = _local(fields.get("next", ["/"])[0]), fields.get("token", [""])[0].strip()
-    if (session := master.sessions.start(token)) is None:
+    session = master.sessions.start(token)
+    caller = master.sessions.principal(session) if session else None
+    if session is None or caller is None:
         master.sync.unauthenticated.note(refusal(request.scope, None, 401))
         error = "This token is not valid. `rolecall tokens create NAME` creates one; the operator has the first."
         return render(request, "login.html", next=target, error=error, status=401)
+    if caller.scopes.isdisjoint(USERS):
+        error = f"The token {caller.name} is not for people: it has the scope {' and '.join(sorted(caller.scopes))}."
+        return render(request, "login.html", next=target, error=error, status=403)
     response = RedirectResponse(target, 303)
     response.set_cookie(
         COOKIE,
@@ -42,7 +47,7 @@ async def log_in(request: Request, master: Running) -> Response:
     return response
 
 
-@router.post("/ui/logout")
+@router.post("/ui/logout", dependencies=[Depends(needs(*USERS))])
 async def log_out() -> Response:
     response = RedirectResponse("/ui/login", 303)
     response.delete_cookie(COOKIE, httponly=True, samesite="lax")

@@ -13,7 +13,10 @@ const SchemaForm = (() => {
 
   const titleOf = (name) => name.replaceAll("_", " ");
   const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
-  const shortText = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+  const shortText = (value) => {
+    const text = typeof value === "string" ? value : JSON.stringify(value);
+    return text.length > 48 ? `${text.slice(0, 47)}…` : text;
+  };
 
   class Form {
     constructor(root, onChange) {
@@ -37,7 +40,7 @@ const SchemaForm = (() => {
       const wrong = element("p", { class: "wrong", hidden: "" });
       const label = body.isGroup
         ? element("legend", {}, titleOf(name))
-        : element("label", { for: body.id }, titleOf(name), isRequired ? " *" : "");
+        : element("label", { for: body.id }, titleOf(name), isRequired && schema.default === undefined ? " *" : "");
       const box = element(body.isGroup ? "fieldset" : "div", { class: "field" }, label, body.element, help, wrong);
       this.places.set(path, box);
       return { element: box, read: body.read };
@@ -162,7 +165,8 @@ const SchemaForm = (() => {
           const one = fields.get(name).read();
           if (one !== undefined) found[name] = one;
         }
-        const isEmpty = Object.keys(found).every((name) => this.resolve(schema.properties[name]).const !== undefined);
+        if (!Object.keys(found).length && !isRequired) return undefined;
+      const isEmpty = Object.keys(found).every((name) => this.resolve(schema.properties[name]).const !== undefined);
         return isEmpty && !isRequired ? undefined : found;
       };
       return { isGroup: true, element: box, read };

@@ -8,7 +8,8 @@ const problems = document.getElementById("problems");
 const REQUEST = {
   type: "object",
   properties: {
-    name: { type: "string", maxLength: 120, description: "A label for people." },
+    name: { type: "string", maxLength: 120, description: "A title for people." },
+    labels: { type: "object", description: "Names and values by which jobs can be listed, as JSON." },
     priority: { type: "integer", minimum: -100, maximum: 100, default: 0, description: "Jobs with a higher priority start first." },
     max_restarts: { type: "integer", minimum: 0, maximum: 1000, default: 3, description: "Restarts after failed attempts." },
     deadline_s: { type: "number", exclusiveMinimum: 0, description: "Seconds after submission at which the job is stopped." },
@@ -44,6 +45,7 @@ async function load(start) {
   const plainCounts = Object.fromEntries(Object.entries(start?.roles || {}).filter(([role]) => role in rolesSchema.properties));
   forms = [new SchemaForm.Form({}, preview), new SchemaForm.Form({}, preview), new SchemaForm.Form(document_.params, preview)];
   request = forms[0].control(REQUEST, "", start, false);
+  rolesSchema.required = Object.keys(rolesSchema.properties);
   roles = forms[1].field("roles", rolesSchema, "roles", plainCounts, false);
   params = forms[2].control(document_.params, "params", start?.params, false);
   document.getElementById("request").replaceChildren(request.element, roles.element);
@@ -58,6 +60,7 @@ function requestKey() {
 
 async function send(path) {
   problems.hidden = true;
+  document.getElementById("plan").textContent = "";
   const job = jobOf();
   const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json", ...(path === "/jobs" ? { "Idempotency-Key": requestKey() } : {}) }, body: JSON.stringify(job) });
   if (answer.ok) return answer.json();
@@ -69,6 +72,16 @@ async function send(path) {
   return null;
 }
 
+function planText(plan) {
+  if (plan.waiting_for) return `The job is valid. It would wait: ${plan.waiting_for}.`;
+  const seats = plan.workers.map((worker) => `${worker.role}-${worker.role_rank} on ${worker.node}`);
+  return `The job is valid and would start now: ${seats.join(", ")}.`;
+}
+
+document.getElementById("check").addEventListener("click", async () => {
+  const plan = await send("/jobs?dry_run=true");
+  document.getElementById("plan").textContent = plan ? planText(plan) : "";
+});
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
   const job = await send("/jobs");
