@@ -84,7 +84,8 @@ const SchemaForm = (() => {
         placeholder: schema.default !== undefined && schema.default !== null ? shortText(schema.default) : schema.examples ? `such as ${shortText(schema.examples[0])}` : undefined,
         value: value === undefined || value === null ? undefined : value,
       });
-      const read = () => (input.value === "" ? undefined : isNumber ? Number(input.value) : input.value);
+      const empty = value === "" ? "" : undefined;
+      const read = () => (input.value === "" ? empty : isNumber ? Number(input.value) : input.value);
       return { id, element: this.listen(input), read };
     }
 
