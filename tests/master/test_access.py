@@ -40,9 +40,15 @@ from .harness import (
 R, S, A, M, N = Scope
 USERS = {R, S, A}
 NOBODY: set[Scope] = set()  # open to the attempt's own token, or to all
-OPEN = {("GET", "/healthz")}
+OPEN = {("GET", "/healthz"), ("GET", "/ui/login"), ("POST", "/ui/login"), ("GET", "/ui/static/{path:path}")}
 ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/"): USERS,
+    ("GET", "/ui/overview"): USERS,
+    ("GET", "/ui/submit"): USERS,
+    ("GET", "/ui/compare"): USERS,
+    ("GET", "/ui/jobs/{job}"): USERS,
+    ("GET", "/ui/jobs/{job}/status"): USERS,
+    ("POST", "/ui/logout"): USERS,
     ("GET", "/docs"): USERS,
     ("GET", "/docs/start.js"): USERS,
     ("GET", "/docs/swagger-ui.css"): USERS,
@@ -147,6 +153,9 @@ async def test_every_route_takes_the_scopes_of_the_table_and_no_other(client: Cl
                 assert answer.status_code == 404, "the job is another's"
         for wrong in (None, "rc_wrong"):
             answer = await client.call(wrong, method, where)
+            if wrong is None and method == "GET" and (path == "/" or path.startswith("/ui/")):
+                assert answer.headers["location"].startswith("/ui/login"), "browsers log in"
+                continue
             assert answer.status_code == 401, (wrong, method, path, answer.text)
             assert answer.headers["www-authenticate"].startswith(("Bearer", "Basic"))
     for wrong in (TOKEN[:-1].encode(), f"{TOKEN}\N{LATIN SMALL LETTER E WITH ACUTE}".encode(), b"\xff"):

@@ -26,11 +26,13 @@ async def running(client: Client) -> tuple[Node, str, DesiredWorker]:
     return node, job, worker
 
 
-async def followed(client: Client, job: str, *, until: str, last_id: str = "") -> list[ServerSentEvent]:
+async def followed(
+    client: Client, job: str, *, until: str, last_id: str = "", query: str = ""
+) -> list[ServerSentEvent]:
     """The events up to the one with this text."""
     headers = bearer(TOKEN) | ({"Last-Event-ID": last_id} if last_id else {})
     found: list[ServerSentEvent] = []
-    async with aconnect_sse(client.http, "GET", f"/jobs/{job}/logs?follow=true", headers=headers) as source:
+    async with aconnect_sse(client.http, "GET", f"/jobs/{job}/logs?follow=true{query}", headers=headers) as source:
         async for event in source.aiter_sse():
             found.append(event)
             if event.data == until:
@@ -111,7 +113,7 @@ async def test_the_end_waits_for_the_rest_of_a_log(client: Client) -> None:
     await node.say(worker, WorkerState.SUCCEEDED, exit_code=0, log_bytes=len(b"begin\nrest\n"))
     await client.until(job, "succeeded")
     headers, seen = bearer(TOKEN), list[str]()
-    async with aconnect_sse(client.http, "GET", f"/jobs/{job}/logs?follow=true", headers=headers) as source:
+    async with aconnect_sse(client.http, "GET", f"/jobs/{job}/logs?follow=true{query}", headers=headers) as source:
         async for event in source.aiter_sse():
             seen.append(event.data)
             if event.data == "[trainer-0] begin":
@@ -198,3 +200,13 @@ async def test_a_large_log_costs_little(tmp_path: Path) -> None:
         print(f"{received / 1e6:.0f} MB in {wall_s:.2f} s with {cpu_s:.2f} s of CPU")
         assert received > size
         assert cpu_s < 2.0
+
+
+async def test_the_last_lines_of_each_worker(client: Client) -> None:
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b"".join(b"line %d\n" % number for number in range(50_000)))
+    for tail in (0, 1, 3, 10_000):
+        found = (await client.user("GET", f"/jobs/{job}/logs", params={"tail": tail})).text.splitlines()
+        assert found == [f"[trainer-0] line {number}" for number in range(50_000 - tail, 50_000)]
+    events = await followed(client, job, until="[trainer-0] line 49999", query="&tail=2")
+    assert [event.data for event in events] == ["[trainer-0] line 49998", "[trainer-0] line 49999"]

@@ -1,6 +1,7 @@
 """From the lines of progress streams to what users see of them."""
 
 import math
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
@@ -32,6 +33,25 @@ def test_a_series_is_thinned_evenly_and_ends_with_the_last_step(steps: int, most
     assert len(found) >= min(steps, most // 2)
     gaps = [later - earlier for earlier, later in pairwise(found)]
     assert not gaps or max(gaps[1:-1], default=1) == min(gaps[1:-1], default=1)
+
+
+def test_values_that_few_lines_have_stay_in_a_thinned_series() -> None:
+    scored = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":0.5,"validation_auc":0.9}}'
+    lines = ((scored if step % 500 == 250 else LINE) % step for step in range(10_000))
+    found = series(lines, 30)
+    assert [point["step"] for point in found if "validation_auc" in point] == list(range(250, 10_000, 500))
+    assert len(found) <= 30 + 20 + 1
+    assert [point["step"] for point in found] == sorted(point["step"] for point in found)
+
+
+def test_a_series_of_the_longest_stream_takes_a_tenth_of_a_second() -> None:
+    lines = [LINE % step for step in range((16 << 20) // len(LINE))]
+    times_s = []
+    for _ in range(3):
+        begin = time.process_time()
+        assert series(iter(lines), 1000)[-1]["step"] == len(lines) - 1
+        times_s.append(time.process_time() - begin)
+    assert min(times_s) <= 0.1, times_s
 
 
 def test_a_long_series_takes_little_memory() -> None:

@@ -47,12 +47,17 @@ async def test_the_page_loads_what_the_master_serves_and_nothing_else(tmp_path: 
             assert served.headers["content-type"].split(";")[0] in {"text/javascript", "text/css"}
 
 
-@pytest.mark.slow
-async def test_a_browser_shows_the_operations_without_a_foreign_request(tmp_path: Path) -> None:
+def find_browser() -> str:
+    """The path of a Chromium; without one, the test is skipped, or fails in CI."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
         unavailable("there is no Chromium: apt-get install chromium-headless-shell")
+    return browser
 
+
+@pytest.mark.slow
+async def test_a_browser_shows_the_operations_without_a_foreign_request(tmp_path: Path) -> None:
+    browser = find_browser()
     options = [
         "--headless",
         "--no-sandbox",

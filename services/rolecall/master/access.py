@@ -82,8 +82,16 @@ class Access:
             return None
         if known.expires_at is not None and known.expires_at <= now:
             return None
-        self.used[known.principal.name] = now
+        self.note_use(known.principal)
         return known.principal
+
+    def note_use(self, caller: Principal) -> None:
+        """Record that a call used the token of `caller` now."""
+        self.used[caller.name] = self._now()
+
+    def all_known(self) -> Iterable[Known]:
+        """All secrets, including those that have expired since the last `replace`."""
+        return self._known.values()
 
     def replace(self, known: Iterable[Known]) -> None:
         """Replace all secrets except the built-in ones."""

@@ -27,6 +27,7 @@ from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
 from rolecall.master.request_checks import RequestChecks
 from rolecall.master.retention import Policy
+from rolecall.master.sessions import Sessions
 from rolecall.master.signals import Signal, Signals
 from rolecall.master.space import JobQuota, Reserve
 from rolecall.master.storage_errors import LeadershipLost
@@ -55,6 +56,8 @@ class Master:
     """Keeps `access` up to date."""
     signing_key: str
     """The key from which the tokens of attempts are derived."""
+    sessions: Sessions
+    """The sessions of browsers."""
     presence: Presence
     streams: Streams
     blobs: Blobs
@@ -253,6 +256,7 @@ def _assemble(
         access=access,
         sync=AccessSync(database, access, clock),
         signing_key=signing_key,
+        sessions=Sessions(access, signing_key, clock.now),
         presence=presence,
         streams=streams,
         blobs=blobs,

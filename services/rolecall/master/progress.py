@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +25,8 @@ from rolecall.spec.visible import one_line
 
 _STEPS = frozenset({"first_step", "step"})
 _BATCH_LINES = 500
+_ENDING = 1000
+"""The number of lines at the end of a stream among which its last step is."""
 _BATCH_BYTES = 64 << 10
 """A batch ends with the line that reaches one of these limits, because other calls wait for its thread and writes."""
 _ERROR_CHARS = 300
@@ -275,23 +277,41 @@ def result(line: ProgressLine) -> dict[str, Any]:
 def series(lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
     """The steps of one worker's progress stream, thinned evenly to about `max_points`; the last one stays.
 
-    Holds a few times `max_points` lines in memory, however many there are.
+    Lines with equally many fields are thinned together, so that values that few lines have, such as validation scores,
+    are not lost among the others. Only the remaining lines are parsed, because a stream can have 100,000 of them.
     """
-    kept, last, stride = list[ProgressLine](), None, 1
-    for place, line in enumerate(_plotted(lines)):
-        last = line
-        if place % stride == 0:
-            kept.append(line)
-        if len(kept) >= 4 * max_points:
-            kept, stride = kept[::2], 2 * stride
-    if last is not None and kept[-1] is not last:
-        kept.append(last)
-    thin = max(1, math.ceil(len(kept) / max_points))
+    groups, ending = defaultdict[int, _Thinned](lambda: _Thinned(max_points)), deque[tuple[int, bytes]](maxlen=_ENDING)
+    for place, raw in enumerate(lines):
+        groups[raw.count(b'":')].add(place, raw)
+        ending.append((place, raw))
+    kept = {place: raw for group in groups.values() for place, raw in group.result()}
+    last = next(((place, raw) for place, raw in reversed(ending) if any(_plotted([raw]))), None)
+    kept |= [last] if last is not None else []
     return [
         {"at": line.at, "step": line.step, "epoch": line.epoch, "samples_per_s": line.samples_per_s}
         | finite(line.metrics)
-        for line in kept[(len(kept) - 1) % thin :: thin]
+        for line in _plotted(raw for _, raw in sorted(kept.items()))
     ]
+
+
+class _Thinned:
+    """Every n-th of the added lines with their places, where n grows with their number."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, list[tuple[int, bytes]]()
+        self._count, self._stride = 0, 1
+
+    def add(self, place: int, raw: bytes) -> None:
+        if self._count % self._stride == 0:
+            self._kept.append((place, raw))
+            if len(self._kept) >= 4 * self._most:
+                self._kept, self._stride = self._kept[::2], 2 * self._stride
+        self._count += 1
+
+    def result(self) -> list[tuple[int, bytes]]:
+        """About `most` of the lines, the last kept one among them."""
+        thin = max(1, math.ceil(len(self._kept) / self._most))
+        return self._kept[(len(self._kept) - 1) % thin :: thin]
 
 
 def _plotted(lines: Iterable[bytes]) -> Iterator[ProgressLine]:

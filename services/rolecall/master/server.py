@@ -48,6 +48,8 @@ from rolecall.master.program import Master, Program
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
+from rolecall.master.web import pages, session
+from rolecall.master.web.api import ApiError
 from rolecall.retry import delays_s
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
@@ -60,7 +62,7 @@ _POLICY = {
     "img-src": "'self' data:",
     "connect-src": "'self'",
     "base-uri": "'none'",
-    "form-action": "'none'",
+    "form-action": "'self'",
     "frame-ancestors": "'none'",
 }
 HEADERS = [
@@ -117,6 +119,8 @@ def create_app(program: Program) -> FastAPI:
     app.include_router(cluster.admin_router)
     app.include_router(cluster.open_router)
     app.include_router(inspection.internal_router)
+    for router in (session.router, pages.static_router, pages.router):
+        app.include_router(router)
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
     app.add_middleware(FollowerLimit)
@@ -126,6 +130,7 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(StandbyGate)
     app.add_middleware(ExitGate)
     add_problem_handlers(app)
+    app.add_exception_handler(ApiError, pages.show_api_error)
     return app
 
 

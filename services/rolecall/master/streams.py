@@ -19,6 +19,8 @@ Kind = Literal["log", "progress", "timeline"]
 _FILES: dict[Kind, str] = {"progress": "progress.jsonl", "timeline": "timeline.json"}
 MAX_LINE_BYTES = 1 << 20
 """Progress lines are shorter. The result of `preflight` has findings for each pair of nodes."""
+_TAIL_BYTES = 8 << 20
+"""The maximum size of the last lines of a log."""
 _REST_S = 60.0
 """The time to wait for the rest of the log of an ended worker."""
 _REMEMBERED = 1000
@@ -122,6 +124,23 @@ class Streams:
         """Up to `max_bytes` bytes of a log from `start`, or from the end of a gap; empty at the end of the log."""
         return segments.read(self._folder(key), start, max_bytes)
 
+    def tail_start(self, key: StreamKey, lines: int) -> int:
+        """The offset at which the last `lines` lines of a log begin, or fewer if these have more than 8 MiB. Blocks."""
+        size, window = self.size(key), _TAIL_BYTES // 128
+        while True:
+            begin = max(0, size - window)
+            found = _start_of_last(self._chunks(key, begin), lines, size)
+            if found is not None or begin == 0 or window == _TAIL_BYTES:
+                return begin if found is None else found
+            window = min(8 * window, _TAIL_BYTES)
+
+    def _chunks(self, key: StreamKey, start: int) -> list[Chunk]:
+        chunks = list[Chunk]()
+        while (chunk := self.read_log(key, start, _TAIL_BYTES)).data:
+            chunks.append(chunk)
+            start = chunk.end
+        return chunks
+
     def _append(self, key: StreamKey, offset: int, chunk: bytes, cut: bool) -> int:
         if key.kind == "log":
             return segments.append(self._folder(key), offset, chunk, self._log_bytes, cut=cut)
@@ -138,3 +157,17 @@ class Streams:
 
     def _file(self, key: StreamKey) -> Path:
         return self._folder(key) / _FILES[key.kind]
+
+
+def _start_of_last(chunks: list[Chunk], lines: int, end: int) -> int | None:
+    """The offset at which the last `lines` lines begin in a log that ends at `end`; None if there are fewer."""
+    if lines == 0:
+        return end
+    for chunk in reversed(chunks):
+        # The end of the last line starts no further line.
+        place = len(chunk.data) - (chunk is chunks[-1] and chunk.data.endswith(b"\n"))
+        while (place := chunk.data.rfind(b"\n", 0, place)) >= 0:
+            lines -= 1
+            if lines == 0:
+                return chunk.start + place + 1
+    return None

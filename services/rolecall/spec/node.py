@@ -9,6 +9,7 @@ from pydantic import Field
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.model import Value
 from rolecall.spec.role import Role
+from rolecall.spec.state import WorkerState
 
 
 class Gpu(Value):
@@ -115,12 +116,24 @@ class NodeState(_NodeStatus):
         return sha256(self.spec.started.encode()).hexdigest()[:12]
 
 
+class Occupant(Value):
+    """A worker that occupies a slot of a node."""
+
+    job: str | None
+    """Null for a job that the token can't see."""
+    role: Role
+    role_rank: int
+    state: WorkerState
+
+
 class NodeDocument(_NodeStatus):
     """A node in `GET /nodes`."""
 
     spec: NodeDescription
     life: str = ""
     """A fingerprint of the daemon's process, which changes when the node restarts."""
+    workers: tuple[Occupant, ...] = ()
+    """The workers on this node that have not ended."""
 
 
 def is_loopback(address: str) -> bool:

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.requests import HTTPConnection
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBasic, HTTPBasicCredentials, HTTPBearer
+from starlette.datastructures import Headers
 from starlette.routing import compile_path
 
 from rolecall.master.access import Principal
 from rolecall.master.program import Master, master_of
 from rolecall.master.refusals import Refusal
+from rolecall.master.sessions import COOKIE
 from rolecall.master.store import jobs
 from rolecall.spec.access import Scope
 from rolecall.spec.token import attempt_of
@@ -34,7 +37,7 @@ _CHALLENGE = 'Bearer realm="rolecall"'
 _BROWSERS_CHALLENGE = f'Basic realm="rolecall", {_CHALLENGE}'
 _BEARER = {"WWW-Authenticate": _CHALLENGE}
 _PAGE = {"WWW-Authenticate": _BROWSERS_CHALLENGE}
-_BROWSERS = re.compile("/|/docs(/.*)?|/openapi[.]json")
+_BROWSERS = re.compile("/docs(/.*)?|/openapi[.]json")
 # A worker can read blobs of earlier attempts, so the path of a blob doesn't identify the attempt of the token.
 _OF_WORKER = re.compile("/internal/jobs/(?P<job>[^/]+)/(attempts/(?P<attempt>[0-9]{1,10})|blobs)/.*", re.DOTALL)
 _ANYBODY = "a token (ROLECALL_TOKEN, or one of `rolecall tokens create`)"
@@ -67,6 +70,8 @@ class Admission:
     """The principal of the token, unless it is the token of an attempt."""
     job: str = ""
     """The job, if it is the token of an attempt."""
+    by_session: bool = False
+    """True if a browser's session stands for the token."""
 
     @property
     def is_internal(self) -> bool:
@@ -79,8 +84,11 @@ class Admission:
         return {Scope.NODE} if self.is_internal else set(Scope) - {Scope.NODE}
 
 
-def admission(master: Master, path: str, authorization: str) -> Admission:
-    """Check a request by its head. The routes check the scopes in addition."""
+def admission(master: Master, path: str, authorization: str, session: str = "") -> Admission:
+    """Check a request by its path, its `Authorization` header and its session's cookie.
+
+    The routes check the scopes in addition.
+    """
     if path.startswith("/internal/"):
         given = _bearer_of(authorization)
         caller = master.access.principal(given)
@@ -92,12 +100,25 @@ def admission(master: Master, path: str, authorization: str) -> Admission:
         return Admission(status, _NODES, _CHALLENGE, given, caller, job)
     browsers = _BROWSERS.fullmatch(path) is not None
     given = _bearer_of(authorization) or (_password_of(authorization) if browsers else "")
-    caller = master.access.principal(given)
+    by_session = not authorization and bool(session)
+    caller = master.sessions.principal(session) if by_session else master.access.principal(given)
     if caller is None:
         status = TokenStatus.NONE
     else:
         status = TokenStatus.ACCEPTED if caller.scopes - {Scope.NODE} else TokenStatus.FORBIDDEN
-    return Admission(status, _ANYBODY, _BROWSERS_CHALLENGE if browsers else _CHALLENGE, given, caller)
+    challenge = _BROWSERS_CHALLENGE if browsers else _CHALLENGE
+    return Admission(status, _ANYBODY, challenge, given, caller, by_session=by_session)
+
+
+def is_same_origin(headers: Headers) -> bool:
+    """Return whether a browser sent the request for a page of this master, and not of another site or port.
+
+    Browsers send `Sec-Fetch-Site` to HTTPS and loopback addresses, and `Origin` with every request that changes
+    something.
+    """
+    if (site := headers.get("sec-fetch-site")) is not None:
+        return site == "same-origin"
+    return urlsplit(headers.get("origin", "")).netloc == headers.get("host")
 
 
 def _opened_job(master: Master, path: str, given: str) -> str:
@@ -197,6 +218,8 @@ async def require_attempt(connection: HTTPConnection, job: str, attempt: int, ma
 
 def _known(connection: HTTPConnection, master: Master, given: str | None, headers: dict[str, str]) -> Principal:
     caller = master.access.principal(given) if given else None
+    if given is None and "authorization" not in connection.headers:
+        caller = master.sessions.principal(connection.cookies.get(COOKIE, ""))
     if caller is None:
         raise _unauthorized(connection, master, _ANYBODY, given, headers)
     connection.state.principal = caller

@@ -1,22 +1,26 @@
 """The routes about the cluster: workloads, nodes, health and Prometheus metrics."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
+from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
 from rolecall.master.catalogue import schema_of
 from rolecall.master.metrics import exposition
 from rolecall.master.storage_errors import describe
 from rolecall.master.store import nodes
+from rolecall.master.store.records import Gang
 from rolecall.master.waking import TICK_S
 from rolecall.master.weak_settings import weaknesses
 from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
 from rolecall.spec.api import FindingList, Health, NodeList, Readiness, RoleDocument, WorkloadDocument, WorkloadList
-from rolecall.spec.node import NodeDocument
+from rolecall.spec.node import NodeDocument, Occupant
 from rolecall.spec.workload import Workload
 
 _METRICS = {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -44,12 +48,19 @@ async def show_workload(name: str, master: Running) -> WorkloadDocument:
 
 
 @router.get("/nodes", summary="List nodes")
-async def list_nodes(master: Running) -> NodeList:
-    """Return the registered nodes and their state."""
+async def list_nodes(master: Running, caller: Caller) -> NodeList:
+    """Return the registered nodes, their state and their workers."""
     async with master.database.read() as connection:
         known = await nodes.list_all(connection)
-    states = master.presence.states(known)
-    return NodeList(nodes=[NodeDocument.model_validate(state, from_attributes=True) for state in states])
+    occupants = _occupants(master.view.gangs.values(), caller)
+    return NodeList(
+        nodes=[
+            NodeDocument.model_validate(state, from_attributes=True).model_copy(
+                update={"workers": tuple(occupants[state.spec.name])}
+            )
+            for state in master.presence.states(known)
+        ]
+    )
 
 
 @router.get("/readyz", summary="Check whether the master can work")
@@ -82,6 +93,18 @@ async def read_metrics(request: Request, caller: Caller, master: Running) -> Res
 async def check_health() -> Health:
     """Return 200 to every client. The response contains nothing about the cluster."""
     return Health(status="ok")
+
+
+def _occupants(gangs: Iterable[Gang], caller: Principal) -> defaultdict[str, list[Occupant]]:
+    """The workers on each node that have not ended, as far as the master has read."""
+    found = defaultdict[str, list[Occupant]](list)
+    for gang in gangs:
+        job = gang.job.id if caller.sees(gang.job.owner) else None
+        for worker in gang.workers:
+            if not worker.state.ended:
+                occupant = Occupant(job=job, role=worker.role, role_rank=worker.role_rank, state=worker.state)
+                found[worker.node].append(occupant)
+    return found
 
 
 def _workload(workload: Workload[Any]) -> WorkloadDocument:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, Response
 
 from rolecall.master.api.auth import needs_reader
 
@@ -68,11 +68,6 @@ def script() -> Response:
 @router.get("/docs/swagger-ui.css")
 def style() -> Response:
     return _file("swagger-ui.css", "text/css")
-
-
-@router.get("/")
-async def home() -> RedirectResponse:
-    return RedirectResponse("/docs")
 
 
 def _file(name: str, media_type: str) -> Response:

@@ -2,25 +2,30 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rolecall.edge.connection_table import Group
 from rolecall.edge.connections import claim
 from rolecall.master.access import Principal
-from rolecall.master.api.auth import Admission, TokenStatus, admission, refusal
+from rolecall.master.api.auth import Admission, TokenStatus, admission, is_same_origin, refusal
 from rolecall.master.api.error_handlers import problem_response
 from rolecall.master.program import master_of
+from rolecall.master.sessions import COOKIE
 from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 
+LOGIN = "/ui/login"
 FOLLOWERS = 256
 """The maximum number of logs and event streams that a token follows at a time. Each holds a connection until its job ends."""
 _RETRY_S = 10
-_OPEN = {"/healthz"}
+_OPEN = {"/healthz", LOGIN}
+_OPEN_FOLDER = "/ui/static/"
+_SAFE = {"GET", "HEAD", "OPTIONS"}
 _OF_OPERATORS = {"/readyz", "/metrics"}
 """Not in the users' share of database connections, so that busy users don't make the master look broken."""
 _NO = {"0", "false", "f", "no", "n", "off"}
@@ -33,13 +38,17 @@ class Gate:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             found = _admission(scope)
             if found.status is TokenStatus.NONE:
-                await _answer_unauthorized(scope, receive, send, found)
+                answer = _answer_login if _is_page(scope) else _answer_unauthorized
+                await answer(scope, receive, send, found)
                 return
             if found.status is TokenStatus.FORBIDDEN and found.caller is not None:
                 await _answer_forbidden(scope, receive, send, found, found.caller)
+                return
+            if found.by_session and scope["method"] not in _SAFE and not is_same_origin(Headers(scope=scope)):
+                await _answer_other_site(scope, receive, send)
                 return
             if found.status is TokenStatus.ACCEPTED and (excess := claim(scope, *_owner(found))):
                 # 429 means that the caller itself is the cause. Workers don't retry after any status below 500.
@@ -85,7 +94,19 @@ class FollowerLimit:
 
 
 def _admission(scope: Scope) -> Admission:
-    return admission(master_of(scope["app"]), scope["path"], Headers(scope=scope).get("authorization", ""))
+    request = HTTPConnection(scope)
+    authorization, session = request.headers.get("authorization", ""), request.cookies.get(COOKIE, "")
+    return admission(master_of(scope["app"]), scope["path"], authorization, session)
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN or path.startswith(_OPEN_FOLDER)
+
+
+def _is_page(scope: Scope) -> bool:
+    """True if a browser requests a page; programs present a token, and learn that it is not valid."""
+    is_page = scope["path"] == "/" or scope["path"].startswith("/ui/")
+    return is_page and scope["method"] in _SAFE and "authorization" not in Headers(scope=scope)
 
 
 def _owner(found: Admission) -> tuple[Group, str]:
@@ -105,6 +126,22 @@ async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found
     headers = {"WWW-Authenticate": found.challenge, "Connection": "close"}
     detail = f"this call needs {found.wanted} {how}; {problem}"
     await problem_response(401, detail, Request(scope), headers=headers)(scope, receive, send)
+
+
+async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
+    """Send a browser to the page where it logs in, and back to this one afterwards."""
+    request = Request(scope)
+    here = urlsplit(request.headers.get("hx-current-url", "")).path or request.url.path
+    url = f"{LOGIN}?next={quote(here)}"
+    # A part of a page, which htmx loads, must not show the log-in.
+    is_part = "hx-request" in request.headers
+    response = Response(headers={"HX-Redirect": url}) if is_part else RedirectResponse(url, 303)
+    await response(scope, receive, send)
+
+
+async def _answer_other_site(scope: Scope, receive: Receive, send: Send) -> None:
+    detail = "a session changes something only from the master's own page; programs send the token as a bearer token"
+    await problem_response(403, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)
 
 
 async def _answer_forbidden(scope: Scope, receive: Receive, send: Send, found: Admission, caller: Principal) -> None:

@@ -72,6 +72,7 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     role: Role | None = None,
     rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
+    tail: Annotated[int | None, Query(ge=0, le=10_000, description="Only the last lines of each worker.")] = None,
     follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
     last_event_id: Annotated[str | None, Header(description="Continue after the event with this id.")] = None,
 ) -> StreamingResponse:
@@ -87,16 +88,25 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
         position = Position.parse(last_event_id)
         if number := position.attempt or attempt:
             await _members(master, job, number, choice)  # 404 instead of a broken stream if it doesn't exist
+        if tail is not None and position.attempt is None and (number := attempt or record.attempt):
+            members = await _members(master, job, number, choice)
+            position = Position(number, await asyncio.to_thread(_starts, master, members, tail))
         events = _follow(master, job, choice, attempt, position)
         return StreamingResponse(events, media_type="text/event-stream")
     members = await _members(master, job, attempt or record.attempt, choice)
-    return StreamingResponse(_whole(master, members), media_type="text/plain; charset=utf-8")
+    starts = {} if tail is None else await asyncio.to_thread(_starts, master, members, tail)
+    return StreamingResponse(_whole(master, members, starts), media_type="text/plain; charset=utf-8")
 
 
-async def _whole(master: Master, members: list[WorkerRecord]) -> AsyncIterator[bytes]:
+def _starts(master: Master, members: list[WorkerRecord], tail: int) -> dict[int, int]:
+    """The offset at which the last `tail` lines of each worker's log begin, by rank."""
+    return {one.rank: master.streams.tail_start(log_key(one), tail) for one in members}
+
+
+async def _whole(master: Master, members: list[WorkerRecord], starts: dict[int, int]) -> AsyncIterator[bytes]:
     for worker in members:
         prefix, key = f"[{worker.name}] ".encode(), log_key(worker)
-        offset, line_is_open = 0, False
+        offset, line_is_open = starts.get(worker.rank, 0), False
         while (chunk := await asyncio.to_thread(master.streams.read_log, key, offset, _BLOCK)).data:
             if chunk.start > offset:
                 note = f"{cut_note(chunk.start - offset)}\n".encode()

@@ -1,0 +1,46 @@
+"""Calls of the HTTP API from within the master, with the rights of the browser's session."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import httpx
+from fastapi import Request
+
+from rolecall.spec.model import Value
+
+_Document = TypeVar("_Document", bound=Value)
+_FORWARDED = ("authorization", "cookie")
+
+
+class ApiError(Exception):
+    """The API answered with an error."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class Api:
+    """The API as the user of a page sees it. Calls pass the checks of every other call, without a connection."""
+
+    def __init__(self, request: Request) -> None:
+        client = (request.client.host, request.client.port) if request.client else ("unknown", 0)
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(request.app, raise_app_exceptions=False, client=client),
+            base_url="http://rolecall",
+            headers={name: request.headers[name] for name in _FORWARDED if name in request.headers},
+        )
+
+    async def get(
+        self, path: str, document: type[_Document], query: Mapping[str, str | int | list[str]] | None = None
+    ) -> _Document:
+        """The document at `path`. Raises `ApiError`."""
+        response = await self._client.get(path, params=query)
+        if response.is_error:
+            raise ApiError(response.status_code, _detail(response))
+        return document.model_validate_json(response.content)
+
+
+def _detail(response: httpx.Response) -> str:
+    problem: Any = response.json() if response.headers["content-type"] == "application/problem+json" else {}
+    return str(problem.get("detail", response.reason_phrase))

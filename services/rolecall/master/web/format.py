@@ -1,0 +1,41 @@
+"""Texts of times, numbers and sizes for people. Pure."""
+
+from datetime import datetime
+
+_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def duration(seconds: float | None) -> str:
+    """Such as `42 s`, `3 min 5 s` or `2 d 4 h`; empty for None."""
+    if seconds is None:
+        return ""
+    whole = max(0, round(seconds))
+    for place, (size, unit) in enumerate(_UNITS):
+        if whole >= size:
+            smaller, name = (*_UNITS, (1, "s"))[place + 1]
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {name}" if rest else "")
+    return f"{whole} s"
+
+
+def ago(moment: datetime | None, now: datetime) -> str:
+    """The time since `moment`, such as `3 min ago`; empty for None."""
+    return "" if moment is None else f"{duration((now - moment).total_seconds())} ago"
+
+
+def number(value: object) -> str:
+    """A number with four significant digits, such as `0.0001234` or `12,340`; other values as they are."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def size(value: int) -> str:
+    """Such as `3.2 MiB`."""
+    amount, place = float(value), 0
+    while amount >= 1024 and place < len(_BYTES) - 1:
+        amount, place = amount / 1024, place + 1
+    return f"{amount:.1f} {_BYTES[place]}" if place else f"{value} B"

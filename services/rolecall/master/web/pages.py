@@ -1,0 +1,142 @@
+"""The pages and the parts of them that htmx reloads."""
+
+import mimetypes
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException, Query, Request
+from fastapi.responses import Response
+
+from rolecall.master.api.auth import USERS, Caller, needs
+from rolecall.master.web.api import Api, ApiError
+from rolecall.master.web.render import STATIC, render
+from rolecall.master.web.view import cluster_view, differences
+from rolecall.spec.access import Scope
+from rolecall.spec.api import (
+    ArtifactList,
+    CheckpointList,
+    EventList,
+    JobPage,
+    NodeList,
+    WorkloadDocument,
+    WorkloadList,
+)
+from rolecall.spec.job import JobDocument
+from rolecall.spec.state import JobState
+
+router = APIRouter(include_in_schema=False, dependencies=[Depends(needs(*USERS))])
+static_router = APIRouter(include_in_schema=False)
+_JOBS = 50
+_MAX_COMPARED = 8
+_HOUR_S = 3600
+
+
+@router.get("/")
+async def overview(request: Request, caller: Caller, state: JobState | None = None) -> Response:
+    return await _overview(request, "overview.html", caller, state)
+
+
+@router.get("/ui/overview")
+async def overview_part(request: Request, caller: Caller, state: JobState | None = None) -> Response:
+    return await _overview(request, "parts/overview.html", caller, state)
+
+
+@router.get("/ui/submit")
+async def submit(request: Request, caller: Caller) -> Response:
+    """The form for a new job. Its fields come from the workload's JSON schema, in the browser."""
+    workloads = await Api(request).get("/workloads", WorkloadList)
+    may_submit = not caller.scopes.isdisjoint({Scope.SUBMIT, Scope.ADMIN})
+    return render(request, "submit.html", caller=caller, workloads=workloads.workloads, may_submit=may_submit)
+
+
+@router.get("/ui/jobs/{job}")
+async def job_page(job: str, request: Request, caller: Caller) -> Response:
+    return await _job(request, "job.html", job, caller)
+
+
+@router.get("/ui/jobs/{job}/status")
+async def job_part(job: str, request: Request, caller: Caller) -> Response:
+    return await _job(request, "parts/job.html", job, caller)
+
+
+@router.get("/ui/compare")
+async def compare(
+    request: Request, caller: Caller, job: Annotated[list[str] | None, Query(max_length=_MAX_COMPARED)] = None
+) -> Response:
+    """The curves of several jobs in one chart, and the parameters in which they differ."""
+    api = Api(request)
+    jobs = [await api.get(f"/jobs/{one}", JobDocument) for one in dict.fromkeys(job or ())]
+    recent = await api.get("/jobs", JobPage, {"limit": _JOBS})
+    return render(
+        request,
+        "compare.html",
+        caller=caller,
+        jobs=jobs,
+        recent=recent.jobs,
+        rows=differences(jobs),
+        most=_MAX_COMPARED,
+    )
+
+
+@static_router.get("/ui/static/{path:path}")
+def static(path: str) -> Response:
+    """A script or style. Only names that the package has are served."""
+    name = next((one for one in _static_names() if one == path), None)
+    if name is None:
+        raise HTTPException(404)
+    media_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    headers = {"Cache-Control": f"public, max-age={_HOUR_S}"}
+    return Response(STATIC.joinpath(*name.split("/")).read_bytes(), headers=headers, media_type=media_type)
+
+
+def _static_names() -> list[str]:
+    vendor = STATIC / "vendor"
+    names = [one.name for one in STATIC.iterdir() if one.is_file()]
+    return names + [f"vendor/{one.name}" for one in vendor.iterdir() if one.name.endswith((".js", ".css"))]
+
+
+async def show_api_error(request: Request, error: Exception) -> Response:
+    """The page of an error of the API."""
+    assert isinstance(error, ApiError)
+    return render(request, "error.html", status=error.status, caller=None, detail=str(error))
+
+
+async def _overview(request: Request, template: str, caller: Caller, state: JobState | None) -> Response:
+    api = Api(request)
+    nodes = await api.get("/nodes", NodeList)
+    jobs = await api.get("/jobs", JobPage, {"limit": _JOBS} | ({"state": state.value} if state else {}))
+    return render(
+        request,
+        template,
+        caller=caller,
+        cluster=cluster_view(nodes.nodes),
+        jobs=jobs.jobs,
+        more=jobs.next_cursor is not None,
+        state=state,
+        states=list(JobState),
+    )
+
+
+async def _job(request: Request, template: str, job: str, caller: Caller) -> Response:
+    api = Api(request)
+    document = await api.get(f"/jobs/{job}", JobDocument)
+    return render(
+        request,
+        template,
+        caller=caller,
+        job=document,
+        may_control=caller.controls(document.owner),
+        workload=await _workload(api, document.workload),
+        events=(await api.get(f"/jobs/{job}/events", EventList)).events[::-1],
+        checkpoints=(await api.get(f"/jobs/{job}/checkpoints", CheckpointList)).checkpoints,
+        artifacts=(await api.get(f"/jobs/{job}/artifacts", ArtifactList)).artifacts,
+    )
+
+
+async def _workload(api: Api, name: str) -> WorkloadDocument | None:
+    """The workload, or None if its package is no longer installed."""
+    try:
+        return await api.get(f"/workloads/{name}", WorkloadDocument)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None

@@ -1,0 +1,32 @@
+"""Templates of the pages."""
+
+from importlib.resources import files
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rolecall import __version__
+from rolecall.master.program import program_of
+from rolecall.master.web import format as texts
+
+STATIC = files("rolecall.master.web") / "static"
+_TEMPLATES = Environment(
+    loader=PackageLoader("rolecall.master.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters |= {"duration": texts.duration, "number": texts.number, "size": texts.size}
+_TEMPLATES.globals["version"] = __version__
+
+
+def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    """A page, or a part of one, from a template. The template can call `ago(moment)`."""
+    now = program_of(request.app).clock.now()
+    body = _TEMPLATES.get_template(template).render(
+        **values, path=request.url.path, ago=lambda moment: texts.ago(moment, now), now=now
+    )
+    return HTMLResponse(body, status, headers={"Cache-Control": "no-store"})

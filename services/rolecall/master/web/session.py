@@ -1,0 +1,64 @@
+"""The log-in: a token becomes a session in a cookie (see `master.sessions`)."""
+
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import RedirectResponse, Response
+
+from rolecall.master.api.auth import USERS, Running, is_same_origin, needs, refusal
+from rolecall.master.sessions import COOKIE, LIFETIME
+from rolecall.master.web.render import render
+
+router = APIRouter(include_in_schema=False)
+_MAX_BODY = 4096
+
+
+@router.get("/ui/login")
+async def form(request: Request, next: str = "/") -> Response:
+    return render(request, "login.html", next=_local(next), error="")
+
+
+@router.post("/ui/login")
+async def log_in(request: Request, master: Running) -> Response:
+    """Start a session for the token of the form, and return to the page that asked for it."""
+    if not is_same_origin(request.headers):
+        return render(request, "login.html", next="/", error="Log in from this page.", status=403)
+    length = request.headers.get("content-length", "")
+    fields = parse_qs((await request.body()).decode(errors="replace")) if _is_small(length) else {}
+    target, token = _local(fields.get("next", ["/"])[0]), fields.get("token", [""])[0].strip()
+    session = master.sessions.start(token)
+    caller = master.sessions.principal(session) if session else None
+    if session is None or caller is None:
+        master.sync.unauthenticated.note(refusal(request.scope, None, 401))
+        error = "This token is not valid. `rolecall tokens create NAME` creates one; the operator has the first."
+        return render(request, "login.html", next=target, error=error, status=401)
+    if caller.scopes.isdisjoint(USERS):
+        error = f"The token {caller.name} is not for people: it has the scope {' and '.join(sorted(caller.scopes))}."
+        return render(request, "login.html", next=target, error=error, status=403)
+    response = RedirectResponse(target, 303)
+    response.set_cookie(
+        COOKIE,
+        session,
+        max_age=int(LIFETIME.total_seconds()),
+        httponly=True,
+        secure=request.url.scheme == "https",
+        samesite="lax",
+    )
+    return response
+
+
+@router.post("/ui/logout", dependencies=[Depends(needs(*USERS))])
+async def log_out() -> Response:
+    response = RedirectResponse("/ui/login", 303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+    return response
+
+
+def _is_small(length: str) -> bool:
+    return length.isascii() and length.isdigit() and int(length) <= _MAX_BODY
+
+
+def _local(path: str) -> str:
+    """`path` if it is a page of this master, otherwise the first page: a link must not lead to another site."""
+    is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_local else "/"

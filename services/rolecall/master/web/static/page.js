@@ -1,0 +1,43 @@
+// What all pages do: show errors of calls, and follow up on buttons.
+"use strict";
+
+const message = document.getElementById("message");
+
+function showMessage(text) {
+  message.textContent = text;
+  message.hidden = !text;
+}
+
+async function problemOf(response) {
+  const isProblem = (response.headers.get("content-type") || "").startsWith("application/problem+json");
+  return isProblem ? response.json() : { detail: `${response.status} ${response.statusText}`, errors: [] };
+}
+
+document.body.addEventListener("htmx:responseError", (event) => {
+  const { responseText, status } = event.detail.xhr;
+  try {
+    showMessage(JSON.parse(responseText).detail);
+  } catch {
+    showMessage(`The master answered ${status}.`);
+  }
+});
+document.body.addEventListener("htmx:sendError", () => showMessage("The master does not answer; trying again."));
+document.body.addEventListener("htmx:afterRequest", (event) => {
+  const { successful, requestConfig, elt } = event.detail;
+  if (!successful) return;
+  if (requestConfig.verb === "get") {
+    if (message.textContent.startsWith("The master does not answer")) showMessage("");
+    return;
+  }
+  showMessage("");
+  if (elt.dataset.then) location.assign(elt.dataset.then);
+  else htmx.trigger(document.body, "changed");
+});
+// A part that is replaced must not take the focus away from a button in it.
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  const active = document.activeElement;
+  if (event.detail.requestConfig.verb === "get" && event.detail.target.contains(active) && active.matches("button, a, summary")) {
+    event.detail.shouldSwap = event.detail.target.dataset.skipped === "2";
+    event.detail.target.dataset.skipped = event.detail.shouldSwap ? "0" : String(Number(event.detail.target.dataset.skipped || 0) + 1);
+  }
+});

@@ -1,0 +1,237 @@
+// A form from a JSON schema, as pydantic writes it. Fields that the user leaves empty are left out of the value.
+"use strict";
+
+const SchemaForm = (() => {
+  let count = 0;
+
+  function element(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) if (value !== undefined && value !== null) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+
+  const titleOf = (name) => name.replaceAll("_", " ");
+  const typeOf = (value) => (value === null ? "null" : Array.isArray(value) ? "array" : typeof value);
+  const shortText = (value) => {
+    const text = typeof value === "string" ? value : JSON.stringify(value);
+    return text.length > 48 ? `${text.slice(0, 47)}…` : text;
+  };
+
+  class Form {
+    constructor(root, onChange) {
+      this.definitions = root.$defs || {};
+      this.onChange = onChange;
+      this.places = new Map();
+    }
+
+    resolve(schema) {
+      const { $ref, allOf, ...own } = schema;
+      if ($ref) return this.resolve({ ...this.definitions[$ref.split("/").at(-1)], ...own });
+      if (allOf && allOf.length === 1) return this.resolve({ ...allOf[0], ...own });
+      return schema;
+    }
+
+    // A field: its element, and a function that returns its value, undefined if it is left empty.
+    field(name, given, path, value, isRequired) {
+      const schema = this.resolve(given);
+      const body = this.control(schema, path, value, isRequired);
+      const help = schema.description ? element("p", { class: "help" }, schema.description) : "";
+      const wrong = element("p", { class: "wrong", hidden: "" });
+      const label = body.isGroup
+        ? element("legend", {}, titleOf(name))
+        : element("label", { for: body.id }, titleOf(name), isRequired && schema.default === undefined ? " *" : "");
+      const box = element(body.isGroup ? "fieldset" : "div", { class: "field" }, label, body.element, help, wrong);
+      this.places.set(path, box);
+      return { element: box, read: body.read };
+    }
+
+    control(schema, path, value, isRequired) {
+      const variants = (schema.anyOf || schema.oneOf || []).map((one) => this.resolve(one));
+      const present = variants.filter((one) => one.type !== "null");
+      if (present.length === 1) return this.control({ ...schema, anyOf: undefined, oneOf: undefined, ...present[0] }, path, value ?? undefined, false);
+      if (present.length > 1) return this.choice(schema, present, path, value, isRequired);
+      if (schema.const !== undefined) return this.constant(schema);
+      if (schema.enum) return this.selection(schema, value);
+      if (schema.type === "boolean") return this.selection({ ...schema, enum: [true, false] }, value);
+      if (schema.type === "array" && schema.prefixItems) return this.json(schema, value);
+      if (schema.type === "array") return this.list(schema, path, value);
+      if (schema.type === "object" && schema.properties) return this.object(schema, path, value, isRequired);
+      if (["integer", "number", "string"].includes(schema.type)) return this.text(schema, value);
+      return this.json(schema, value);
+    }
+
+    listen(input) {
+      input.addEventListener("input", this.onChange);
+      return input;
+    }
+
+    constant(schema) {
+      const id = `field-${(count += 1)}`;
+      return { id, element: element("output", { id }, String(schema.const)), read: () => schema.const };
+    }
+
+    text(schema, value) {
+      const id = `field-${(count += 1)}`;
+      const isNumber = schema.type !== "string";
+      const bounds = isNumber ? { min: schema.minimum ?? schema.exclusiveMinimum, max: schema.maximum ?? schema.exclusiveMaximum } : {};
+      const input = element("input", {
+        id,
+        type: isNumber ? "number" : "text",
+        step: schema.type === "integer" ? "1" : isNumber ? "any" : undefined,
+        ...bounds,
+        maxlength: schema.maxLength,
+        placeholder: schema.default !== undefined && schema.default !== null ? shortText(schema.default) : schema.examples ? `such as ${shortText(schema.examples[0])}` : undefined,
+        value: value === undefined || value === null ? undefined : value,
+      });
+      const empty = value === "" ? "" : undefined;
+      const read = () => (input.value === "" ? empty : isNumber ? Number(input.value) : input.value);
+      return { id, element: this.listen(input), read };
+    }
+
+    selection(schema, value) {
+      const id = `field-${(count += 1)}`;
+      const fallback = schema.default === undefined ? "choose" : schema.default === null ? "default" : `default: ${shortText(schema.default)}`;
+      const input = element("select", { id }, new Option(fallback, ""), ...schema.enum.map((one) => new Option(String(one), JSON.stringify(one))));
+      if (value !== undefined && value !== null) input.value = JSON.stringify(value);
+      return { id, element: this.listen(input), read: () => (input.value === "" ? undefined : JSON.parse(input.value)) };
+    }
+
+    json(schema, value) {
+      const id = `field-${(count += 1)}`;
+      const input = element("textarea", { id, rows: "2", spellcheck: "false", placeholder: schema.default !== undefined ? JSON.stringify(schema.default) : "JSON" });
+      if (value !== undefined && value !== null) input.value = JSON.stringify(value);
+      const read = () => {
+        if (!input.value.trim()) return undefined;
+        try {
+          return JSON.parse(input.value);
+        } catch {
+          return input.value;
+        }
+      };
+      return { id, element: this.listen(input), read };
+    }
+
+    list(schema, path, value) {
+      const items = [];
+      const place = element("div");
+      const add = element("button", { type: "button" }, "Add");
+      const append = (one) => {
+        const item = this.control(this.resolve(schema.items || {}), `${path}.${items.length}`, one, true);
+        const remove = element("button", { type: "button", "aria-label": "Remove" }, "×");
+        const box = element("div", { class: "item field" }, item.element, remove);
+        const input = box.querySelector("input, select, textarea");
+        if (input && !item.isGroup) input.setAttribute("aria-label", `${path} ${items.length + 1}`);
+        this.places.set(`${path}.${items.length}`, box);
+        items.push(item);
+        remove.addEventListener("click", () => {
+          items.splice(items.indexOf(item), 1);
+          box.remove();
+          this.onChange();
+        });
+        place.append(box);
+      };
+      (Array.isArray(value) ? value : []).forEach(append);
+      add.addEventListener("click", () => {
+        append(undefined);
+        this.onChange();
+        place.lastChild.querySelector("input, select, textarea")?.focus();
+      });
+      const read = () => {
+        const read_ = items.map((item) => item.read()).filter((one) => one !== undefined);
+        return read_.length || Array.isArray(value) ? read_ : undefined;
+      };
+      return { isGroup: true, element: element("div", {}, place, add), read };
+    }
+
+    object(schema, path, value, isRequired) {
+      const required = new Set(schema.required || []);
+      const names = Object.keys(schema.properties);
+      const fields = new Map();
+      const make = (name) => {
+        const field = this.field(name, schema.properties[name], path ? `${path}.${name}` : name, value?.[name], required.has(name));
+        fields.set(name, field);
+        return field.element;
+      };
+      const isShown = (name) => required.has(name) || value?.[name] !== undefined;
+      const shown = names.filter(isShown).map(make);
+      const others = names.filter((name) => !isShown(name)).map(make);
+      const box = element("div", {}, ...shown);
+      if (others.length && (shown.length || path)) {
+        box.append(element("details", { class: "optional" }, element("summary", {}, `${others.length} more with defaults`), ...others));
+      } else box.append(...others);
+      const read = () => {
+        const found = {};
+        for (const name of names) {
+          const one = fields.get(name).read();
+          if (one !== undefined) found[name] = one;
+        }
+        if (!Object.keys(found).length && !isRequired) return undefined;
+      const isEmpty = Object.keys(found).every((name) => this.resolve(schema.properties[name]).const !== undefined);
+        return isEmpty && !isRequired ? undefined : found;
+      };
+      return { isGroup: true, element: box, read };
+    }
+
+    // A choice between several forms of a value, such as a number or an object, or one of several optimizers.
+    choice(schema, variants, path, value, isRequired) {
+      const id = `field-${(count += 1)}`;
+      const constantOf = (one) => Object.entries(one.properties || {}).find(([, property]) => this.resolve(property).const !== undefined);
+      const nameOf = (one) => {
+        const constant = constantOf(one);
+        if (constant) return String(this.resolve(constant[1]).const);
+        return one.enum ? one.enum.join(" or ") : one.const !== undefined ? String(one.const) : one.title && one.properties ? one.title : one.type || "value";
+      };
+      const fits = (one) => {
+        const constant = constantOf(one);
+        if (constant && typeOf(value) === "object") return value[constant[0]] === this.resolve(constant[1]).const;
+        if (one.enum) return one.enum.includes(value);
+        if (one.const !== undefined) return one.const === value;
+        const type = typeOf(value);
+        if (type === "object") return one.type === "object" && Object.keys(value).every((key) => !one.properties || key in one.properties);
+        return one.type === type || (type === "number" && ["number", "integer"].includes(one.type));
+      };
+      const fallback = isRequired && schema.default === undefined ? "choose" : schema.default === undefined || schema.default === null ? "default" : `default: ${shortText(schema.default)}`;
+      const input = element("select", { id }, new Option(fallback, ""), ...variants.map((one, place) => new Option(nameOf(one), String(place))));
+      const inner = element("div");
+      let chosen = null;
+      const choose = (start) => {
+        chosen = input.value === "" ? null : this.control(variants[Number(input.value)], path, start, true);
+        inner.replaceChildren(...(chosen ? [chosen.element] : []));
+        if (chosen && !chosen.isGroup) chosen.element.setAttribute("aria-label", path);
+      };
+      const found = value === undefined || value === null ? -1 : variants.findIndex(fits);
+      if (found >= 0) input.value = String(found);
+      choose(value);
+      input.addEventListener("input", () => {
+        choose(undefined);
+        this.onChange();
+      });
+      return { id, element: element("div", {}, input, inner), read: () => (chosen ? chosen.read() : undefined) };
+    }
+
+    // Show the errors of a problem document at their fields. Returns those without a field.
+    showErrors(errors) {
+      for (const box of this.places.values()) {
+        delete box.dataset.wrong;
+        const wrong = box.querySelector(":scope > .wrong");
+        if (wrong) wrong.hidden = true;
+      }
+      return errors.filter((error) => {
+        let path = error.field.replaceAll(/\[(\d+)\]/g, ".$1");
+        while (path && !this.places.has(path)) path = path.slice(0, Math.max(0, path.lastIndexOf(".")));
+        const box = this.places.get(path);
+        if (!box) return true;
+        let wrong = box.querySelector(":scope > .wrong");
+        if (!wrong) box.append((wrong = element("p", { class: "wrong" })));
+        wrong.textContent = error.message + (error.legal ? ` (legal: ${error.legal})` : "");
+        wrong.hidden = false;
+        box.dataset.wrong = "";
+        for (let parent = box.parentElement; parent; parent = parent.parentElement) if (parent.tagName === "DETAILS") parent.open = true;
+        return false;
+      });
+    }
+  }
+
+  return { Form, element };
+})();

@@ -1,0 +1,133 @@
+"""The web page over HTTP: log-in, sessions, what is shown to whom, and that nothing else is served."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rolecall.master.sessions import COOKIE
+from rolecall.spec.access import Scope
+
+from .harness import ONE_TRAINER, TOKEN, Client, make_token, one_trainer, submit_as
+
+PAGES = ("/", "/ui/overview", "/ui/submit", "/ui/compare")
+SAME = {"Sec-Fetch-Site": "same-origin"}
+
+
+async def log_in(client: Client, token: str = TOKEN, **headers: str) -> httpx.Response:
+    form = {"token": token, "next": "/ui/submit"}
+    response = await client.http.post("/ui/login", data=form, headers=SAME | headers)
+    client.http.cookies.clear()  # Each request of a test says itself who it is.
+    return response
+
+
+async def session_of(client: Client, token: str = TOKEN) -> dict[str, str]:
+    response = await log_in(client, token)
+    assert (response.status_code, response.headers["location"]) == (303, "/ui/submit")
+    cookie = response.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    assert token not in cookie
+    return {"Cookie": cookie.partition(";")[0]}
+
+
+async def test_browsers_without_a_session_are_sent_to_the_log_in_and_back(client: Client) -> None:
+    for path in PAGES:
+        answer = await client.http.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (303, f"/ui/login?next={path}")
+    part = await client.http.get(
+        "/ui/overview", headers={"HX-Request": "true", "HX-Current-URL": "http://m/?state=queued"}
+    )
+    assert part.headers["hx-redirect"] == "/ui/login?next=/"
+    form = (await client.http.get("/ui/login?next=/ui/compare")).text
+    assert 'name="next" value="/ui/compare"' in form
+    for hostile in ("//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)"):
+        assert 'name="next" value="/"' in (await client.http.get("/ui/login", params={"next": hostile})).text
+
+
+async def test_a_session_opens_pages_and_the_api_until_the_log_out(client: Client) -> None:
+    session = await session_of(client)
+    for path in (*PAGES, "/docs"):
+        assert (await client.http.get(path, headers=session)).status_code == 200
+    assert (await client.http.get("/jobs", headers=session)).json()["jobs"] == []
+    out = await client.http.post("/ui/logout", headers=session | SAME)
+    assert f'{COOKIE}=""' in out.headers["set-cookie"]
+    forged = {"Cookie": f"{COOKIE}={session['Cookie'].partition('=')[2][:-1]}x"}
+    assert (await client.http.get("/jobs", headers=forged)).status_code == 401
+    # A wrong token is refused even if the browser has a session.
+    assert (await client.http.get("/jobs", headers=session | {"Authorization": "Bearer no"})).status_code == 401
+    wrong = await log_in(client, "no-such-token")
+    assert wrong.status_code == 401
+    assert "not valid" in wrong.text
+    assert (await client.http.post("/ui/login", content=b"token=" + b"x" * 10_000, headers=SAME)).status_code == 401
+
+
+async def test_other_sites_change_nothing_with_a_session(client: Client) -> None:
+    session = await session_of(client)
+    body = {"workload": "toy", "roles": ONE_TRAINER}
+    own = f"http://{client.http.base_url.netloc.decode()}"
+    refused: list[dict[str, str]] = [
+        {},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},  # Another port of the same host.
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site", "Origin": own},
+    ]
+    for headers in refused:
+        answer = await client.http.post("/jobs", json=body, headers=session | headers)
+        assert answer.status_code == 403, headers
+        assert "only from the master's own page" in answer.json()["detail"]
+    assert (await log_in(client, **{"Sec-Fetch-Site": "cross-site"})).status_code == 403
+    for headers in (SAME, {"Origin": own}):
+        assert (await client.http.post("/jobs", json=body, headers=session | headers)).status_code == 201
+    entries = (await client.user("GET", "/audit")).json()["entries"]
+    assert [entry["token"] for entry in entries if entry["action"] == "POST /jobs"] == ["admin", "admin"]
+
+
+async def test_pages_show_what_the_token_may_see(client: Client) -> None:
+    alice, bob = [await make_token(client, name, Scope.SUBMIT) for name in ("alice", "bob")]
+    metrics = await make_token(client, "prom", Scope.METRICS)
+    hostile = "<script>alert(1)</script>"
+    node = await one_trainer(client)
+    job = (await submit_as(client, alice, name=hostile, roles=ONE_TRAINER)).json()["id"]
+    await node.workers()
+    for token, count in ((alice, 1), (bob, 0), (TOKEN, 1)):
+        session = await session_of(client, token)
+        page = (await client.http.get("/", headers=session)).text
+        assert page.count(f"/ui/jobs/{job}") == 2 * count, page  # Its row, and its worker's slot.
+        assert hostile not in page
+        shown = await client.http.get(f"/ui/jobs/{job}", headers=session)
+        assert shown.status_code == (200 if count else 404)
+        assert hostile not in shown.text
+        assert "a job of another owner" in page or count
+    refused = await log_in(client, metrics)
+    assert refused.status_code == 403
+    assert "has the scope metrics" in refused.text
+
+
+async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Path) -> None:
+    page = (await client.http.get("/ui/login")).text
+    assert "://" not in page
+    assert "<script>" not in page
+    assert " style=" not in page
+    for path in ("style.css", "page.js", "vendor/htmx.min.js", "vendor/uPlot.iife.min.js", "vendor/uPlot.min.css"):
+        assert (await client.http.get(f"/ui/static/{path}")).is_success, path
+    (tmp_path / "secret").write_text("secret")
+    for path in (
+        "..",
+        "../pages.py",
+        "%2e%2e/pages.py",
+        "vendor",
+        "vendor/../../pages.py",
+        "vendor/package-lock.json",
+        "x",
+    ):
+        assert (await client.http.get(f"/ui/static/{path}")).status_code in {303, 401, 404}, path
+
+
+@pytest.mark.parametrize("query", ["", "?job=toy-none", "?" + "&".join(["job=toy-none"] * 9)])
+async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: str) -> None:
+    answer = await client.http.get(f"/ui/compare{query}", headers=await session_of(client))
+    assert answer.status_code == {0: 200, 1: 404}.get(query.count("job="), 422)

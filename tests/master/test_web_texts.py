@@ -1,0 +1,76 @@
+"""What the pages make of numbers, times, nodes and jobs."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rolecall.master.web import format as texts
+from rolecall.master.web.view import Row, cluster_view, differences
+from rolecall.spec.job import JobDocument, Progress
+from rolecall.spec.node import NodeDocument, Occupant
+from rolecall.spec.role import Role
+from rolecall.spec.state import JobState, WorkerState
+
+from .harness import make_node
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def job(**values: Any) -> JobDocument:
+    plain: dict[str, Any] = {
+        "priority": 0,
+        "max_restarts": 0,
+        "deadline_s": None,
+        "state": JobState.QUEUED,
+        "attempts": [],
+    }
+    times = {"created_at": NOW, "started_at": None, "ended_at": None, "reason": None, "waiting_for": None}
+    base = {"id": "a", "name": "", "workload": "toy", "roles": {}, "params": {}, "result": None, "progress": Progress()}
+    return JobDocument(**(base | plain | times | values))
+
+
+def test_numbers_and_times_are_short() -> None:
+    assert [texts.duration(one) for one in (None, -1, 0.4, 59.6, 60, 3725, 90_000)] == [
+        "", "0 s", "0 s", "1 min", "1 min", "1 h 2 min", "1 d 1 h",
+    ]  # fmt: skip
+    assert texts.ago(NOW - timedelta(seconds=5), NOW) == "5 s ago"
+    assert [texts.number(one) for one in (12345, 0.000012345, 1234.5, True, "x")] == [
+        "12,345",
+        "1.234e-05",
+        "1,234",
+        "True",
+        "x",
+    ]
+    assert [texts.size(one) for one in (0, 1023, 1024, 3 << 20, 5 << 50)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "3.0 MiB",
+        "5120.0 TiB",
+    ]
+
+
+def test_a_role_s_slots_are_those_of_live_nodes() -> None:
+    worker = Occupant(job=None, role=Role.TRAINER, role_rank=0, state=WorkerState.RUNNING)
+    nodes = [
+        NodeDocument(spec=make_node("t0", Role.TRAINER), alive=True, heartbeat_age_s=0, workers=(worker,)),
+        NodeDocument(spec=make_node("t1", Role.TRAINER), alive=False, heartbeat_age_s=99),
+        NodeDocument(spec=make_node("p0", Role.PARAMETER_SERVER), alive=True, heartbeat_age_s=0),
+    ]
+    views = cluster_view(nodes)
+    assert [(one.role, one.alive, one.slots, one.used) for one in views] == [
+        (Role.PARAMETER_SERVER, 1, 2, 0),
+        (Role.TRAINER, 1, 2, 1),
+    ]
+
+
+def test_only_fields_that_differ_are_compared() -> None:
+    jobs = [
+        job(params={"lr": 0.1, "data": {"train": "a", "test": "t"}}),
+        job(params={"lr": 0.2, "data": {"train": "a"}, "extra": []}, result={"auc": 0.9}),
+    ]
+    rows = differences(jobs)
+    assert Row("params.lr", ["0.1", "0.2"]) in rows
+    assert Row("params.data.test", ["t", None]) in rows
+    assert Row("result.auc", [None, "0.9"]) in rows
+    assert not any(row.name in {"params.data.train", "workload"} for row in rows)
+    assert differences(jobs[:1]) == []
