@@ -59,9 +59,8 @@ def test_other_threads_record_while_it_is_read() -> None:
     for thread in threads:
         thread.start()
     try:
-        for _ in range(50):
-            window = timeline.window(WINDOW_BYTES)
-        assert {span.thread for span in window.spans} <= {f"thread-{number}" for number in range(3)}
+        windows = [timeline.window(WINDOW_BYTES) for _ in range(50)]
+        assert {span.thread for span in windows[-1].spans} <= {f"thread-{number}" for number in range(3)}
     finally:
         stop.set()
         for thread in threads:

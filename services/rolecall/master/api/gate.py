@@ -21,7 +21,7 @@ from rolecall.spec.access import Scope as Scopes
 
 LOGIN = "/ui/login"
 FOLLOWERS = 256
-"""The maximum number of logs and event streams that a token follows at a time. Each holds a connection until its job ends."""
+"""The maximum number of logs and event streams that a token follows at a time. Each occupies a connection."""
 _RETRY_S = 10
 _OPEN = {"/healthz", LOGIN}
 _OPEN_FOLDER = "/ui/static/"

@@ -1,5 +1,6 @@
 """Templates of the pages."""
 
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -19,14 +20,13 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters |= {"duration": texts.duration, "number": texts.number, "size": texts.size}
-_TEMPLATES.globals["version"] = __version__
+_FILTERS = {"duration": texts.duration, "number": texts.number, "size": texts.size}
+_TEMPLATES.filters.update(_FILTERS)  # pyright: ignore[reportUnknownMemberType] - Jinja's own types
 
 
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     """A page, or a part of one, from a template. The template can call `ago(moment)`."""
     now = program_of(request.app).clock.now()
-    body = _TEMPLATES.get_template(template).render(
-        **values, path=request.url.path, ago=lambda moment: texts.ago(moment, now), now=now
-    )
+    shared = {"version": __version__, "path": request.url.path, "now": now, "ago": partial(texts.ago, now=now)}
+    body = _TEMPLATES.get_template(template).render(**values, **shared)
     return HTMLResponse(body, status, headers={"Cache-Control": "no-store"})
