@@ -53,7 +53,7 @@ wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs beside torch, for a ma
 
 bench: $(INSTALLED)  ## Compare the speed of every workload with one process and with peers (BENCH=rnn_lm for one), report in build/bench
 	@mkdir -p build
-	sed -nE 's/^([a-zA-Z].*==[^ ]*).*/\1/p' $(LOCK) > build/constraints.txt
+	sed -nE 's/^([a-zA-Z][^ =]*==[^ ]*).*/\1/p' $(LOCK) > build/constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint build/constraints.txt stable-baselines3
 	$(BIN)/python -m benchmarks $(BENCH) --out build/bench
 

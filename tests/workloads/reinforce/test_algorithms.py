@@ -112,9 +112,9 @@ def test_gradients_in_closed_form_are_those_of_autograd(
     batch = transitions(ours)
     batch = Transitions(batch.observations, batch.actions, batch.log_probs, batch.values, torch.randn(50).double())
     algorithm = Reinforce(chosen) if isinstance(chosen, spec.Reinforce) else Ppo(chosen)
-    gradients, autograd = backpropagation(ours), Autograd(chosen)
+    gradients, autograd = backpropagation(ours, 0.5), Autograd(chosen)
     for _ in range(20):
-        losses = update_policy(algorithm, ours, gradients, optimizers[0], batch, max_grad_norm=0.5)
+        losses = update_policy(algorithm, ours, gradients, optimizers[0], batch)
         assert losses["loss"] == pytest.approx(autograd.update(reference, optimizers[1], batch), abs=1e-10)
         torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-10)
 
@@ -126,7 +126,7 @@ def test_good_actions_become_likelier(policy: Policy, algorithm: Ppo | Reinforce
     batch = transitions(policy)
     before = probability(policy, batch)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
-    losses = update_policy(algorithm, policy, backpropagation(policy), optimizer, batch, max_grad_norm=None)
+    losses = update_policy(algorithm, policy, backpropagation(policy, None), optimizer, batch)
     assert probability(policy, batch) > before
     assert set(losses) == {"loss", "policy_loss", "value_loss", "entropy", "kl"}
 
@@ -143,7 +143,7 @@ def test_an_update_ends_when_the_policy_has_moved_far(policy: Policy) -> None:
 
     far = Counting(spec.Ppo(name="ppo", minibatch_size=25, epochs=20, target_kl=0.01))
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
-    update_policy(far, policy, backpropagation(policy), optimizer, batch, max_grad_norm=None)
+    update_policy(far, policy, backpropagation(policy, None), optimizer, batch)
     assert 1 < len(counted) < 40
 
 

@@ -195,7 +195,6 @@ def update_policy(
     gradients: Backpropagation,
     optimizer: torch.optim.Optimizer,
     transitions: Transitions,
-    max_grad_norm: float | None,
 ) -> dict[str, float]:
     """One policy update. `gradients` are those of the policy. Returns its losses, averaged over the optimizer steps."""
     history: list[Tensor] = []
@@ -209,8 +208,7 @@ def update_policy(
         if algorithm.target_kl is not None and losses.kl > algorithm.target_kl:
             break
         gradients.backward(actions.backward(derivatives.log_probs, derivatives.entropy), derivatives.values)
-        if max_grad_norm is not None:
-            gradients.clip(max_grad_norm)
+        gradients.clip()
         optimizer.step()
     means = torch.stack(history).mean(0).tolist()
     return dict(zip(("loss", "policy_loss", "value_loss", "entropy", "kl"), means, strict=True))

@@ -70,6 +70,9 @@ def distribution(head: CategoricalHead | GaussianHead, outputs: Tensor, actions:
 class Backpropagation(ABC):
     """Computes the gradients of a policy's parameters."""
 
+    def __init__(self, max_norm: float | None) -> None:
+        self._max_norm = max_norm
+
     @abstractmethod
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """The network outputs [b, outputs] and values [b] of encoded observations [b, ...], without autograd graphs."""
@@ -78,15 +81,20 @@ class Backpropagation(ABC):
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         """Set the gradients of the network, from those of the results of the last `forward`."""
 
+    def clip(self) -> None:
+        """Scale all gradients of the policy down to the maximum norm, if there is one and theirs is larger."""
+        if self._max_norm is not None:
+            self._clip(self._max_norm)
+
     @abstractmethod
-    def clip(self, max_norm: float) -> None:
-        """Scale all gradients of the policy down to this norm, if theirs is larger."""
+    def _clip(self, max_norm: float) -> None: ...
 
 
 class _Autograd(Backpropagation):
     """Any network."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, max_norm: float | None) -> None:
+        super().__init__(max_norm)
         self._network = policy.network
         self._parameters = list(policy.parameters())
 
@@ -100,14 +108,15 @@ class _Autograd(Backpropagation):
         self._network.zero_grad()
         torch.autograd.backward(self._results, [outputs, values])
 
-    def clip(self, max_norm: float) -> None:
+    def _clip(self, max_norm: float) -> None:
         nn.utils.clip_grad_norm_(self._parameters, max_norm)
 
 
 class _Mlp(Backpropagation):
     """The built-in network without dropout, with all gradients in one vector."""
 
-    def __init__(self, policy: Policy, network: ActorCritic) -> None:
+    def __init__(self, policy: Policy, network: ActorCritic, max_norm: float | None) -> None:
+        super().__init__(max_norm)
         parameters = list(policy.parameters())
         self._gradients = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
         parts = self._gradients.split([parameter.numel() for parameter in parameters])
@@ -123,7 +132,7 @@ class _Mlp(Backpropagation):
         self._actor.backward(outputs)
         self._critic.backward(values.unsqueeze(-1))
 
-    def clip(self, max_norm: float) -> None:
+    def _clip(self, max_norm: float) -> None:
         # As `clip_grad_norm_` does for each parameter.
         self._gradients.mul_((max_norm / (torch.linalg.vector_norm(self._gradients) + 1e-6)).clamp_(max=1.0))
 
@@ -159,9 +168,10 @@ class _Layers:
         return torch.ops.aten.threshold_backward(gradient, results, 0)
 
 
-def backpropagation(policy: Policy) -> Backpropagation:
-    """The fastest way for this policy. It keeps references to the gradients, so don't replace them."""
+def backpropagation(policy: Policy, max_norm: float | None) -> Backpropagation:
+    """The fastest way for this policy. It keeps references to the gradients, so don't replace them. `max_norm` is that
+    of all gradients."""
     network = policy.network
     if isinstance(network, ActorCritic) and not network.has_dropout:
-        return _Mlp(policy, network)
-    return _Autograd(policy)
+        return _Mlp(policy, network, max_norm)
+    return _Autograd(policy, max_norm)

@@ -37,7 +37,7 @@ class Learner:
         self.algorithm = algorithms.make(params.algorithm)
         self.policy = new_policy(params, spaces).to(device)
         self._reward_normalizer = RewardNormalizer(self.algorithm.gamma)
-        self._gradients = backpropagation(self.policy)
+        self._gradients = backpropagation(self.policy, params.max_grad_norm)
         self._optimizer = dense_optimizer(params.chosen_optimizer).build(self.policy.parameters())
 
     def train(self, update: int, trajectories: dict[int, Trajectory], rate_factor: float) -> dict[str, float]:
@@ -46,10 +46,7 @@ class Learner:
         scale_rates(self._optimizer, rate_factor)
         parts = [self._transitions(observer, trajectories[observer]) for observer in sorted(trajectories)]
         transitions = Transitions.concatenate(parts)
-        max_norm = self._params.max_grad_norm
-        losses = algorithms.update_policy(
-            self.algorithm, self.policy, self._gradients, self._optimizer, transitions, max_norm
-        )
+        losses = algorithms.update_policy(self.algorithm, self.policy, self._gradients, self._optimizer, transitions)
         self._update_normalizer(transitions.observations)
         return losses
 
