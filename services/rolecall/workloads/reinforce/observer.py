@@ -1,5 +1,6 @@
 """An observer collects rollouts on the agent's requests, until the agent shuts it down."""
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 from torch.distributed import rpc
 
 from rolecall.kit.environments import creation
-from rolecall.kit.environments.rollouts import ActFn, AgentOutputBuffer, Collector, EnvOutputs
+from rolecall.kit.environments.rollouts import ActFn, AgentOutputBuffer, AgentOutputs, Collector, EnvOutputs
 from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
@@ -75,7 +76,7 @@ class _Observer:
         torch.manual_seed(seed_of(self._params.seed, RandomStream.ACTIONS, *key))
         buffer = AgentOutputBuffer()
         env_outputs = self._run_environments(lambda observations: self._sample(observations, buffer))
-        return RolloutResult(buffer.agent_outputs(), env_outputs)
+        return RolloutResult(self._with_log_probs(buffer.agent_outputs()), env_outputs)
 
     def _run_episode(self, request: RunEpisode) -> None:
         try:
@@ -105,9 +106,17 @@ class _Observer:
 
     @torch.inference_mode()
     def _sample(self, observations: Tensor, buffer: AgentOutputBuffer) -> Tensor:
-        actions, log_probs = self._policy.sample_actions(observations.to(self._device))
-        buffer.add(observations, actions.cpu(), log_probs.cpu())
+        outputs = self._policy.outputs(observations.to(self._device))
+        actions = self._policy.head.sample(outputs)
+        buffer.add(observations, actions.cpu(), outputs)
         return self._policy.head.to_env_actions(actions)
+
+    @torch.inference_mode()
+    def _with_log_probs(self, recorded: AgentOutputs) -> AgentOutputs:
+        """The log-probabilities in place of the network outputs: one pass over the trajectory instead of one a step."""
+        actions, outputs = recorded.actions, recorded.log_probs
+        log_probs = self._policy.head.log_probs(outputs.flatten(0, 1), actions.flatten(0, 1).to(self._device))
+        return replace(recorded, log_probs=log_probs.cpu().unflatten(0, outputs.shape[:2]))
 
     @torch.inference_mode()
     def _act(self, observations: Tensor) -> Tensor:
