@@ -53,8 +53,9 @@ wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs beside torch, for a ma
 
 bench: $(INSTALLED)  ## Compare the speed of every workload with one process and with peers (BENCH=rnn_lm for one), report in build/bench
 	@mkdir -p build
-	sed -nE 's/^([a-zA-Z].*==[^ ]*).*/\1/p' $(LOCK) > build/constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint build/constraints.txt stable-baselines3
+	sed -nE 's/^([a-zA-Z][^ =]*==[^ ]*).*/\1/p' $(LOCK) > build/constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint build/constraints.txt cloudpickle matplotlib pandas
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "stable-baselines3>=2.6"  # Its bound on Gymnasium is older than ours
 	$(BIN)/python -m benchmarks $(BENCH) --out build/bench
 
 check: $(INSTALLED)  ## Check format, lint, types and the direction of imports

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rolecall.workloads.reinforce import params as spec
+from rolecall.workloads.reinforce.backward import Backpropagation, Distribution, distribution
 from rolecall.workloads.reinforce.model import Policy
 
 
@@ -42,7 +43,7 @@ class Transitions:
         return Transitions(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Transitions)))
 
     def select(self, indices: Tensor) -> "Transitions":
-        return Transitions(*(getattr(self, field.name)[indices] for field in fields(self)))
+        return Transitions(*(getattr(self, field.name).index_select(0, indices) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,24 @@ class Losses:
         return self.policy + value_coefficient * self.value - entropy_coefficient * self.entropy
 
 
+@dataclass(frozen=True, slots=True)
+class LossGradients:
+    """The gradients of the total loss."""
+
+    log_probs: Tensor
+    """[b]."""
+    values: Tensor
+    """[b]."""
+    entropy: float
+    """Of each transition's entropy."""
+
+
 class Algorithm(ABC):
     """The common settings of algorithms, and their interface for `update_policy`."""
 
     gae_lambda: float = 1.0
     target_kl: float | None = None
+    value_clip: float | None = None
 
     def __init__(self, params: spec.Reinforce | spec.Ppo) -> None:
         self.gamma = params.gamma
@@ -99,8 +113,39 @@ class Algorithm(ABC):
         """Indices of the transitions of each optimizer step, in [0, count)."""
 
     @abstractmethod
-    def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        """The loss of one optimizer step."""
+    def policy_loss(self, log_probs: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """The policy's loss, and its gradient [b], for log-probabilities [b] of the batch's actions."""
+
+    def losses(self, actions: Distribution, values: Tensor, batch: Transitions) -> tuple[Losses, LossGradients]:
+        """The loss of one optimizer step and its gradients, for the distribution of the batch's actions and the values
+        [b] under the current policy.
+        """
+        policy, log_prob_gradients = self.policy_loss(actions.log_probs, batch)
+        value, value_gradients = value_loss(values, batch, self.value_clip)
+        losses = Losses(policy, value, actions.entropies.mean(), _kl(actions.log_probs - batch.log_probs))
+        return losses, LossGradients(
+            log_probs=log_prob_gradients,
+            values=value_gradients.mul_(self.value_coefficient),
+            entropy=-self.entropy_coefficient / len(values),
+        )
+
+    def _weights(self, batch: Transitions) -> Tensor:
+        return normalize(batch.advantages) if self._normalize else batch.advantages
+
+
+def value_loss(values: Tensor, batch: Transitions, clip: float | None) -> tuple[Tensor, Tensor]:
+    """Half the mean squared error of values [b], and its gradient [b]. With `clip`, a value that has moved further than
+    this has the larger error of the two, with and without the excess.
+    """
+    errors = values - batch.returns
+    if clip is not None:
+        moves = values - batch.values
+        clipped = batch.values + moves.clamp(-clip, clip) - batch.returns
+        # Without the excess, the error is constant.
+        constant = (moves.abs() > clip) & (clipped.abs() > errors.abs())
+        squares = torch.where(constant, clipped, errors).square_()
+        return squares.mean() / 2, torch.where(constant, 0.0, errors).div_(len(errors))
+    return errors.square().mean() / 2, errors.div_(len(errors))
 
 
 class Reinforce(Algorithm):
@@ -110,15 +155,9 @@ class Reinforce(Algorithm):
         """One batch of all transitions: they are off-policy after one optimizer step."""
         yield torch.arange(count)
 
-    def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
-        weights = normalize(batch.advantages) if self._normalize else batch.advantages
-        return Losses(
-            policy=-(log_probs * weights).mean(),
-            value=0.5 * (values - batch.returns).square().mean(),
-            entropy=entropies.mean(),
-            kl=_kl(log_probs - batch.log_probs),
-        )
+    def policy_loss(self, log_probs: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
+        weights = self._weights(batch)
+        return -(log_probs * weights).mean(), weights / -len(weights)
 
 
 class Ppo(Algorithm):
@@ -128,6 +167,7 @@ class Ppo(Algorithm):
         super().__init__(params)
         self.gae_lambda = params.gae_lambda
         self.target_kl = params.target_kl
+        self.value_clip = params.value_clip
         self._params = params
 
     def minibatches(self, count: int) -> Iterator[Tensor]:
@@ -135,48 +175,41 @@ class Ppo(Algorithm):
         for _ in range(self._params.epochs):
             yield from (part for part in torch.randperm(count).split(self._params.minibatch_size) if len(part) > 1)
 
-    def losses(self, policy: Policy, batch: Transitions) -> Losses:
-        log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
-        weights = normalize(batch.advantages) if self._normalize else batch.advantages
-        change = log_probs - batch.log_probs
-        ratio = change.exp()
-        clipped = ratio.clamp(1 - self._params.clip, 1 + self._params.clip)
-        return Losses(
-            policy=-torch.minimum(ratio * weights, clipped * weights).mean(),
-            value=0.5 * self._value_errors(values, batch).mean(),
-            entropy=entropies.mean(),
-            kl=_kl(change),
-        )
-
-    def _value_errors(self, values: Tensor, batch: Transitions) -> Tensor:
-        errors = (values - batch.returns).square()
-        bound = self._params.value_clip
-        if bound is None:
-            return errors
-        clipped = batch.values + (values - batch.values).clamp(-bound, bound)
-        return torch.maximum(errors, (clipped - batch.returns).square())
+    def policy_loss(self, log_probs: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
+        weights = self._weights(batch)
+        ratio = (log_probs - batch.log_probs).exp_()
+        gains = ratio * weights
+        clipped = ratio.clamp(1 - self._params.clip, 1 + self._params.clip).mul_(weights)
+        # The derivative of the ratio is the ratio itself; clipped gains are constant.
+        return -torch.minimum(gains, clipped).mean(), torch.where(gains <= clipped, gains, 0.0).div_(-len(gains))
 
 
 def make(params: spec.Reinforce | spec.Ppo) -> Algorithm:
     return Reinforce(params) if isinstance(params, spec.Reinforce) else Ppo(params)
 
 
+@torch.no_grad()
 def update_policy(
     algorithm: Algorithm,
     policy: Policy,
+    gradients: Backpropagation,
     optimizer: torch.optim.Optimizer,
     transitions: Transitions,
-    max_grad_norm: float | None,
 ) -> dict[str, float]:
-    """One policy update. Returns its losses, averaged over the optimizer steps."""
+    """One policy update. `gradients` are those of the policy. Returns its losses, averaged over the optimizer steps."""
     history: list[Tensor] = []
     for indices in algorithm.minibatches(len(transitions)):
-        losses = algorithm.losses(policy, transitions.select(indices.to(transitions.advantages.device)))
+        batch = transitions.select(indices.to(transitions.advantages.device))
+        outputs, values = gradients.forward(policy.normalized(batch.observations))
+        actions = distribution(policy.head, outputs, batch.actions)
+        losses, derivatives = algorithm.losses(actions, values, batch)
         total = losses.total(algorithm.value_coefficient, algorithm.entropy_coefficient)
-        history.append(torch.stack([total, losses.policy, losses.value, losses.entropy, losses.kl]).detach())
+        history.append(torch.stack([total, losses.policy, losses.value, losses.entropy, losses.kl]))
         if algorithm.target_kl is not None and losses.kl > algorithm.target_kl:
             break
-        _descend(policy, optimizer, total, max_grad_norm)
+        gradients.backward(actions.backward(derivatives.log_probs, derivatives.entropy), derivatives.values)
+        gradients.clip()
+        optimizer.step()
     means = torch.stack(history).mean(0).tolist()
     return dict(zip(("loss", "policy_loss", "value_loss", "entropy", "kl"), means, strict=True))
 
@@ -201,17 +234,12 @@ def finish_episodes(
         weights = normalize(weights, torch.finfo(torch.float32).eps)
     log_probs = torch.cat([episode.log_probs for episode in episodes])
     loss = -(log_probs * weights.to(log_probs)).sum()
-    _descend(policy, optimizer, loss, max_grad_norm)
-    return {"loss": loss.item()}
-
-
-def _descend(policy: Policy, optimizer: torch.optim.Optimizer, loss: Tensor, max_grad_norm: float | None) -> None:
-    """One optimizer step."""
     optimizer.zero_grad()
     loss.backward()
     if max_grad_norm is not None:
         nn.utils.clip_grad_norm_(policy.parameters(), max_grad_norm)
     optimizer.step()
+    return {"loss": loss.item()}
 
 
 def normalize(numbers: Tensor, eps: float = 1e-8) -> Tensor:
@@ -221,8 +249,7 @@ def normalize(numbers: Tensor, eps: float = 1e-8) -> Tensor:
 
 def _kl(change: Tensor) -> Tensor:
     """The k3 estimate from the changes [b] of the sampled actions' log-probabilities."""
-    with torch.no_grad():
-        return (change.exp() - 1 - change).mean()
+    return (change.expm1() - change).mean()
 
 
 def advantages(

@@ -17,12 +17,15 @@ from rolecall.kit.environments.rollouts import EnvOutputs, Trajectory
 from rolecall.kit.optimizers import dense_optimizer, scale_rates
 from rolecall.workloads.reinforce import algorithms
 from rolecall.workloads.reinforce.algorithms import Episode, Transitions, advantages, discounted_sums
+from rolecall.workloads.reinforce.backward import backpropagation
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.model import Normalizer
 from rolecall.workloads.reinforce.params import Params
 
 _POLICY, _REWARDS = "policy/", "rewards/"
 _MAX_REWARD = 10.0
+_ROWS = 4096
+"""Observations in one pass for values: more would not fit into a core's cache."""
 
 
 class Learner:
@@ -34,6 +37,7 @@ class Learner:
         self.algorithm = algorithms.make(params.algorithm)
         self.policy = new_policy(params, spaces).to(device)
         self._reward_normalizer = RewardNormalizer(self.algorithm.gamma)
+        self._gradients = backpropagation(self.policy, params.max_grad_norm)
         self._optimizer = dense_optimizer(params.chosen_optimizer).build(self.policy.parameters())
 
     def train(self, update: int, trajectories: dict[int, Trajectory], rate_factor: float) -> dict[str, float]:
@@ -42,8 +46,7 @@ class Learner:
         scale_rates(self._optimizer, rate_factor)
         parts = [self._transitions(observer, trajectories[observer]) for observer in sorted(trajectories)]
         transitions = Transitions.concatenate(parts)
-        max_norm = self._params.max_grad_norm
-        losses = algorithms.update_policy(self.algorithm, self.policy, self._optimizer, transitions, max_norm)
+        losses = algorithms.update_policy(self.algorithm, self.policy, self._gradients, self._optimizer, transitions)
         self._update_normalizer(transitions.observations)
         return losses
 
@@ -91,7 +94,7 @@ class Learner:
         rewards = env_outputs.rewards
         if self._params.normalize_rewards:
             rewards = self._reward_normalizer.normalize(observer, env_outputs)
-        values = self._values(trajectory.observations)
+        values = self._values(trajectory)
         found = advantages(
             rewards.to(values),
             values,
@@ -101,12 +104,21 @@ class Learner:
             gae_lambda=self.algorithm.gae_lambda,
         )
         columns = (agent_outputs.observations, agent_outputs.actions, agent_outputs.log_probs, values[:-1], found)
-        return Transitions(*(column[env_outputs.valid].to(self._device) for column in columns))
+        valid = env_outputs.valid.flatten().nonzero().squeeze(1)
+        return Transitions(*(column.flatten(0, 1).index_select(0, valid).to(self._device) for column in columns))
 
-    def _values(self, observations: Tensor) -> Tensor:
-        """Values [T + 1, n] of observations [T + 1, n, ...], on the CPU for the sequential advantage computation."""
-        flat = observations.flatten(0, 1).to(self._device)
-        return self.policy.values(flat).cpu().unflatten(0, observations.shape[:2])
+    def _values(self, trajectory: Trajectory) -> Tensor:
+        """Values [T + 1, n] of the observations before and after valid steps, on the CPU for the sequential advantage
+        computation. Others, and those after terminated episodes, are 0.
+        """
+        env_outputs, observations = trajectory.env_outputs, trajectory.observations
+        needed = torch.zeros(observations.shape[:2], dtype=torch.bool)
+        needed[:-1] = env_outputs.valid
+        needed[1:] |= env_outputs.valid & ~env_outputs.terminated
+        rows = needed.flatten().nonzero().squeeze(1)
+        parts = observations.flatten(0, 1).index_select(0, rows).split(_ROWS)
+        found = torch.cat([self.policy.values(part.to(self._device)).cpu() for part in parts])
+        return found.new_zeros(needed.numel()).index_copy_(0, rows, found).view(needed.shape)
 
 
 class RewardNormalizer:

@@ -35,6 +35,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.actor = _layers([inputs, *hidden, outputs], activation, dropout, last_gain=0.01)
         self.critic = _layers([inputs, *hidden, 1], activation, 0.0, last_gain=1.0)
+        self.has_dropout = dropout > 0
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Actor outputs [n, outputs] and values [n] of observations [n, ...]."""
@@ -43,6 +44,9 @@ class ActorCritic(nn.Module):
 
     def outputs(self, observations: Tensor) -> Tensor:
         return self.actor(observations.flatten(1))
+
+    def values(self, observations: Tensor) -> Tensor:
+        return self.critic(observations.flatten(1)).squeeze(-1)
 
 
 def _layers(widths: list[int], activation: str, dropout: float, last_gain: float) -> nn.Sequential:
@@ -178,22 +182,21 @@ class Policy(nn.Module):
         self.description = description
         self._choices = description["observation"].get("count")
         shape = (self._choices,) if self._choices else tuple(description["observation"]["shape"])
-        dtype = getattr(torch, description["precision"])
-        self.head = _head(description["action"]).to(dtype)
-        self.network = _network(description["policy"], shape, self.head.size).to(dtype)
+        self._dtype = getattr(torch, description["precision"])
+        self.head = _head(description["action"]).to(self._dtype)
+        self.network = _network(description["policy"], shape, self.head.size).to(self._dtype)
         self.normalizer = Normalizer(shape) if description["normalize"] else None
 
     def encode(self, observations: Tensor) -> Tensor:
         """Raw observations [n, ...] in the network's dtype; discrete ones as one-hot vectors."""
-        dtype = next(self.network.parameters()).dtype
         if self._choices:
             start = self.description["observation"]["start"]
-            return F.one_hot(observations.long().reshape(-1) - start, self._choices).to(dtype)
-        return observations.to(dtype)
+            return F.one_hot(observations.long().reshape(-1) - start, self._choices).to(self._dtype)
+        return observations.to(self._dtype)
 
     def outputs(self, observations: Tensor) -> Tensor:
         """The network outputs for raw observations [n, ...]: the parameters of the head's distribution."""
-        seen = self._normalized(observations)
+        seen = self.normalized(observations)
         return self.network.outputs(seen) if isinstance(self.network, ActorCritic) else self.network(seen)[0]
 
     def sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,12 +208,13 @@ class Policy(nn.Module):
 
     def evaluate_actions(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and values, [n] each."""
-        outputs, values = self.network(self._normalized(observations))
+        outputs, values = self.network(self.normalized(observations))
         return self.head.log_probs(outputs, actions), self.head.entropy(outputs), values
 
     def values(self, observations: Tensor) -> Tensor:
         """The values [n] of raw observations [n, ...]."""
-        return self.network(self._normalized(observations))[1]
+        seen = self.normalized(observations)
+        return self.network.values(seen) if isinstance(self.network, ActorCritic) else self.network(seen)[1]
 
     @torch.inference_mode()
     def act(self, observation: Any, *, deterministic: bool = True) -> Any:
@@ -225,7 +229,8 @@ class Policy(nn.Module):
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
-    def _normalized(self, observations: Tensor) -> Tensor:
+    def normalized(self, observations: Tensor) -> Tensor:
+        """The network's inputs for raw observations [n, ...]."""
         encoded = self.encode(observations)
         return encoded if self.normalizer is None else self.normalizer(encoded)
 

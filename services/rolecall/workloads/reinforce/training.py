@@ -25,6 +25,7 @@ from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.export import RenderError, record_episode, write_export
 from rolecall.workloads.reinforce.inference import Inference
 from rolecall.workloads.reinforce.learner import Learner
+from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import CollectRollout, ObserverPool, RolloutResult, Weights
 from rolecall.workloads.reinforce.scores import EndedEpisodes, episode_metrics, evaluation_scores, running_return
@@ -99,8 +100,12 @@ class Training(JobLoop[UpdatePosition, Params]):
             self._shut_down(stopped=False)
         wall_s = time.monotonic() - began
         rate = (self.position.env_steps - first_step) / wall_s
-        self._export()
-        return self._result() | {"samples_per_s": rate, "wall_s": wall_s}
+        policy = self._export()
+        result = self._result() | {"samples_per_s": rate, "wall_s": wall_s}
+        if self.params.evaluation.movie:
+            self.context.report.result(result)  # Nobody needs to wait for the movie to read it.
+            self._record_movie(policy)
+        return result
 
     def _train(self) -> None:
         try:
@@ -293,22 +298,23 @@ class Training(JobLoop[UpdatePosition, Params]):
         self._best_weights = strip_prefix(tensors, _BEST)
         self._saved_update = manifest.step
 
-    def _export(self) -> None:
-        """Write and store the policy of the best evaluation, and a movie of it."""
+    def _export(self) -> Policy:
+        """Store the policy of the best evaluation, and return it."""
         self._learner.policy.load_state_dict(self._best_weights)
         policy = self._learner.policy.cpu().eval()
-        scratch, artifacts = self.context.workdir.scratch, self.context.artifacts
-        path = write_export(scratch, policy, self.params)
-        artifacts.put(path.name, path)
-        if not self.params.evaluation.movie:
-            return
-        path = scratch / "episode.gif"
+        path = write_export(self.context.workdir.scratch, policy, self.params)
+        self.context.artifacts.put(path.name, path)
+        return policy
+
+    def _record_movie(self, policy: Policy) -> None:
+        """Store a movie of the policy."""
+        path = self.context.workdir.scratch / "episode.gif"
         try:
             record_episode(policy, self.params, path)
         except RenderError as error:
             self.context.report.event(f"no movie: {error}")
             return
-        artifacts.put(path.name, path)
+        self.context.artifacts.put(path.name, path)
 
     def _result(self) -> dict[str, float]:
         position = self.position

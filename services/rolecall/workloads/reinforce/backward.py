@@ -1,0 +1,177 @@
+"""Forward and backward passes of one update, in closed form where that is known.
+
+The built-in networks are so small that autograd and per-parameter calls would take most of an update's time.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's convention
+from torch import Tensor, nn
+
+from rolecall.workloads.reinforce.model import ActorCritic, CategoricalHead, GaussianHead, Policy
+
+
+class Distribution(ABC):
+    """The distribution of the actions [b, ...] that a head makes of the network outputs [b, outputs]."""
+
+    log_probs: Tensor
+    """[b], of the actions, in nats."""
+    entropies: Tensor
+    """[b], in nats."""
+
+    @abstractmethod
+    def backward(self, log_probs: Tensor, entropy: float) -> Tensor:
+        """The gradient [b, outputs] of the network outputs, from those of the log-probabilities [b] and of every
+        entropy. Also sets the gradient of the head's parameters, if any."""
+
+
+class _Categorical(Distribution):
+    def __init__(self, outputs: Tensor, actions: Tensor) -> None:
+        self._actions = actions.long().unsqueeze(-1)
+        self._logs = outputs.log_softmax(-1)
+        self._probs = self._logs.exp()
+        self.log_probs = self._logs.gather(-1, self._actions).squeeze(-1)
+        self.entropies = -(self._probs * self._logs).sum(-1)
+
+    def backward(self, log_probs: Tensor, entropy: float) -> Tensor:
+        weights = log_probs.unsqueeze(-1)
+        factors = -weights
+        if entropy:
+            factors = factors - entropy * (self._logs + self.entropies.unsqueeze(-1))
+        return (factors * self._probs).scatter_add_(-1, self._actions, weights)
+
+
+class _Gaussian(Distribution):
+    def __init__(self, head: GaussianHead, outputs: Tensor, actions: Tensor) -> None:
+        self._log_deviation = head.log_deviation
+        self._deviation = head.log_deviation.exp()
+        self._scores = (actions - outputs) / self._deviation
+        self.log_probs = head.log_probs(outputs, actions)
+        self.entropies = head.entropy(outputs)
+
+    def backward(self, log_probs: Tensor, entropy: float) -> Tensor:
+        weights = log_probs.unsqueeze(-1)
+        gradient = (weights * (self._scores.square() - 1)).sum(0) + entropy * len(log_probs)
+        if self._log_deviation.grad is None:
+            self._log_deviation.grad = gradient
+        else:
+            self._log_deviation.grad.copy_(gradient)
+        return weights * self._scores / self._deviation
+
+
+@torch.no_grad()
+def distribution(head: CategoricalHead | GaussianHead, outputs: Tensor, actions: Tensor) -> Distribution:
+    if isinstance(head, CategoricalHead):
+        return _Categorical(outputs, actions)
+    return _Gaussian(head, outputs, actions)
+
+
+class Backpropagation(ABC):
+    """Computes the gradients of a policy's parameters."""
+
+    def __init__(self, max_norm: float | None) -> None:
+        self._max_norm = max_norm
+
+    @abstractmethod
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """The network outputs [b, outputs] and values [b] of encoded observations [b, ...], without autograd graphs."""
+
+    @abstractmethod
+    def backward(self, outputs: Tensor, values: Tensor) -> None:
+        """Set the gradients of the network, from those of the results of the last `forward`."""
+
+    def clip(self) -> None:
+        """Scale all gradients of the policy down to the maximum norm, if there is one and theirs is larger."""
+        if self._max_norm is not None:
+            self._clip(self._max_norm)
+
+    @abstractmethod
+    def _clip(self, max_norm: float) -> None: ...
+
+
+class _Autograd(Backpropagation):
+    """Any network."""
+
+    def __init__(self, policy: Policy, max_norm: float | None) -> None:
+        super().__init__(max_norm)
+        self._network = policy.network
+        self._parameters = list(policy.parameters())
+
+    @torch.enable_grad()
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        self._results = self._network(observations)
+        outputs, values = self._results
+        return outputs.detach(), values.detach()
+
+    def backward(self, outputs: Tensor, values: Tensor) -> None:
+        self._network.zero_grad()
+        torch.autograd.backward(self._results, [outputs, values])
+
+    def _clip(self, max_norm: float) -> None:
+        nn.utils.clip_grad_norm_(self._parameters, max_norm)
+
+
+class _Mlp(Backpropagation):
+    """The built-in network without dropout, with all gradients in one vector."""
+
+    def __init__(self, policy: Policy, network: ActorCritic, max_norm: float | None) -> None:
+        super().__init__(max_norm)
+        parameters = list(policy.parameters())
+        self._gradients = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
+        parts = self._gradients.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        self._actor, self._critic = _Layers(network.actor), _Layers(network.critic)
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        flat = observations.flatten(1)
+        return self._actor.forward(flat), self._critic.forward(flat).squeeze(-1)
+
+    def backward(self, outputs: Tensor, values: Tensor) -> None:
+        self._actor.backward(outputs)
+        self._critic.backward(values.unsqueeze(-1))
+
+    def _clip(self, max_norm: float) -> None:
+        # As `clip_grad_norm_` does for each parameter.
+        self._gradients.mul_((max_norm / (torch.linalg.vector_norm(self._gradients) + 1e-6)).clamp_(max=1.0))
+
+
+class _Layers:
+    """Linear layers with an activation function between them."""
+
+    def __init__(self, modules: nn.Sequential) -> None:
+        self._linear = [module for module in modules if isinstance(module, nn.Linear)]
+        self._tanh = any(isinstance(module, nn.Tanh) for module in modules)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The outputs [b, outputs] of inputs [b, inputs]."""
+        self._inputs = [inputs]
+        for layer in self._linear[:-1]:
+            hidden = F.linear(self._inputs[-1], layer.weight, layer.bias)
+            self._inputs.append(hidden.tanh_() if self._tanh else hidden.relu_())
+        return F.linear(self._inputs[-1], self._linear[-1].weight, self._linear[-1].bias)
+
+    def backward(self, gradient: Tensor) -> None:
+        """Set the gradients of weights and biases, from that of the outputs."""
+        for index in reversed(range(len(self._linear))):
+            layer, inputs = self._linear[index], self._inputs[index]
+            torch.mm(gradient.t(), inputs, out=layer.weight.grad)
+            torch.sum(gradient, 0, out=layer.bias.grad)
+            if index:
+                gradient = self._through_activation(gradient @ layer.weight, inputs)
+
+    def _through_activation(self, gradient: Tensor, results: Tensor) -> Tensor:
+        """The gradient of an activation's inputs, from that of its results."""
+        if self._tanh:
+            return torch.ops.aten.tanh_backward(gradient, results)
+        return torch.ops.aten.threshold_backward(gradient, results, 0)
+
+
+def backpropagation(policy: Policy, max_norm: float | None) -> Backpropagation:
+    """The fastest way for this policy. It keeps references to the gradients, so don't replace them. `max_norm` is that
+    of all gradients."""
+    network = policy.network
+    if isinstance(network, ActorCritic) and not network.has_dropout:
+        return _Mlp(policy, network, max_norm)
+    return _Autograd(policy, max_norm)
