@@ -19,7 +19,12 @@ STEPS, SKIPPED = 4, 1
 def params(**more: Any) -> dict[str, Any]:
     """ResNet-50 on images of 128 pixels, in 8 micro-batches of 15."""
     return {
-        "data": {"synthetic": {"images": BATCH * STEPS, "classes": CLASSES}, "validation": 0.0, "size": PIXELS},
+        "data": {
+            "synthetic": {"images": BATCH * STEPS, "classes": CLASSES},
+            "validation": 0.0,
+            "size": PIXELS,
+            "loader_processes": 0,  # The gang's processes are daemons, which can't start others.
+        },
         "model": "resnet50",
         "batch_size": BATCH,
         "micro_batches": MICRO_BATCHES,

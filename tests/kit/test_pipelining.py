@@ -15,6 +15,7 @@ from rolecall.kit.pipelining import (
     fill_and_drain,
     makespan,
     one_forward_one_backward,
+    zero_bubble,
 )
 from rolecall.spec.errors import InputError
 
@@ -25,6 +26,28 @@ def test_gpipe_and_1f1b_lose_what_their_papers_say(ranks: int, micro_batches: in
     formula = (ranks - 1) / (micro_batches + ranks - 1)
     assert bubble(fill_and_drain(ranks, micro_batches)) == pytest.approx(formula)
     assert bubble(one_forward_one_backward(ranks, micro_batches)) == pytest.approx(formula)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+@pytest.mark.parametrize("micro_batches", [8, 32])
+def test_zero_bubble_loses_a_third_of_what_1f1b_loses(ranks: int, micro_batches: int) -> None:
+    """ZB-H1, table 2 of Qi et al. (2023), with equal forward, input and weight passes."""
+    order = zero_bubble(ranks, micro_batches)
+    assert makespan(order) == 3 * micro_batches + ranks - 1
+    assert bubble(order) == pytest.approx((ranks - 1) / (3 * micro_batches + ranks - 1))
+
+
+@given(st.integers(1, 8), st.integers(1, 12))
+def test_zero_bubble_is_1f1b_with_split_passes_in_order(ranks: int, micro_batches: int) -> None:
+    plain = one_forward_one_backward(ranks, micro_batches)
+    for rank, tasks in enumerate(zero_bubble(ranks, micro_batches)):
+        kept = [task._replace(kind="B") if task.kind == "I" else task for task in tasks if task.kind != "W"]
+        assert kept == plain[rank]
+        assert [task.micro_batch for task in tasks if task.kind == "W"] == list(range(micro_batches))
+        held = 0
+        for task in tasks:
+            held += {"F": 1, "I": 0, "W": -1}[task.kind]
+            assert held <= ranks
 
 
 def test_splitting_the_backward_pass_lets_the_next_rank_begin_sooner() -> None:

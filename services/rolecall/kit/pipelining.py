@@ -52,6 +52,25 @@ def one_forward_one_backward(ranks: int, micro_batches: int) -> list[list[Task]]
     return order
 
 
+def zero_bubble(ranks: int, micro_batches: int) -> list[list[Task]]:
+    """The schedule ZB-H1 (Qi et al., 2023, https://arxiv.org/abs/2401.10241): 1F1B with split backward passes.
+
+    A rank computes the gradients of its inputs first, for which the rank before it waits. Rank r computes those of its
+    weights r micro-batches later, and the last ones when the others are done. A rank keeps the activations of at most
+    `ranks` micro-batches. All passes take the micro-batches in order.
+    """
+    order: list[list[Task]] = []
+    for rank, tasks in enumerate(one_forward_one_backward(ranks, micro_batches)):
+        split: list[Task] = []
+        for task in tasks:
+            split.append(task._replace(kind="I") if task.kind == "B" else task)
+            if task.kind == "B" and task.micro_batch >= rank:
+                split.append(Task(rank, "W", task.micro_batch - rank))
+        split += [Task(rank, "W", number) for number in range(max(0, micro_batches - rank), micro_batches)]
+        order.append(split)
+    return order
+
+
 def bubble(order: Sequence[Sequence[Task]]) -> float:
     """The share of all ranks' time that is idle, given each rank's tasks in order.
 

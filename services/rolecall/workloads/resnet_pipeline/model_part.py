@@ -15,6 +15,7 @@ from rolecall.spec.errors import CheckpointError
 from rolecall.workloads.resnet_pipeline.build import to_device, whole_model
 from rolecall.workloads.resnet_pipeline.model import Blocks
 from rolecall.workloads.resnet_pipeline.params import Params
+from rolecall.workloads.resnet_pipeline.split_backward import WeightPass, split_backward
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 SAMPLE_LOSSES = {"cross-entropy": cross_entropies, "mse": one_hot_errors}
@@ -39,6 +40,12 @@ class ModelPart:
         self.blocks = to_device(blocks, params, device)
         self._optimizer = dense_optimizer(params.optimizer).build(self.blocks.parameters())
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._deferred: list[WeightPass] = []
+        self._weight_passes: dict[int, list[WeightPass]] = {}
+
+    def split_backward(self) -> None:
+        """From now on, `backward` leaves most gradients of weights to `backward_weights`."""
+        split_backward(self.blocks, self._deferred)
 
     def compute(self, features: torch.Tensor) -> torch.Tensor:
         """The blocks' outputs, with autograd graph."""
@@ -62,10 +69,20 @@ class ModelPart:
         return loss.detach()
 
     def backward(self, micro_batch: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Accumulate the micro-batch's gradients. Returns the gradient for the previous stage, if any."""
+        """Accumulate the micro-batch's gradients. Returns the gradient for the previous stage, if any.
+
+        After `split_backward`, call `backward_weights` for the rest.
+        """
         inputs, outputs = self._saved.pop(micro_batch)
         outputs.backward(None if gradient is None else gradient.to(self._device))
+        self._weight_passes[micro_batch] = self._deferred[:]
+        self._deferred.clear()
         return inputs.grad
+
+    def backward_weights(self, micro_batch: int) -> None:
+        """Accumulate the micro-batch's gradients of weights that `backward` has left."""
+        for accumulate in self._weight_passes.pop(micro_batch):
+            accumulate()
 
     @contextmanager
     def inference(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from torch.futures import Future
 
 from rolecall.kit.data_order import derive_seed, share_of
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
-from rolecall.kit.pipelining import one_forward_one_backward
+from rolecall.kit.pipelining import zero_bubble
 from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -89,6 +89,7 @@ class PipelineStage:
     def build(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Build this stage's blocks; `partition` has the block names of all stages."""
         self._part = ModelPart(self._params, classes, partition[self._index], self._context.device)
+        self._part.split_backward()
         self._metrics = ClassMetricsAccumulator(classes, self._context.device, SAMPLE_LOSSES[self._params.loss])
 
     def adopt(self, shard: "rpc.RRef[Shard]") -> None:
@@ -119,9 +120,11 @@ class PipelineStage:
             with self._span("data", "data"):
                 self._images = self._load_batch(epoch, step)
         losses: list[torch.Tensor] = []
-        for _, kind, micro_batch in one_forward_one_backward(self._stages, self._params.micro_batches)[self._index]:
-            if kind == "B":
+        for _, kind, micro_batch in zero_bubble(self._stages, self._params.micro_batches)[self._index]:
+            if kind == "I":
                 self._backward(micro_batch)
+            elif kind == "W":
+                self._part.backward_weights(micro_batch)
             elif self._is_last:
                 features, labels = self._take("activation", micro_batch), self._take("labels", micro_batch)
                 with self._span("F", "compute", micro_batch):
