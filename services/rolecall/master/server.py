@@ -14,7 +14,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall import __version__
@@ -29,21 +29,24 @@ from rolecall.master.api import (
     cluster,
     deletion,
     description,
+    downloads,
     files,
     jobs,
     logs,
     nodes,
+    openapi,
     preflight,
     submission,
     tokens,
 )
-from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_handlers
+from rolecall.master.api.error_handlers import RESPONSES, add_problem_handlers
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
+from rolecall.master.api.parameters import refuse_unknown_parameters
 from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
-from rolecall.master.program import Master, Program
+from rolecall.master.program import Master, Program, program_of
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
@@ -79,10 +82,10 @@ _LOG = logging.getLogger(__name__)
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, with the schema of the problem documents of every route."""
-        document = super().openapi()
-        document["components"]["schemas"]["Problem"] = SCHEMA
-        return document
+        """The OpenAPI document of all routes."""
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi.complete(super().openapi(), program_of(self).catalogue)
+        return self.openapi_schema
 
 
 def create_app(program: Program) -> FastAPI:
@@ -94,6 +97,8 @@ def create_app(program: Program) -> FastAPI:
         lifespan=lambda _: program.running(),
         openapi_url=None,
         responses=RESPONSES,
+        dependencies=[Depends(refuse_unknown_parameters)],
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.program = program
     for module in (
@@ -102,6 +107,7 @@ def create_app(program: Program) -> FastAPI:
         deletion,
         logs,
         files,
+        downloads,
         cluster,
         preflight,
         tokens,
@@ -114,6 +120,7 @@ def create_app(program: Program) -> FastAPI:
     app.include_router(cluster.metrics_router)
     app.include_router(cluster.admin_router)
     app.include_router(cluster.open_router)
+    app.include_router(description.nodes_router)
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
     app.add_middleware(FollowerLimit)

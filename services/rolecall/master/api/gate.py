@@ -18,7 +18,10 @@ from rolecall.master.store.database import serve_user
 from rolecall.spec.access import Scope as Scopes
 
 FOLLOWERS = 256
-"""The maximum number of logs and event streams that a token follows at a time. Each holds a connection until its job ends."""
+"""The maximum number of logs and event streams that a token follows at a time.
+
+Each holds a connection until its job ends.
+"""
 _RETRY_S = 10
 _OPEN = {"/healthz"}
 _OF_OPERATORS = {"/readyz", "/metrics"}
