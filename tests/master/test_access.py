@@ -79,6 +79,7 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("POST", "/tokens/{name}/rotate"): {A},
     ("DELETE", "/tokens/{name}"): {A},
     ("GET", "/audit"): {A},
+    ("GET", "/webhook-secret"): {S, A},
     ("POST", "/internal/nodes"): {N},
     ("POST", "/internal/nodes/{name}/heartbeat"): {N},
     ("GET", "/internal/nodes/{name}/surroundings"): {N},

@@ -38,6 +38,7 @@ from rolecall.master.api import (
     preflight,
     submission,
     tokens,
+    webhooks,
 )
 from rolecall.master.api.error_handlers import RESPONSES, add_problem_handlers
 from rolecall.master.api.gate import FollowerLimit, Gate
@@ -111,6 +112,7 @@ def create_app(program: Program) -> FastAPI:
         cluster,
         preflight,
         tokens,
+        webhooks,
         audit,
         nodes,
         attempts,
