@@ -12,7 +12,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ByteSize, Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, IPvAnyNetwork, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from rolecall.spec.errors import SettingsError
@@ -156,6 +156,19 @@ class MasterSettings(_Settings):
     """Maximum size of a job's data in the blob store, such as `100GiB`; no limit by default."""
     reserve_bytes: Annotated[ByteSize | None, Field(validation_alias="ROLECALL_RESERVE_BYTES")] = None
     """Free space on the data volume below which the master refuses logs and uploads; by default 5 %, at most 2 GiB."""
+
+    webhook_hosts: Annotated[
+        tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_WEBHOOK_HOSTS")
+    ] = ()
+    """Comma-separated hosts to which jobs may send webhooks, such as `hooks.example.com,*.example.org:8443`; none by
+    default."""
+    webhook_networks: Annotated[
+        tuple[IPvAnyNetwork, ...],
+        NoDecode,
+        BeforeValidator(_names),
+        Field(validation_alias="ROLECALL_WEBHOOK_NETWORKS"),
+    ] = ()
+    """Comma-separated private networks of these hosts, such as `10.1.0.0/16`; by default only public addresses."""
 
     @property
     def tokens(self) -> dict[str, SecretStr]:

@@ -54,6 +54,7 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/docs/swagger-ui.css"): USERS,
     ("GET", "/docs/swagger-ui-bundle.js"): USERS,
     ("GET", "/openapi.json"): USERS,
+    ("GET", "/internal/openapi.json"): {N},
     ("GET", "/workloads"): USERS,
     ("GET", "/workloads/{name}"): USERS,
     ("GET", "/nodes"): USERS,
@@ -69,6 +70,7 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("GET", "/jobs/{job}/events"): USERS,
     ("GET", "/jobs/{job}/metrics"): USERS,
     ("GET", "/jobs/{job}/checkpoints"): USERS,
+    ("GET", "/jobs/{job}/checkpoints/{step}"): USERS,
     ("GET", "/jobs/{job}/artifacts"): USERS,
     ("GET", "/jobs/{job}/artifacts/{name}"): USERS,
     ("POST", "/jobs/{job}/cancel"): {S, A},
@@ -86,6 +88,7 @@ ROUTES: dict[tuple[str, str], set[Scope]] = {
     ("POST", "/tokens/{name}/rotate"): {A},
     ("DELETE", "/tokens/{name}"): {A},
     ("GET", "/audit"): {A},
+    ("GET", "/webhook-secret"): {S, A},
     ("POST", "/internal/nodes"): {N},
     ("POST", "/internal/nodes/{name}/heartbeat"): {N},
     ("GET", "/internal/nodes/{name}/surroundings"): {N},
@@ -135,7 +138,7 @@ async def test_metrics_that_were_read_with_an_admin_token_are_a_finding(tmp_path
 @pytest.mark.slow
 async def test_every_route_takes_the_scopes_of_the_table_and_no_other(client: Client) -> None:
     job = (await client.submit())["id"]
-    filled = {"job": job, "attempt": 1, "rank": 0, "kind": "log", "number": 1, "name": "x", "node": "x"}
+    filled = {"job": job, "attempt": 1, "rank": 0, "kind": "log", "number": 1, "name": "x", "node": "x", "step": 1}
     secrets = {scope: await make_token(client, f"only-{scope}", scope) for scope in Scope}
     for (method, path), allowed in ROUTES.items():
         where = path.replace(":path", "").format_map(filled)

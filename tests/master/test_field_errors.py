@@ -1,11 +1,15 @@
 """Problems of fields with several forms; `test_api.py` has the others, as users get them."""
 
+from copy import deepcopy
 from typing import Annotated, Any
 
 import pytest
 from pydantic import ValidationError, WrapValidator
 
+from rolecall.master.catalogue import load
 from rolecall.master.field_errors import explain
+from rolecall.spec.errors import InvalidJob
+from rolecall.spec.job import JobRequest
 from rolecall.spec.workload import Params
 
 
@@ -38,3 +42,83 @@ def test_an_unknown_field_of_one_form_names_those_of_all_forms() -> None:
         "given": '"tets"',
         "legal": "rows, skip, test, train",
     }
+
+
+def _set(path: str, value: Any) -> Any:
+    """A function that sets the value at `path` in an example's parameters."""
+
+    def change(params: dict[str, Any]) -> None:
+        *parents, name = path.split(".")
+        for parent in parents:
+            params = params[parent]
+        params[name] = value
+
+    return change
+
+
+UNIONS: list[tuple[str, Any, list[tuple[str, str, str]]]] = [
+    (
+        "embedding-ddp",
+        _set("data.categorical", [{"colum": "x"}]),
+        [
+            ("data.categorical.0.column", "it is missing", "string"),
+            ("data.categorical.0.colum", "did you mean 'column'?", "column"),
+        ],
+    ),
+    (
+        "embedding-ddp",
+        _set("data.numeric", [{"column": "age", "transfrom": "buckets"}]),
+        [("data.numeric.0.transfrom", "did you mean 'transform'?", "buckets, column, log, transform")],
+    ),
+    (
+        "embedding-ddp",
+        _set("dense_optimizer.learning_rate", 1),
+        [("dense_optimizer.learning_rate", "there is no field 'learning_rate'", "betas, eps, lr, name, weight_decay")],
+    ),
+    (
+        "embedding-ddp",
+        _set("dense_optimizer", {"name": "adm"}),
+        [("dense_optimizer.name", "did you mean 'adam'?", "adam, adamw, sgd")],
+    ),
+    (
+        "embedding-ddp",
+        _set("dense_optimizer", {"lr": 1}),
+        [("dense_optimizer.name", "it is missing", "adam, adamw, sgd")],
+    ),
+    (
+        "reinforce",
+        _set("environment", {"id": "CartPole-v1", "kwarg": {}}),
+        [("environment.kwarg", "did you mean 'kwargs'?", "kwargs")],
+    ),
+    ("reinforce", _set("algorithm", {"name": "sac"}), [("algorithm.name", "there is no name 'sac'", "ppo, reinforce")]),
+    (
+        "resnet-pipeline",
+        _set("data.train", {"image": "x", "labels": "y"}),
+        [
+            ("data.train.images", "it is missing", "string"),
+            ("data.train.image", "did you mean 'images'?", "images, labels"),
+        ],
+    ),
+    (
+        "resnet-pipeline",
+        _set("data.train", 5),
+        [("data.train", "it has the wrong type", "an object with images, labels")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("workload", "change", "expected"), UNIONS)
+def test_errors_through_unions_name_the_field_the_nearest_name_and_what_is_legal(
+    workload: str, change: Any, expected: list[tuple[str, str, str]]
+) -> None:
+    installed = load()
+    example = deepcopy(installed.example(workload))
+    assert example is not None
+    change(example["params"])
+    with pytest.raises(InvalidJob) as caught:
+        installed.check_request(JobRequest.model_validate(example))
+    assert len(caught.value.problems) == len(expected)
+    for problem, (field, message, legal) in zip(caught.value.problems, expected, strict=True):
+        assert problem["field"] == f"params.{field}"
+        assert message in problem["message"]
+        assert legal in problem["legal"]

@@ -20,14 +20,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sqlalchemy import update
 
 from rolecall.master.access import Principal
-from rolecall.master.api import files, jobs, nodes
+from rolecall.master.api import files, jobs, nodes, submission
 from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
 from rolecall.master.program import Master, open_master
 from rolecall.master.store import schema
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict
-from rolecall.spec.job import JobDocument, JobRequest
+from rolecall.spec.job import JobDocument, JobOverview, JobRequest
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
 from rolecall.spec.role import Role
@@ -90,12 +90,12 @@ class JobLife(RuleBasedStateMachine):
     @rule(shape=st.sampled_from(SHAPES), priority=st.integers(0, 2))
     def submit(self, shape: dict[Role, int], priority: int) -> None:
         request = JobRequest(workload="toy", roles=shape, priority=priority, max_restarts=MOST_RESTARTS)
-        job: JobDocument = self.run(jobs.submit(request, Response(), self.master, USER))
+        job: JobDocument = self.run(submission.submit_job(request, Response(), self.master, USER))
         self.jobs.append(job.id)
         self.settled = False
 
     @precondition(lambda self: self.jobs)
-    @rule(action=st.sampled_from([jobs.cancel, jobs.pause, jobs.resume, jobs.retry]), pick=picks)
+    @rule(action=st.sampled_from([jobs.cancel_job, jobs.pause_job, jobs.resume_job, jobs.retry_job]), pick=picks)
     def steer(self, action: Any, pick: int) -> None:
         with suppress(Conflict):
             self.run(action(self._job(pick), self.master, USER))
@@ -174,7 +174,11 @@ class JobLife(RuleBasedStateMachine):
 
     @invariant()
     def jobs_live_by_the_rules(self) -> None:
-        documents = jobs.JobPage.model_validate_json(self.run(jobs.page(self.master, USER)).body).jobs
+        listed = self.run(jobs.list_jobs(self.master, USER, [], [])).jobs
+        documents = [self._document(job.id) for job in listed]
+        assert [job.model_dump(exclude={"progress", "reason"}) for job in listed] == [
+            job.model_dump(include=JobOverview.model_fields.keys() - {"progress", "reason"}) for job in documents
+        ]
         for job in documents:
             self._check(job)
         live = [worker for job in documents for one in job.attempts for worker in one.workers if not worker.state.ended]
@@ -211,17 +215,17 @@ class JobLife(RuleBasedStateMachine):
         await self._open()
 
     async def _enter(self, place: int) -> None:
-        await nodes.register(self._spec(place), self.master)
+        await nodes.register_node(self._spec(place), self.master)
         await self._beat(place)
 
     async def _leave(self, place: int) -> None:
-        await nodes.leave(self._spec(place).name, self.master)
+        await nodes.remove_node(self._spec(place).name, self.master)
         self.lives[place] += 1
 
     async def _beat(self, place: int, *reports: WorkerReport, draining: bool = False) -> None:
         spec = self._spec(place)
         beat = Heartbeat(started=spec.started, workers=reports, draining=draining)
-        answer = Desired.model_validate_json(bytes((await nodes.heartbeat(spec.name, beat, self.master)).body))
+        answer = Desired.model_validate_json(bytes((await nodes.send_heartbeat(spec.name, beat, self.master)).body))
         launches = [worker.launch for worker in answer.workers]
         self.launched |= {(one.job, one.attempt, one.worker.rank, one.worker.node) for one in launches}
 
@@ -253,7 +257,7 @@ class JobLife(RuleBasedStateMachine):
         return self.jobs[pick % len(self.jobs)]
 
     def _document(self, job: str) -> JobDocument:
-        return self.run(jobs.show(job, self.master))
+        return self.run(jobs.show_job(job, self.master))
 
 
 def _opened(folder: Path) -> AbstractAsyncContextManager[Master]:

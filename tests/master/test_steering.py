@@ -1,15 +1,18 @@
 """Lists of jobs, their labels and changes, and dry runs."""
 
+import json
 from datetime import UTC, datetime, timedelta
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
 from rolecall.spec.access import Scope
 from rolecall.spec.role import Role
 
-from .harness import ONE_TRAINER, Client, Node, make_node, make_token, on_master, one_trainer
+from .harness import ONE_TRAINER, TOKEN, Client, Node, make_node, make_token, on_master, one_trainer
 from .test_api import check_problem
 
 LABELS = {"team": "vision", "example.com/stage": "a"}
@@ -185,3 +188,75 @@ async def test_a_key_finds_a_job_without_labels_however_it_was_sent(client: Clie
     assert again.json()["id"] == first.json()["id"]
     other = await client.user("POST", "/jobs", json={"workload": "toy", "labels": LABELS}, headers=key)
     check_problem(other, 422)
+
+
+async def test_unknown_query_parameters_are_refused_with_the_legal_ones(client: Client) -> None:
+    for method, path, name, near in (
+        ("POST", "/jobs?dryrun=true", "dryrun", "dry_run"),
+        ("GET", "/jobs?stat=queued", "stat", "state"),
+        ("GET", "/workloads?x=1", "x", "none"),
+    ):
+        problem = check_problem(await client.user(method, path, json={"workload": "toy"}), 422)
+        assert (problem["errors"][0]["field"], problem["type"]) == (name, "urn:rolecall:problem:invalid-request")
+        assert near in problem["errors"][0]["legal"]
+    assert (await client.user("GET", "/jobs")).json()["jobs"] == []
+    (error,) = check_problem(await client.user("GET", "/jobs?state=odd"), 422)["errors"]
+    assert (error["field"], "queued" in error["legal"]) == ("state.0", True)
+    (error,) = check_problem(await client.user("GET", "/jobs?limit=0"), 422)["errors"]
+    assert (error["field"], error["legal"]) == ("limit", "integer ≥ 1 ≤ 200")
+
+
+async def test_events_are_followed_and_continued(client: Client) -> None:
+    job = (await client.submit())["id"]
+
+    async def follow(**headers: str) -> list[str]:
+        lines: list[str] = []
+        given = {"Authorization": f"Bearer {TOKEN}"} | headers
+        async with client.http.stream("GET", f"/jobs/{job}/events?follow=true", headers=given) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            async for line in answer.aiter_lines():
+                lines.append(line)
+                if "submitted" in line:
+                    await client.user("POST", f"/jobs/{job}/cancel")
+        return [line for line in lines if line]
+
+    whole = await follow()
+    ids = [line.removeprefix("id: ") for line in whole if line.startswith("id: ")]
+    assert len(ids) >= 2
+    assert whole[-2:] == ["event: end", "data: cancelled"]
+    assert await follow(**{"Last-Event-ID": ids[-2]}) == whole[-4:]
+    wrong = await client.user("GET", f"/jobs/{job}/events?follow=true", headers={"Last-Event-ID": "x"})
+    check_problem(wrong, 422)
+
+
+async def test_artifacts_have_ranges_and_checkpoints_are_archives(client: Client) -> None:
+    node = await one_trainer(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    await node.workers()
+    stored = (await client.worker("PUT", job, 1, "/attempts/1/blobs/model", content=b"0123456789")).json()
+    await client.worker("POST", job, 1, "/attempts/1/artifacts", json={**stored, "name": "model"})
+    assert (await client.checkpoint(job, 1, 7)).is_success
+    etag = f'"{stored["sha256"]}"'
+
+    async def get(**headers: str) -> tuple[int, bytes, str | None]:
+        answer = await client.user("GET", f"/jobs/{job}/artifacts/model", headers=headers)
+        assert answer.headers.get("etag", etag) == etag
+        return answer.status_code, answer.content, answer.headers.get("content-range")
+
+    whole = await client.user("GET", f"/jobs/{job}/artifacts/model")
+    assert whole.status_code == 200, whole.text
+    assert await get() == (200, b"0123456789", None)
+    assert await get(Range="bytes=2-4") == (206, b"234", "bytes 2-4/10")
+    assert await get(Range="bytes=-3") == (206, b"789", "bytes 7-9/10")
+    assert await get(Range="bytes=8-99") == (206, b"89", "bytes 8-9/10")
+    assert await get(Range="bytes=0-1,3-4") == (200, b"0123456789", None)
+    assert await get(**{"Range": "bytes=2-4", "If-Range": '"another"'}) == (200, b"0123456789", None)
+    assert await get(**{"If-None-Match": etag}) == (304, b"", None)
+    assert (await get(Range="bytes=10-"))[::2] == (416, "bytes */10")
+    archive = await client.user("GET", f"/jobs/{job}/checkpoints/7")
+    with ZipFile(BytesIO(archive.content)) as opened:
+        assert opened.testzip() is None
+        manifest = json.loads(opened.read("manifest.json"))
+        assert (manifest["step"], opened.read(manifest["parts"][0]["blob"])) == (7, b"weights at 7")
+    problem = check_problem(await client.user("GET", f"/jobs/{job}/checkpoints/8"), 404)
+    assert problem["detail"].endswith("there are: 7")

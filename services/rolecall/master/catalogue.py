@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint
+from importlib.resources import files
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
@@ -43,6 +44,10 @@ class Catalogue:
             return self.workloads[name]
         found = unknown("workload", "workload", name, self.workloads)
         raise NotFound(f"{found['message']}{self._hint(name)} (legal: {found['legal']})")
+
+    def example(self, name: str) -> dict[str, Any] | None:
+        """A job that runs, from `example.json` in the workload's package; None if it has none."""
+        return _example(self.workloads[name].package)
 
     def expendable(self, name: str) -> frozenset[Role]:
         """The roles whose loss does not end an attempt; none if the workload is no longer installed."""
@@ -162,6 +167,14 @@ def check_params(workload: Workload[Any], given: Mapping[str, Any]) -> tuple[Par
             return None, [problem("params", message, given, f"what GET /workloads/{workload.name} describes")]
         errors = [dict(one) for one in error.errors(include_url=False)]
         return None, explain(errors, schema_of(workload.params), ("params",))
+
+
+@cache
+def _example(package: str) -> dict[str, Any] | None:
+    try:
+        return json.loads((files(package) / "example.json").read_text())
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 @cache

@@ -1,7 +1,7 @@
 """The problems of a request: a list of fields, each with the given value and the legal values. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
@@ -10,6 +10,7 @@ from rolecall.spec.redaction import redact_text
 
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
+Path = tuple[str | int, ...]
 MAX_PROBLEMS = 20
 _READ_ERRORS = 1000
 _WRONG_KIND = "wrong_kind"
@@ -119,11 +120,10 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
 
 def _explain_tag(error: Mapping[str, Any], schema: Schema, path: tuple[str, ...]) -> Problem:
     """The problem of a union whose field that names the alternative is missing or unknown."""
-    discriminator: Mapping[str, Any] = schema.get("discriminator", {})
-    name = str(discriminator.get("propertyName") or str(error["ctx"]["discriminator"]).strip("'"))
-    tags = list(discriminator.get("mapping", ())) or str(error["ctx"].get("expected_tags", "")).replace("'", "").split(
-        ", "
-    )
+    context: Mapping[str, Any] = error["ctx"]
+    known = cast(Mapping[str, str], schema.get("discriminator", {}))
+    name = known.get("propertyName") or str(context["discriminator"]).strip("'")
+    tags = list(_tags(schema)) or str(context.get("expected_tags", "")).replace("'", "").split(", ")
     field = ".".join((*path, name))
     if error["type"] == "union_tag_not_found":
         return problem(field, "it is missing", None, _listed(sorted(tags)))
@@ -135,8 +135,10 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     owner = locate(schema, error["loc"][:-2])
     key = str(error["loc"][-2])
     field = ".".join((*prefix, *map(str, owner.path), key))
-    choices = (choice["propertyNames"] for choice in _choices(schema, owner.schema) if "propertyNames" in choice)
-    rule = _resolved(schema, next(choices, {}))
+    choices = _choices(schema, owner.schema)
+    rules = [choice["propertyNames"] for choice in choices if "propertyNames" in choice]
+    rules += [{"type": "string", "pattern": one} for choice in choices for one in choice.get("patternProperties", ())]
+    rule = _resolved(schema, next(iter(rules), {}))
     if "enum" in rule:
         return unknown(field, "name", key, rule["enum"])
     return problem(field, str(error["msg"]), key, legal(schema, rule))
@@ -148,40 +150,38 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
     For a union, pydantic lists the errors of every alternative. If some accept the kind of the value, such as an
     object, only their errors count. Otherwise one error represents all alternatives.
     """
-    kept: list[Mapping[str, Any]] = []
     places = [locate(schema, error["loc"]) for error in errors[:_READ_ERRORS]]
-    unions: dict[tuple[str | int, ...], dict[str | int, list[bool]]] = {}
+    unions: dict[Path, dict[str | int, list[bool]]] = {}
     for error, place in zip(errors, places, strict=False):
         for depth, label in place.alternatives:
-            at_root = len(place.path) == depth and error["type"] not in _DEEPER
-            unions.setdefault(place.path[:depth], {}).setdefault(label, []).append(at_root)
-    merged: set[tuple[str | int, ...]] = set()
+            is_other_kind = len(place.path) == depth and error["type"] not in _DEEPER
+            unions.setdefault(place.path[:depth], {}).setdefault(label, []).append(is_other_kind)
+    fitting = {at: {one for one, others in union.items() if not any(others)} for at, union in unions.items()}
+    kept, merged = list[Mapping[str, Any]](), set[Path]()
     for error, place in zip(errors, places, strict=False):
-        for depth, label in place.alternatives:
-            union, position = unions[place.path[:depth]], place.path[:depth]
-            fitting = {one for one, roots in union.items() if not any(roots)}
-            if label in fitting or len(union) == 1:
-                continue
-            if not fitting and position not in merged:
-                merged.add(position)
-                end = len(error["loc"]) - 1
-                loc = next(
-                    error["loc"][:cut]
-                    for cut in range(end, -1, -1)
-                    if locate(schema, error["loc"][:cut]).path == position
-                )
-                kept.append({**error, "loc": loc, "type": _WRONG_KIND})
-            break
-        else:
+        wrong = next((at for at, label in _unions_of(place) if label not in fitting[at] and len(unions[at]) > 1), None)
+        if wrong is None:
             kept.append(error)
+        elif not fitting[wrong] and wrong not in merged:
+            merged.add(wrong)
+            kept.append({**error, "loc": _loc_of(schema, error["loc"], wrong), "type": _WRONG_KIND})
     return [*kept, *errors[_READ_ERRORS:]]
+
+
+def _unions_of(place: "Place") -> Iterator[tuple[Path, str | int]]:
+    return ((place.path[:depth], label) for depth, label in place.alternatives)
+
+
+def _loc_of(schema: Schema, loc: Sequence[str | int], path: Path) -> Sequence[str | int]:
+    """The beginning of an error's `loc` that leads to `path`."""
+    return next(loc[:end] for end in range(len(loc) + 1) if locate(schema, loc[:end]).path == path)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place of an error: its path in the value, without the names that pydantic gives to a union's alternatives."""
 
-    path: tuple[str | int, ...]
+    path: Path
     schema: Schema
     alternatives: tuple[tuple[int, str | int], ...]
     """The alternatives of undiscriminated unions on the way: the length of the path there, and the name."""
@@ -189,11 +189,12 @@ class Place:
 
 def locate(root: Schema, loc: Iterable[str | int]) -> Place:
     """The place of an error in a value with the schema `root`."""
-    here, path, alternatives = _resolved(root, root), list[str | int](), list[tuple[int, str | int]]()
+    here: Schema = _resolved(root, root)
+    path, alternatives = list[str | int](), list[tuple[int, str | int]]()
     for part in loc:
-        mapping: Mapping[str, str] = here.get("discriminator", {}).get("mapping", {})
-        if part in mapping:
-            here = _resolved(root, {"$ref": mapping[str(part)]})
+        tags = _tags(here)
+        if part in tags:
+            here = _resolved(root, {"$ref": tags[str(part)]})
             continue
         inner = _child(root, here, part)
         if inner is not None:
@@ -207,6 +208,11 @@ def locate(root: Schema, loc: Iterable[str | int]) -> Place:
             path.append(part)
             here = {}
     return Place(tuple(path), here, tuple(alternatives))
+
+
+def _tags(schema: Schema) -> Mapping[str, str]:
+    """The values of the field that selects an alternative of a union, each with its schema; none for other unions."""
+    return cast(Mapping[str, Mapping[str, str]], schema.get("discriminator", {})).get("mapping", {})
 
 
 def legal(root: Schema, schema: Schema) -> str:
@@ -237,6 +243,8 @@ def _child(root: Schema, schema: Schema, part: str | int) -> Schema | None:
             return choice["items"]
         if isinstance(choice.get("additionalProperties"), dict):
             return choice["additionalProperties"]
+        if patterns := choice.get("patternProperties"):
+            return next(iter(patterns.values()))
     return None
 
 

@@ -21,6 +21,7 @@ from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
 from rolecall.master.inspections import Inspections
 from rolecall.master.leadership import Leadership
+from rolecall.master.notifier import Notifier
 from rolecall.master.placer import Placer
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
@@ -76,13 +77,14 @@ class Master:
     """A signal for each job that its followers can read more."""
     waking: Waking
     """Called after each commit by the code that changed something."""
+    notifier: Notifier
     garbage: Signal
     """The signal that there may be something to delete or to verify."""
     metrics_registry: CollectorRegistry
     term: int
 
     @property
-    def loops(self) -> dict[str, Reconciler | Placer | Cleaner | Verifier | AccessSync]:
+    def loops(self) -> dict[str, Reconciler | Placer | Cleaner | Verifier | AccessSync | Notifier]:
         """The loops that run while it leads, by name."""
         return {
             "reconciler": self.reconciler,
@@ -90,6 +92,7 @@ class Master:
             "cleaner": self.cleaner,
             "verifier": self.verifier,
             "tokens": self.sync,
+            "notifier": self.notifier,
         }
 
     def release(self) -> None:
@@ -272,6 +275,13 @@ def _assemble(
         inspections=Inspections(answers.notify),
         news=news,
         waking=waking,
+        notifier=Notifier(
+            database=database,
+            signing_key=signing_key,
+            hosts=settings.webhook_hosts,
+            networks=tuple(map(str, settings.webhook_networks)),
+            clock=clock,
+        ),
         garbage=garbage,
         metrics_registry=registry,
         term=term,

@@ -14,7 +14,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall import __version__
@@ -29,22 +29,26 @@ from rolecall.master.api import (
     cluster,
     deletion,
     description,
+    downloads,
     files,
     inspection,
     jobs,
     logs,
     nodes,
+    openapi,
     preflight,
     submission,
     tokens,
+    webhooks,
 )
-from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_handlers
+from rolecall.master.api.error_handlers import RESPONSES, add_problem_handlers
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
+from rolecall.master.api.parameters import refuse_unknown_parameters
 from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
-from rolecall.master.program import Master, Program
+from rolecall.master.program import Master, Program, program_of
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
@@ -82,10 +86,10 @@ _LOG = logging.getLogger(__name__)
 
 class _Application(FastAPI):
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, with the schema of the problem documents of every route."""
-        document = super().openapi()
-        document["components"]["schemas"]["Problem"] = SCHEMA
-        return document
+        """The OpenAPI document of all routes."""
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi.complete(super().openapi(), program_of(self).catalogue)
+        return self.openapi_schema
 
 
 def create_app(program: Program) -> FastAPI:
@@ -97,6 +101,8 @@ def create_app(program: Program) -> FastAPI:
         lifespan=lambda _: program.running(),
         openapi_url=None,
         responses=RESPONSES,
+        dependencies=[Depends(refuse_unknown_parameters)],
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.program = program
     for module in (
@@ -106,9 +112,11 @@ def create_app(program: Program) -> FastAPI:
         logs,
         files,
         inspection,
+        downloads,
         cluster,
         preflight,
         tokens,
+        webhooks,
         audit,
         nodes,
         attempts,
@@ -121,6 +129,7 @@ def create_app(program: Program) -> FastAPI:
     app.include_router(inspection.internal_router)
     for router in (session.router, pages.static_router, pages.router):
         app.include_router(router)
+    app.include_router(description.nodes_router)
     app.add_middleware(BodyLimit)
     app.add_middleware(JobsAreJson)
     app.add_middleware(FollowerLimit)

@@ -133,6 +133,8 @@ class WorkloadDocument(Value):
     roles: dict[Role, RoleDocument]
     params: dict[str, Any]
     """The JSON schema of its parameters."""
+    example: dict[str, Any] | None = None
+    """The body of `POST /jobs` for a job that runs; null if the workload has no example."""
 
 
 class WorkloadList(Value):

@@ -42,14 +42,18 @@ class StorageLimitReached(LimitReached):
     """The upload is refused because the jobs of the token exceed their storage limit."""
 
 
-class InvalidJob(RolecallError):
-    """A job's spec is invalid; `problems` lists every invalid field with the given value and the legal values."""
+class InvalidRequest(RolecallError):
+    """A request is invalid; `problems` lists every invalid field with the given value and the legal values."""
 
     retryable = False
 
     def __init__(self, problems: list["dict[str, str]"]) -> None:
         super().__init__("; ".join(f"{problem['field']}: {problem['message']}" for problem in problems))
         self.problems = problems
+
+
+class InvalidJob(InvalidRequest):
+    """A job's spec is invalid."""
 
 
 class CheckTimeout(RolecallError):

@@ -15,6 +15,7 @@ from rolecall.spec.report import Failure, StartTimes
 from rolecall.spec.resources import Resources, RoleDemand
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
+from rolecall.spec.webhook import MAX_URL, ShownUrl
 
 Priority = Annotated[int, Field(ge=-100, le=100, strict=True)]
 Name = Annotated[str, Field(max_length=120)]
@@ -40,6 +41,8 @@ class JobRequest(Request):
     """Maximum number of restarts after failed attempts. After the next failure, the job fails."""
     deadline_s: float | None = Field(default=None, gt=0, le=1e9, strict=True)
     """Seconds after submission at which the job is stopped."""
+    notify: str | None = Field(default=None, max_length=MAX_URL, repr=False)
+    """The URL of a webhook that is sent when the job ends (https://www.standardwebhooks.com)."""
 
 
 class JobSpec(JobRequest):
@@ -82,6 +85,8 @@ class JobPlan(Value):
     priority: int
     max_restarts: int
     deadline_s: float | None
+    notify: ShownUrl | None
+    """The host of its webhook."""
     waiting_for: Redacted | None
     """The condition that the job would wait for; null if it would start now."""
     workers: tuple[WorkerPlan, ...]
@@ -164,6 +169,8 @@ class JobDocument(JobOverview):
     """The resources of each worker of a role. Placement decides for other roles."""
     max_restarts: int
     deadline_s: float | None
+    notify: ShownUrl | None = None
+    """The host of its webhook."""
     attempts: list[AttemptDocument]
     result: RedactedObject | None
     """The workload's final metrics."""

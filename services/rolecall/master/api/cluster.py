@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 from fastapi import APIRouter, Depends, HTTPException, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -10,7 +9,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rolecall.master.access import Principal
 from rolecall.master.api.auth import USERS, Caller, Running, address_of, needs
-from rolecall.master.catalogue import schema_of
+from rolecall.master.catalogue import Catalogue, schema_of
 from rolecall.master.metrics import exposition
 from rolecall.master.storage_errors import describe
 from rolecall.master.store import nodes
@@ -21,7 +20,6 @@ from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
 from rolecall.spec.api import FindingList, Health, NodeList, Readiness, RoleDocument, WorkloadDocument, WorkloadList
 from rolecall.spec.node import NodeDocument, Occupant
-from rolecall.spec.workload import Workload
 
 _METRICS = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 _PATIENCE_S = 3 * TICK_S + 8.5
@@ -37,14 +35,14 @@ async def list_workloads(master: Running) -> WorkloadList:
     """Return the workloads with their roles and parameters."""
     known = master.catalogue.workloads
     return WorkloadList(
-        workloads=[_workload(known[name]) for name in sorted(known)], broken=dict(master.catalogue.broken)
+        workloads=[_workload(master.catalogue, name) for name in sorted(known)], broken=dict(master.catalogue.broken)
     )
 
 
 @router.get("/workloads/{name}", summary="Show a workload")
 async def show_workload(name: str, master: Running) -> WorkloadDocument:
     """Return the workload's roles and the JSON schema of its parameters."""
-    return _workload(master.catalogue.get(name))
+    return _workload(master.catalogue, master.catalogue.get(name).name)
 
 
 @router.get("/nodes", summary="List nodes")
@@ -107,7 +105,8 @@ def _occupants(gangs: Iterable[Gang], caller: Principal) -> defaultdict[str, lis
     return found
 
 
-def _workload(workload: Workload[Any]) -> WorkloadDocument:
+def _workload(catalogue: Catalogue, name: str) -> WorkloadDocument:
+    workload = catalogue.workloads[name]
     roles = {
         role: RoleDocument(
             default=count.default, least=count.least, most=count.most, expendable=role in workload.expendable
@@ -115,5 +114,9 @@ def _workload(workload: Workload[Any]) -> WorkloadDocument:
         for role, count in workload.roles.items()
     }
     return WorkloadDocument(
-        name=workload.name, summary=workload.summary, roles=roles, params=schema_of(workload.params)
+        name=workload.name,
+        summary=workload.summary,
+        roles=roles,
+        params=schema_of(workload.params),
+        example=catalogue.example(name),
     )

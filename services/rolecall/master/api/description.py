@@ -1,5 +1,7 @@
 """The description of the API: `/docs` for people, `/openapi.json` for programs.
 
+The calls of nodes and workers are in a document of their own, `/internal/openapi.json`.
+
 Browsers ask for a password instead of sending a bearer token, so these routes accept a token as the password.
 The page loads nothing from other hosts: Swagger UI's files come from the installed package `fastapi-offline`.
 """
@@ -10,9 +12,12 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, Response
 
-from rolecall.master.api.auth import needs_reader
+from rolecall.master.api.auth import needs, needs_reader
+from rolecall.master.api.openapi import of_nodes, of_users
+from rolecall.spec.access import Scope
 
 router = APIRouter(dependencies=[Depends(needs_reader)], include_in_schema=False)
+nodes_router = APIRouter(dependencies=[Depends(needs(Scope.NODE))], include_in_schema=False)
 _STATIC = files("fastapi_offline") / "static"
 _MONTH_S = 30 * 86_400
 _PAGE = """<!DOCTYPE html>
@@ -47,7 +52,12 @@ SwaggerUIBundle({
 
 @router.get("/openapi.json")
 async def schema(request: Request) -> dict[str, Any]:
-    return request.app.openapi()
+    return of_users(request.app.openapi())
+
+
+@nodes_router.get("/internal/openapi.json")
+async def nodes_schema(request: Request) -> dict[str, Any]:
+    return of_nodes(request.app.openapi())
 
 
 @router.get("/docs")

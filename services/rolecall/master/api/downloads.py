@@ -37,7 +37,7 @@ _ARCHIVE = {
 @router.get(
     "/artifacts/{name}", summary="Download an artifact", response_class=StreamingResponse, responses={**_RESPONSES}
 )
-async def download_artifact(
+async def download_artifact(  # noqa: PLR0917 - the framework passes by name
     job: str,
     name: str,
     master: Running,

@@ -1,8 +1,9 @@
 """Handlers that answer every error with a problem document (RFC 9457)."""
 
 import json
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -13,33 +14,61 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from rolecall.master.api.parameters import parameters_of
 from rolecall.master.blobs import BlobError
-from rolecall.master.field_errors import MAX_PROBLEMS, Problem, explain, problem, shortened
+from rolecall.master.field_errors import MAX_PROBLEMS, Problem, explain
 from rolecall.master.space import NoRoom
 from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable, storage_error
 from rolecall.spec.errors import (
+    BrokenWorkload,
     CheckTimeout,
     Conflict,
-    InvalidJob,
+    IllegalTransition,
+    InvalidRequest,
     LimitReached,
     NotFound,
     QuotaExceeded,
     RolecallError,
+    StaleAttempt,
     StorageLimitReached,
 )
 from rolecall.spec.redaction import redact_text
 
-_STATUS: dict[type[RolecallError], int] = {
-    NotFound: 404,
-    Conflict: 409,
-    InvalidJob: 422,
-    BlobError: 400,
-    LimitReached: 429,
-    StorageLimitReached: 413,
-    QuotaExceeded: 413,
-    NoRoom: 507,
-    CheckTimeout: 503,
+_CAUSES: dict[type[RolecallError], tuple[int, str]] = {
+    NotFound: (404, "not-found"),
+    Conflict: (409, "conflict"),
+    IllegalTransition: (409, "illegal-transition"),
+    StaleAttempt: (409, "stale-attempt"),
+    InvalidRequest: (422, "invalid-request"),
+    BlobError: (400, "invalid-upload"),
+    LimitReached: (429, "limit-reached"),
+    StorageLimitReached: (413, "storage-limit-reached"),
+    QuotaExceeded: (413, "job-too-large"),
+    NoRoom: (507, "volume-full"),
+    CheckTimeout: (503, "check-timeout"),
+    BrokenWorkload: (500, "broken-workload"),
+    RolecallError: (500, "internal-error"),
 }
+"""The status and the type of the problem document of each error."""
+_TYPES = {
+    400: "malformed-request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "no-such-route",
+    405: "method-not-allowed",
+    409: "conflict",
+    413: "body-too-large",
+    416: "range-not-satisfiable",
+    422: "invalid-request",
+    429: "too-many-requests",
+    500: "internal-error",
+    503: "unavailable",
+    507: "volume-full",
+}
+"""The types of the other problem documents, by status."""
+_PREFIX = "urn:rolecall:problem:"
+PROBLEM_TYPES = sorted({_PREFIX + kind for kind in (*_TYPES.values(), *(kind for _, kind in _CAUSES.values()))})
+"""The values of `type` in problem documents. They are stable, so that programs can distinguish causes."""
 # The OpenAPI schema of a problem document, and the statuses that every route can answer with.
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
 _FIELD = {"type": "object", "properties": dict.fromkeys(("field", "message", "given", "legal"), _TEXT)}
@@ -48,7 +77,7 @@ SCHEMA: dict[str, Any] = {
     "description": "The error of a call (RFC 9457); `errors` lists the invalid fields.",
     "type": "object",
     "properties": {
-        "type": _TEXT,
+        "type": {"type": "string", "enum": PROBLEM_TYPES, "description": "The cause; stable."},
         "title": _TEXT,
         "status": _INTEGER,
         "detail": _TEXT,
@@ -65,6 +94,7 @@ _MEANING = {
     405: "There is no such call at this path.",
     409: "The request contradicts what is stored.",
     413: "The body is too large.",
+    416: "The requested range is outside the file.",
     422: "A field is wrong; `errors` says which.",
     429: "Too many calls, or too much is stored; try again later.",
     503: "The master, or its database, can't answer now; try again.",
@@ -78,6 +108,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 _PATH_CHARS = 400
 RETRY_AFTER = {"Retry-After": "2"}
 """The headers of every 503."""
+_RETRY_WHEN_FULL = {"Retry-After": "60"}
 
 
 def add_problem_handlers(app: FastAPI) -> None:
@@ -92,11 +123,17 @@ def add_problem_handlers(app: FastAPI) -> None:
 
 
 def problem_response(
-    status: int, detail: str, request: Request, errors: list[Problem] | None = None, headers: Any = None
+    status: int,
+    detail: str,
+    request: Request,
+    errors: list[Problem] | None = None,
+    headers: Any = None,
+    *,
+    kind: str | None = None,
 ) -> Response:
-    """A problem document; `errors` lists the invalid fields."""
+    """A problem document of the type `kind`, by default that of the status; `errors` lists the invalid fields."""
     body: dict[str, Any] = {
-        "type": "about:blank",
+        "type": _PREFIX + (kind or _TYPES[status]),
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": redact_text(detail),
@@ -110,9 +147,9 @@ def problem_response(
 
 
 async def _on_rolecall_error(request: Request, error: Exception) -> Response:
-    status = next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 500)
-    errors = error.problems if isinstance(error, InvalidJob) else None
-    return problem_response(status, str(error), request, errors, RETRY_AFTER if status == 503 else None)
+    status, cause = next(_CAUSES[kind] for kind in type(error).__mro__ if kind in _CAUSES)
+    errors = error.problems if isinstance(error, InvalidRequest) else None
+    return problem_response(status, str(error), request, errors, _retry_after(status), kind=cause)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -128,9 +165,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     if broken is not None:
         why = broken.get("ctx", {}).get("error", broken["msg"])
         return problem_response(400, f"the body is not JSON: {why} (at character {broken['loc'][-1]})", request)
-    body = getattr(request.scope.get("route"), "body_field", None)
-    schema = TypeAdapter(body.field_info.annotation).json_schema() if body else {}
-    errors = shortened([_field_error(one, schema) for one in found[:MAX_PROBLEMS]], len(found))
+    errors = _field_errors(request, found)
     detail = "; ".join(f"{one['field']}: {one['message']}" for one in errors)
     return problem_response(422, detail, request, errors)
 
@@ -142,9 +177,8 @@ async def _on_storage_error(request: Request, error: Exception) -> Response:
         return problem_response(422, f"the database does not accept this value: {message}", request)
     if (storage := storage_error(error)) is None:
         raise error
-    if storage.full:
-        return problem_response(507, storage.detail, request)
-    return problem_response(503, storage.detail, request, headers=RETRY_AFTER)
+    status = 507 if storage.full else 503
+    return problem_response(status, storage.detail, request, headers=_retry_after(status))
 
 
 async def _on_disconnect(request: Request, _error: Exception) -> Response:
@@ -157,11 +191,28 @@ async def _on_defect(request: Request, _error: Exception) -> Response:
     return problem_response(500, "the master has a defect; its log has the traceback", request)
 
 
-def _field_error(error: dict[str, Any], schema: dict[str, Any]) -> Problem:
-    where, *path = error["loc"]
-    if where == "body":
-        return explain([error | {"loc": tuple(path)}], schema)[0]
-    return problem(".".join(map(str, path)), str(error["msg"]), error.get("input"), "")
+def _retry_after(status: int) -> dict[str, str] | None:
+    return {503: RETRY_AFTER, 507: _RETRY_WHEN_FULL}.get(status)
+
+
+def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[Problem]:
+    """The problems of a request that the framework refuses: of its body, and of its parameters."""
+    route = request.scope.get("route")
+    body = getattr(route, "body_field", None)
+    schema = TypeAdapter(body.field_info.annotation).json_schema() if body else {}
+    of_body = [one | {"loc": tuple(one["loc"][1:])} for one in found if one["loc"][0] == "body"]
+    others = [one for one in found if one["loc"][0] != "body"]
+    own = {field.alias: field for field in parameters_of(route)}
+    return [*explain(of_body, schema), *(_parameter_error(one, own) for one in others[:MAX_PROBLEMS])]
+
+
+def _parameter_error(error: dict[str, Any], own: dict[str, Any]) -> Problem:
+    _, name, *path = error["loc"]
+    field = own.get(str(name))
+    kind: Any = Annotated[field.field_info.annotation, field.field_info] if field else None
+    found = TypeAdapter(kind).json_schema() if field else {}
+    (one,) = explain([error | {"loc": tuple(path)}], found, (str(name),))
+    return one
 
 
 def _sentence(request: Request, error: HTTPException) -> str:

@@ -1,8 +1,14 @@
-"""Types of query parameters and bodies that several routes share."""
+"""Parameters of routes: types that several routes share, and the check for unknown query parameters."""
 
 from typing import Annotated, Any
 
+from fastapi import Request
+from fastapi.dependencies.utils import get_flat_params
+from fastapi.params import ParamTypes
 from pydantic import Field
+
+from rolecall.master.field_errors import MAX_PROBLEMS, shortened, unknown
+from rolecall.spec.errors import InvalidRequest
 
 Cursor = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 """A position in a list, from the previous page. Users treat it as opaque."""
@@ -15,3 +21,27 @@ def merge_patch(schema: str) -> dict[str, Any]:
     reference = {"schema": {"$ref": f"#/components/schemas/{schema}"}}
     content = {"application/merge-patch+json": reference, "application/json": reference}
     return {"requestBody": {"content": content, "required": True}}
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """A dependency that answers 422 to unknown query parameters, which would otherwise have no effect.
+
+    Calls of nodes and workers can have unknown ones, because they can be of a newer release.
+    """
+    if not request.query_params or request.url.path.startswith("/internal/"):
+        return
+    legal = query_names(request.scope.get("route"))
+    strange = [name for name in dict.fromkeys(request.query_params) if name not in legal]
+    if strange:
+        problems = [unknown(name, "query parameter", name, legal) for name in strange[:MAX_PROBLEMS]]
+        raise InvalidRequest(shortened(problems, len(strange)))
+
+
+def query_names(route: Any) -> frozenset[str]:
+    """The names of the query parameters of a route."""
+    return frozenset(field.alias for field in parameters_of(route) if field.field_info.in_ is ParamTypes.query)
+
+
+def parameters_of(route: Any) -> list[Any]:
+    """The parameters of a route in its path, query and headers; none if there is no route."""
+    return get_flat_params(route.dependant) if route is not None else []

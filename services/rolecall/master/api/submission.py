@@ -21,6 +21,7 @@ from rolecall.master.store import idempotency, jobs
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import JobRecord
 from rolecall.master.token_limits import check_submission
+from rolecall.master.webhooks import url_problem
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import InvalidJob
 from rolecall.spec.job import JobDocument, JobPlan, JobRequest, JobSpec
@@ -28,6 +29,7 @@ from rolecall.spec.node import NodeState
 from rolecall.spec.plan import GangPlan
 from rolecall.spec.resources import Resources, RoleRequest
 from rolecall.spec.role import Role
+from rolecall.spec.webhook import only_host
 
 router = APIRouter(tags=["jobs"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
 
@@ -53,6 +55,7 @@ async def submit_job(  # noqa: PLR0917 - the framework passes by name
     job would wait for. If the token has reached a limit, the response is 429 and names the limit.
     """
     fields = await master.request_checks.run(request)
+    _check_webhook(request.notify, master.settings.webhook_hosts)
     if master.catalogue.is_per_node(request.workload):
         _check_node_count(caller, await _target_nodes(master, fields["params"]["nodes"]))
     spec = JobSpec(id=f"{request.workload}-{secrets.token_hex(4)}", **fields)
@@ -74,6 +77,14 @@ async def _planned(master: Master, spec: JobSpec, caller: Principal) -> Response
     own: dict[str, Any] = {"waiting_for": waits, "workers": workers}
     plan = JobPlan(**{name: getattr(spec, name) for name in JobPlan.model_fields if name not in own} | own)
     return Response(plan.model_dump_json(), HTTPStatus.OK, media_type="application/json")
+
+
+def _check_webhook(url: str | None, hosts: tuple[str, ...]) -> None:
+    """Raise `InvalidJob` for the URL of a webhook that the operator does not allow."""
+    if url is not None and (why := url_problem(url, hosts)):
+        raise InvalidJob(
+            [problem("notify", why, only_host(url), f"an http or https URL of: {', '.join(hosts) or 'no host'}")]
+        )
 
 
 async def _target_nodes(master: Master, asked: list[str]) -> list[str]:
@@ -127,11 +138,11 @@ def _digest(request: JobRequest, spec: JobSpec) -> str:
     """A digest of the request, to compare it with others that have the same key.
 
     It has the resources that the user requested, not those that the workload declares, which another release can
-    change. A request without resources or labels has the same digest as in releases that don't know them.
+    change. A request without resources, labels and webhook has the same digest as in releases that don't know them.
     """
     asked = {role: own for role, own in request.roles.items() if isinstance(own, RoleRequest)}
     demands = RootModel(asked).model_dump_json() if asked else ""
-    new = set[str]() if spec.labels else {"labels"}
+    new = {name for name in ("labels", "notify") if not getattr(spec, name)}
     return hashlib.sha256((spec.model_dump_json(exclude={"id", "resources", *new}) + demands).encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Response
 
 from rolecall.master.access import digest_of, new_secret
 from rolecall.master.api.auth import Caller, Running, needs
+from rolecall.master.api.parameters import merge_patch
 from rolecall.master.program import Master
 from rolecall.master.store import tokens
 from rolecall.master.store.records import SecretRecord, TokenRecord
@@ -47,7 +48,7 @@ async def create_token(request: TokenRequest, response: Response, master: Runnin
     return TokenSecret(token=await _changed(master, request.name), secret=secret)
 
 
-@router.patch("/{name}", summary="Change a token")
+@router.patch("/{name}", summary="Change a token", openapi_extra=merge_patch("TokenUpdate"))
 async def change_token(name: str, request: TokenUpdate, master: Running) -> TokenDocument:
     """Change the token's scopes, limits or expiry. Omitted fields keep their values."""
     _refuse_built_in(name)

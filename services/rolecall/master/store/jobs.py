@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import ColumnElement, Row, Select, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.store import events, labels
+from rolecall.master.store import events, labels, notifications
 from rolecall.master.store.records import JobEntry, JobRecord, JobSummary, UnreadableRow, member, read
 from rolecall.master.store.schema import artifacts, checkpoints, jobs
 from rolecall.master.store.types import Unreadable
@@ -181,6 +181,8 @@ async def move(
     ended = {"ended_at": now} if after.ended else {}
     waits = {} if after is JobState.QUEUED else {"waiting_for": None, "not_before": None}
     await _change(connection, job, {"state": after} | ended | waits | values)
+    if after.ended:
+        await notifications.add(connection, job.id, after, now)
     await events.add(connection, job.id, now, after, message, attempt=values.get("attempt", job.attempt) or None)
 
 
@@ -230,6 +232,7 @@ async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, no
     values = {"state": JobState.FAILED, "reason": reason, "ended_at": now, "waiting_for": None, "not_before": None}
     changed = await connection.execute(update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(ENDED)).values(values))
     if changed.rowcount == 1:
+        await notifications.add(connection, job, JobState.FAILED, now)
         await events.add(connection, job, now, JobState.FAILED, reason)
     return changed.rowcount == 1
 

@@ -130,6 +130,8 @@ class JobRecord(JobEntry):
 
     params: dict[str, Any]
     result: dict[str, Any] | None
+    notify: str | None = field(default=None, repr=False)
+    """The URL of its webhook."""
     deleted_at: datetime | None = None
     """The time of the request to delete it."""
 
@@ -227,6 +229,24 @@ class EventRecord:
     attempt: int | None
     kind: str
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotificationRecord:
+    """A webhook that is not delivered yet."""
+
+    id: int
+    job: str
+    state: JobState
+    """The state in which the job ended."""
+    at: datetime
+    """The time of its end."""
+    next_at: datetime
+    tries: int
+    """Failed tries."""
+    notify: str = field(repr=False)
+    """The URL."""
+    owner: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

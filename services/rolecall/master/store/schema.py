@@ -74,6 +74,8 @@ jobs = Table(
     Column("avoid", Document(tuple[str, ...])),
     Index(None, "deleted_at"),
     Index(None, "workload", "sequence"),
+    # The URL of a webhook, which can contain secrets.
+    Column("notify", Text),
 )
 
 labels = Table(
@@ -175,6 +177,19 @@ events = Table(
     # The position in a worker's stream, so that reading it again changes nothing.
     Column("origin", String(300), unique=True),
     Index(None, "job", "id"),
+)
+
+# The webhooks that are not delivered yet.
+notifications = Table(
+    "notifications",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("job", String(200), ForeignKey("jobs.id", ondelete="CASCADE"), nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("at", Moment, nullable=False),
+    Column("next_at", Moment, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Index(None, "next_at"),
 )
 
 idempotency = Table(

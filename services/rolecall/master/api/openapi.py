@@ -1,0 +1,90 @@
+"""The OpenAPI documents: of the users' API, and of the calls of nodes and workers. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+from pydantic.json_schema import models_json_schema
+
+from rolecall.master.api.error_handlers import SCHEMA
+from rolecall.master.catalogue import Catalogue
+
+Document = dict[str, Any]
+_INTERNAL = "/internal/"
+_COMPONENTS = "#/components/schemas/"
+_PARAMS = "Params."
+"""The prefix of the schemas of workloads' parameters, so that they differ from those of the API."""
+
+
+def complete(document: Document, catalogue: Catalogue) -> Document:
+    """The framework's document with what it doesn't know: problem documents, and the parameters of each workload."""
+    components = document["components"]["schemas"]
+    components["Problem"] = SCHEMA
+    if catalogue.workloads:
+        _describe_requests(components, catalogue)
+    body = document["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]
+    body["examples"] = {
+        name: {"value": example} for name in sorted(catalogue.workloads) if (example := catalogue.example(name))
+    }
+    return document
+
+
+def of_users(document: Document) -> Document:
+    """The part of the document that users need."""
+    return _part(document, lambda path: not path.startswith(_INTERNAL))
+
+
+def of_nodes(document: Document) -> Document:
+    """The part about the calls of nodes and workers, which can change with each release."""
+    return _part(document, lambda path: path.startswith(_INTERNAL))
+
+
+def _describe_requests(components: Document, catalogue: Catalogue) -> None:
+    """Replace `JobRequest` by one schema for each workload, which its name selects."""
+    request = components["JobRequest"]
+    names = sorted(catalogue.workloads)
+    kinds = {name: catalogue.workloads[name].params for name in names}
+    template = f"{_COMPONENTS}{_PARAMS}{{model}}"
+    own, definitions = models_json_schema(
+        [(kind, "validation") for kind in dict.fromkeys(kinds.values())], ref_template=template
+    )
+    components |= {f"{_PARAMS}{name}": one for name, one in definitions.get("$defs", {}).items()}
+    references = {kind: reference for (kind, _), reference in own.items()}
+    for name in names:
+        properties = request["properties"]
+        workload = {"const": name, "type": "string", "description": catalogue.workloads[name].summary}
+        params = {"description": properties["params"].get("description", ""), **references[kinds[name]]}
+        fields = {"properties": {**properties, "workload": workload, "params": params}}
+        components[f"JobRequest.{name}"] = request | fields | {"title": f"JobRequest.{name}"}
+    mapping = {name: f"{_COMPONENTS}JobRequest.{name}" for name in names}
+    components["JobRequest"] = {
+        "title": "JobRequest",
+        "description": request.get("description", ""),
+        "oneOf": [{"$ref": reference} for reference in mapping.values()],
+        "discriminator": {"propertyName": "workload", "mapping": mapping},
+    }
+
+
+def _part(document: Document, belongs: Callable[[str], bool]) -> Document:
+    """The document with the paths that belong to a part, and the schemas that they use."""
+    paths = {path: item for path, item in document["paths"].items() if belongs(path)}
+    schemas: Mapping[str, Any] = document["components"]["schemas"]
+    used, waiting = set[str](), set(_references(paths))
+    while waiting:
+        name = waiting.pop()
+        used.add(name)
+        waiting |= set(_references(schemas[name])) - used
+    components = document["components"] | {"schemas": {name: one for name, one in schemas.items() if name in used}}
+    return document | {"paths": paths, "components": components}
+
+
+def _references(value: Any) -> Iterator[str]:
+    """The names of the schemas to which a part of a document refers."""
+    if isinstance(value, dict):
+        for key, one in cast(dict[str, Any], value).items():
+            if key == "$ref" and isinstance(one, str):
+                yield one.removeprefix(_COMPONENTS)
+            else:
+                yield from _references(one)
+    elif isinstance(value, list):
+        for one in cast(list[Any], value):
+            yield from _references(one)

@@ -1,0 +1,128 @@
+"""The loop that sends webhooks: at least once, also if the master restarts in between.
+
+It follows no redirects, reads no answers, and connects to the address that it has checked, so that a name can't resolve
+to another address in between.
+"""
+
+import asyncio
+import logging
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx
+
+from rolecall.edge.logs import about
+from rolecall.master.clock import Clock
+from rolecall.master.signals import Signal, wait
+from rolecall.master.storage_errors import ErrorLog, Pulse
+from rolecall.master.store import events, jobs, labels, notifications
+from rolecall.master.store.database import Database
+from rolecall.master.store.records import NotificationRecord
+from rolecall.master.webhooks import address_problem, next_try, payload, secret_of, signed_headers, url_problem
+from rolecall.spec.errors import NotFound, RolecallError
+from rolecall.spec.webhook import only_host
+
+_AT_ONCE = 8
+_TIMEOUT_S = 10.0
+"""Seconds for one try, from the name's resolution to the answer's status."""
+_TICK_S = 1.0
+_LOG = logging.getLogger(__name__)
+
+
+class Undelivered(RolecallError):
+    """A try failed; the text says why, without the URL."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Notifier:
+    """Sends the notifications of the outbox."""
+
+    database: Database
+    signing_key: str
+    hosts: tuple[str, ...]
+    networks: tuple[str, ...]
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.clock.monotonic)
+        self._errors = ErrorLog()
+        self._idle = Signal()
+
+    async def run(self) -> None:
+        """Run passes until cancelled."""
+        with ThreadPoolExecutor(_AT_ONCE, "webhooks") as pool:
+            while True:
+                try:
+                    await self.deliver(pool)
+                    self._errors.recovered("sending webhooks")
+                    self.pulse.succeeded()
+                except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
+                    self._errors.failed("sending webhooks", error)
+                    self.pulse.failed(error)
+                await wait(self._idle.ticket(), _TICK_S)
+
+    async def deliver(self, pool: ThreadPoolExecutor) -> None:
+        """Send the notifications that are due."""
+        async with self.database.read() as connection:
+            due = await notifications.due(connection, self.clock.now(), _AT_ONCE)
+        await asyncio.gather(*(self._deliver(one, pool) for one in due))
+
+    async def _deliver(self, one: NotificationRecord, pool: ThreadPoolExecutor) -> None:
+        shown, tries = only_host(one.notify), one.tries + 1
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._send(one, pool)
+        except (Undelivered, TimeoutError, httpx.HTTPError) as error:
+            why = str(error) if isinstance(error, Undelivered) else type(error).__name__
+            again = next_try(tries, self.clock.now())
+            message = f"webhook to {shown} failed ({why}) in try {tries}" + ("" if again else ", the last one")
+            _LOG.warning("job %s: %s", one.job, message, extra=about("webhook_failed", job=one.job))
+        except NotFound:
+            again, message = None, "its job is deleted"
+        else:
+            again, message = None, f"webhook sent to {shown}"
+        async with self.database.write() as connection:
+            if again is not None:
+                await notifications.postpone(connection, one.id, tries, again)
+                return
+            await notifications.remove(connection, one.id)
+            if await jobs.find(connection, one.job) is not None:
+                await events.add(connection, one.job, self.clock.now(), "webhook", message)
+
+    async def _send(self, one: NotificationRecord, pool: ThreadPoolExecutor) -> None:
+        async with self.database.read() as connection:
+            job = await jobs.get(connection, one.job)
+            labeled = await labels.of_jobs(connection, [one.job])
+        body = payload(job, labeled.get(one.job, {}), one)
+        if problem := url_problem(one.notify, self.hosts):
+            raise Undelivered(problem)
+        url = httpx.URL(one.notify)
+        address = await self._resolve(url, pool)
+        secret = secret_of(self.signing_key, one.owner)
+        headers = signed_headers(secret, f"msg_{one.job}_{one.id}", self.clock.now(), body)
+        headers |= {"Host": url.netloc.decode("ascii"), "User-Agent": "Rolecall"}
+        options = {"extensions": {"sni_hostname": url.host}, "headers": headers, "content": body}
+        async with (
+            httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False) as client,
+            client.stream("POST", url.copy_with(host=address), **options) as answer,
+        ):
+            if not answer.is_success:
+                raise Undelivered(f"the answer was {answer.status_code}")
+
+    async def _resolve(self, url: httpx.URL, pool: ThreadPoolExecutor) -> str:
+        """The checked address of the URL's host."""
+        port = urlsplit(str(url)).port or (443 if url.scheme == "https" else 80)
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.run_in_executor(
+                pool, lambda: socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+            )
+        except OSError as error:
+            raise Undelivered(f"its name can't be resolved: {error.strerror}") from None
+        addresses = [str(one[4][0]) for one in found]
+        # All of them, so that a name with a public and a private address is not accepted by chance.
+        if problem := next(filter(None, (address_problem(one, self.networks) for one in addresses)), None):
+            raise Undelivered(problem)
+        return addresses[0]

@@ -1,0 +1,84 @@
+"""The OpenAPI documents, and the examples in them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolecall.master import catalogue
+from rolecall.master.api.openapi import of_nodes, of_users
+from rolecall.master.catalogue import Catalogue
+from rolecall.master.program import Program
+from rolecall.master.server import create_app
+from rolecall.spec.job import JobRequest
+
+from .harness import NODE_TOKEN, Client, make_settings
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed() -> Catalogue:
+    """The workloads of this release."""
+    return catalogue.load()
+
+
+@pytest.fixture(scope="module")
+def document(installed: Catalogue) -> dict[str, Any]:
+    """The OpenAPI document of a master with these workloads."""
+    return create_app(Program(make_settings(Path("/nowhere")), installed)).openapi()
+
+
+def test_operations_have_names_and_describe_their_errors(document: dict[str, Any]) -> None:
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    names = [one["operationId"] for one in operations]
+    assert len(names) == len(set(names))
+    assert all(re.fullmatch("[a-z]+(_[a-z]+)+", name) for name in names), names
+    for operation in operations:
+        for status in ("401", "404", "422", "503"):
+            (media,) = operation["responses"][status]["content"]
+            assert media == "application/problem+json"
+    patch = document["paths"]["/jobs/{job}"]["patch"]["requestBody"]["content"]
+    assert set(patch) == {"application/json", "application/merge-patch+json"}
+    assert document["paths"]["/jobs"]["post"]["responses"]["200"]["content"]["application/json"]
+
+
+def test_calls_of_nodes_are_apart_and_no_schema_is_missing(document: dict[str, Any]) -> None:
+    users, nodes = of_users(document), of_nodes(document)
+    assert users["paths"].keys() | nodes["paths"].keys() == document["paths"].keys()
+    assert not any(path.startswith("/internal/") for path in users["paths"])
+    for part in (users, nodes):
+        schemas = part["components"]["schemas"]
+        used = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(part)))
+        assert used == schemas.keys() - {"JobRequest"} | ({"JobRequest"} & used)
+    assert "Heartbeat" not in users["components"]["schemas"]
+
+
+def test_parameters_are_described_for_each_workload(document: dict[str, Any], installed: Catalogue) -> None:
+    schemas = document["components"]["schemas"]
+    assert schemas["JobRequest"]["discriminator"]["mapping"].keys() == installed.workloads.keys()
+    own = schemas["JobRequest.rnn-lm"]["properties"]
+    assert own["workload"]["const"] == "rnn-lm"
+    assert "bptt" in schemas[own["params"]["$ref"].rpartition("/")[2]]["properties"]
+
+
+def test_each_workload_has_an_example_that_is_accepted(
+    document: dict[str, Any], installed: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = document["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    assert examples.keys() == installed.workloads.keys()
+    for name, example in examples.items():
+        assert installed.check_request(JobRequest.model_validate(example["value"]))["workload"] == name
+        file = ROOT / f"examples/{name}.json"
+        if file.exists():
+            assert json.loads(file.read_text()) == example["value"]
+
+
+async def test_each_part_is_served_to_its_readers(client: Client) -> None:
+    users = (await client.user("GET", "/openapi.json")).json()
+    assert "/jobs" in users["paths"]
+    nodes = await client.call(NODE_TOKEN, "GET", "/internal/openapi.json")
+    assert "/internal/nodes" in nodes.json()["paths"]
+    assert not (await client.user("GET", "/internal/openapi.json")).is_success

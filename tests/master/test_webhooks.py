@@ -1,0 +1,178 @@
+"""Webhooks: where they may go, their signature, and their delivery."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolecall.master.webhooks import MAX_TRIES, address_problem, next_try, url_problem
+from rolecall.spec.access import Scope
+from rolecall.spec.webhook import only_host
+
+from .harness import Client, ManualClock, make_token, on_master
+from .test_api import check_problem
+from .test_store import NOW
+
+HOSTS = ("hooks.example.com", "*.example.org", "other.example:8443")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("https://hooks.example.com/a?b=c", None),
+        ("https://HOOKS.example.com:443/", None),
+        ("http://a.example.org", None),
+        ("https://other.example:8443/x", None),
+        ("https://other.example/x", "other.example is not allowed"),
+        ("https://hooks.example.com:22/", "hooks.example.com:22 is not allowed"),
+        ("https://example.org/", "not allowed"),
+        ("https://hooks.example.com.evil.com/", "not allowed"),
+        ("https://evilexample.org/", "not allowed"),
+        ("https://user:pw@hooks.example.com/", "user information"),
+        ("https://hooks.example.com@evil.com/", "user information"),
+        ("ftp://hooks.example.com/", "not an http or https URL"),
+        ("file:///etc/passwd", "not an http or https URL"),
+        ("https://hooks.example.com:99999/", "not a URL"),
+        ("https://[::1/", "not a URL"),
+        ("https://hooks.example.com/\r\nX: y", "printable ASCII"),
+        ("https://hooks.example.com/" + "a" * 2000, "up to 2000"),
+        ("https://hooks.example.com\\@evil.com/", "not allowed"),
+        ("", "not an http or https URL"),
+    ],
+)
+def test_only_allowed_hosts_are_accepted(url: str, said: str | None) -> None:
+    problem = url_problem(url, HOSTS)
+    assert problem is None if said is None else said in (problem or "")
+    assert "ROLECALL_WEBHOOK_HOSTS" in (url_problem("https://hooks.example.com", ()) or "")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1",
+        "127.0.0.1",
+        "169.254.169.254",
+        "192.168.1.1",
+        "100.64.0.1",
+        "0.0.0.0",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1%eth0",
+        "fc00::1",
+        "ff02::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a00:1",
+        "2002:a00:1::",
+    ],
+)
+def test_addresses_that_are_not_public_are_refused(address: str) -> None:
+    assert "is not public" in (address_problem(address, ()) or "")
+
+
+def test_public_addresses_and_allowed_networks_are_accepted() -> None:
+    for address in ("8.8.8.8", "2606:4700::1111", "64:ff9b::808:808"):
+        assert address_problem(address, ()) is None
+    assert address_problem("10.1.2.3", ("10.1.0.0/16",)) is None
+    assert address_problem("10.2.2.3", ("10.1.0.0/16",)) is not None
+
+
+def test_tries_end_and_only_the_host_is_shown() -> None:
+    assert next_try(MAX_TRIES, NOW) is None
+    assert all(next_try(tries, NOW) for tries in range(1, MAX_TRIES))
+    assert only_host("https://a.example:8443/T0/secret?token=x") == "https://a.example:8443/***"
+
+
+@contextmanager
+def receiver(*statuses: int) -> Iterator[tuple[int, list[tuple[dict[str, str], bytes]]]]:
+    """A server that answers POST with these statuses, and then 204: its port, and the requests."""
+    received: list[tuple[dict[str, str], bytes]] = []
+    answers = list(statuses)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            received.append((dict(self.headers), body))
+            status = answers.pop(0) if answers else 204
+            self.send_response(status)
+            if status == 302:
+                self.send_header("Location", "http://127.0.0.1:1/")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port, received
+        server.shutdown()
+
+
+async def webhook_events(client: Client, job: str, count: int = 1) -> list[str]:
+    """The messages of the job's events about webhooks, when there are `count`."""
+    async with asyncio.timeout(15):
+        while True:
+            events = (await client.user("GET", f"/jobs/{job}/events")).json()["events"]
+            if len(found := [one["message"] for one in events if one["kind"] == "webhook"]) == count:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def test_a_webhook_is_signed_and_survives_failures_and_a_restart(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with receiver(503, 302) as (port, received):
+        own: dict[str, Any] = {"webhook_hosts": (f"localhost:{port}",), "webhook_networks": ("127.0.0.0/8", "::1/128")}
+        url = f"http://localhost:{port}/T0/secret?token=hidden"
+        async with on_master(tmp_path, clock=clock, **own) as client:
+            alice = await make_token(client, "alice", Scope.SUBMIT)
+            secret = (await client.call(alice, "GET", "/webhook-secret")).json()["secret"]
+            body = {"workload": "toy", "name": "n", "labels": {"team": "a"}, "notify": url}
+            made = (await client.call(alice, "POST", "/jobs", json=body)).json()
+            assert made["notify"] == f"http://localhost:{port}/***"
+            await client.call(alice, "POST", f"/jobs/{made['id']}/cancel")
+            for count in (1, 2):  # The receiver fails, and then redirects.
+                async with asyncio.timeout(10):
+                    while len(received) < count:
+                        await asyncio.sleep(0.02)
+                        clock.advance(1 if count > 1 else 0)
+        clock.advance(600)
+        async with on_master(tmp_path, clock=clock, **own) as client:
+            assert await webhook_events(client, made["id"]) == [f"webhook sent to http://localhost:{port}/***"]
+            assert (await client.call(alice, "GET", "/webhook-secret")).json()["secret"] == secret
+        headers, content = received[-1]
+        assert len({request["webhook-id"] for request, _ in received}) == 1
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + content
+        mac = hmac.new(base64.b64decode(secret.removeprefix("whsec_")), signed, hashlib.sha256).digest()
+        assert headers["webhook-signature"] == f"v1,{base64.b64encode(mac).decode()}"
+        message = json.loads(content)
+        assert (message["type"], message["data"]["id"]) == ("job.cancelled", made["id"])
+        assert (message["data"]["labels"], message["data"]["state"]) == ({"team": "a"}, "cancelled")
+
+
+async def test_a_webhook_to_a_private_address_or_another_host_is_not_sent(tmp_path: Path) -> None:
+    with receiver() as (port, received):
+        async with on_master(tmp_path, webhook_hosts=(f"localhost:{port}",)) as client:
+            wrong = await client.user("POST", "/jobs", json={"workload": "toy", "notify": "https://evil.example/x"})
+            (error,) = check_problem(wrong, 422)["errors"]
+            assert (error["field"], f"localhost:{port}" in error["legal"]) == ("notify", True)
+            job = (await client.submit(notify=f"http://localhost:{port}/"))["id"]
+            await client.user("POST", f"/jobs/{job}/cancel")
+            async with asyncio.timeout(15):
+                while True:
+                    async with client.master.database.read() as connection:
+                        tries = (await connection.exec_driver_sql("SELECT tries FROM notifications")).scalar()
+                    if tries:
+                        break
+                    await asyncio.sleep(0.05)
+        assert received == []
