@@ -60,7 +60,7 @@ def step(shards: Shards, local: nn.Module, protocol: UpdateProtocol, number: int
     with dist_autograd.context() as context_id:
         loss: Tensor = local(ShardedEmbedding(shards.of("table"))(IDS)).square().sum()
         dist_autograd.backward(context_id, [loss])
-        protocol.apply(context_id, number, 1.0)
+        torch.futures.wait_all(list(protocol.apply(context_id, number, 1.0)))
 
 
 @pytest.mark.usefixtures("gang", "context")

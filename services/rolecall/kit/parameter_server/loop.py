@@ -55,7 +55,9 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
         with dist_autograd.context() as context_id:
             losses = self.losses(batch)
             dist_autograd.backward(context_id, [losses.sum() * (self.world / self.samples(batch))])
-            self._protocol.apply(context_id, self.position.step, self.rate_factor)
+            applied = self._protocol.apply(context_id, self.position.step, self.rate_factor)
+            self.prepare_next()  # The servers compute, and this process would wait.
+            torch.futures.wait_all(list(applied))
         return losses.detach().mean() if len(losses) else losses.detach().sum()
 
     @torch.no_grad()

@@ -15,12 +15,15 @@ from torch.futures import Future
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
+from rolecall.kit.parameter_server.rows import RowGradient, step, steps_on_rows, sum_rows
 from rolecall.runtime.context import WorkerContext, current
 from rolecall.runtime.remote import StepBarrier
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 _WEIGHTS = "weights/"
+Contribution = tuple[RowGradient, ...] | int
+"""A trainer's gradients of a step: of rows of the parameter `weight`, or those of a distributed autograd context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +93,13 @@ class Shard:
             output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
             return output.to(inputs[0].device)
 
-    def apply(self, context_id: int, step: int, trainer: int, rate_factor: float) -> Future[None]:
+    def apply(self, contribution: Contribution, step: int, trainer: int, rate_factor: float) -> Future[None]:
         """Receive trainer `trainer`'s gradients of `step`; the future completes after they are applied."""
-        return self._applying.join(step, trainer, (context_id, rate_factor))
+        return self._applying.join(step, trainer, (self._received(contribution), rate_factor))
 
-    def gather(self, context_id: int, step: int, trainer: int) -> Future[float]:
+    def gather(self, contribution: Contribution, step: int, trainer: int) -> Future[float]:
         """Receive trainer `trainer`'s gradients of `step`; the squared norm of the mean of all trainers' gradients."""
-        return self._gathering.join(step, trainer, context_id)
+        return self._gathering.join(step, trainer, self._received(contribution))
 
     def update(self, step: int, scale: float, rate_factor: float) -> None:
         """Step on the gathered gradients times `scale`. All trainers send the same request; the first one counts."""
@@ -129,24 +132,48 @@ class Shard:
         self._module.load_state_dict(strip_prefix(tensors, _WEIGHTS))
         restore_optimizer(self._optimizer, tensors)
 
-    def _apply(self, contributions: list[tuple[int, float]]) -> None:
-        self._average_gradients([context_id for context_id, _ in contributions])
-        self._step(contributions[0][1])
+    def _received(self, contribution: Contribution) -> Contribution:
+        if isinstance(contribution, int):
+            return contribution
+        on_device = tuple(one.to(self._device) for one in contribution)
+        if self._device.type == "cuda":
+            # Another thread, with another stream, uses them.
+            torch.cuda.current_stream(self._device).synchronize()
+        return on_device
 
-    def _gather(self, contexts: list[int]) -> float:
-        self._average_gradients(contexts)
+    def _apply(self, received: list[tuple[Contribution, float]]) -> None:
+        self._average_gradients([contribution for contribution, _ in received])
+        self._step(received[0][1])
+
+    def _gather(self, received: list[Contribution]) -> float:
+        self._average_gradients(received)
         return squared_norm(self._module.parameters())
 
-    def _average_gradients(self, contexts: list[int]) -> None:
+    def _average_gradients(self, received: list[Contribution]) -> None:
         """Set `grad` to the mean over the trainers, as DDP does: each trainer's loss is scaled for that."""
+        contexts = [one for one in received if isinstance(one, int)]
+        if contexts:
+            self._average_contexts(contexts)
+        else:
+            self._average_rows([one for given in received if not isinstance(given, int) for one in given])
+
+    def _average_contexts(self, contexts: list[int]) -> None:
         first, *others = (dist_autograd.get_gradients(context) for context in contexts)
         for parameter in self._module.parameters():
             mean = sum((gradients[parameter] for gradients in others), first[parameter]) / self._trainers
             parameter.grad = mean.coalesce() if mean.is_sparse else mean
 
+    def _average_rows(self, gradients: list[RowGradient]) -> None:
+        weight = self._module.get_parameter("weight")
+        total = sum_rows(gradients)
+        mean = torch.sparse_coo_tensor(
+            total.rows.unsqueeze(0), total.values / self._trainers, weight.shape, is_coalesced=True
+        )
+        weight.grad = mean if steps_on_rows(self._optimizer) else mean.to_dense()
+
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)
-        self._optimizer.step()
+        step(self._optimizer)
         if self._device.type == "cuda":
             # The trainers release their gradients, which are memory of other streams, after the reply.
             torch.cuda.current_stream(self._device).synchronize()
