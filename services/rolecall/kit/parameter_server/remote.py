@@ -113,6 +113,19 @@ class Shards:
         """Step every shard's optimizer on the gathered gradients, times `scale`."""
         return [shard.call(Shard.update, step, scale, rate_factor) for shard in self._shards]
 
+    def require_sent(self) -> None:
+        """Raises `RuntimeError` if there are gradients of pulled rows that the update protocol did not send."""
+        for shard in self._shards:
+            if shard.gradients:
+                raise RuntimeError(
+                    f"the update protocol did not send the gradients of {shard.module!r}; use `ServerOptimizers` with "
+                    "`ShardedEmbedding`, or look up rows with `ShardReference.compute`"
+                )
+
+    def wait(self) -> None:
+        """Returns when all shards exist with their initial values; raises the error of a constructor."""
+        self._call_all(Shard.device_type)
+
     def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
         return [reference for found in self._call_all(Shard.parameters) for reference in found]
 
