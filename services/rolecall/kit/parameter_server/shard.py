@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -22,8 +22,18 @@ from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 _WEIGHTS = "weights/"
-Contribution = tuple[RowGradient, ...] | int
-"""A trainer's gradients of a step: of rows of the parameter `weight`, or those of a distributed autograd context."""
+Contribution = tuple[RowGradient, ...] | Tensor | int
+"""A trainer's gradients of a step: of rows of the parameter `weight`, those of a distributed autograd context, or what
+a module with `ComputedGradients` computes them from."""
+
+
+@runtime_checkable
+class ComputedGradients(Protocol):
+    """A module that computes the gradients of its parameters itself, without autograd."""
+
+    def set_gradients(self, received: Sequence[Tensor]) -> None:
+        """Set `grad` of each parameter to the mean over the trainers; `received` is in the order of their ranks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +94,13 @@ class Shard:
         """The type of the shard's device: `cpu` or `cuda`."""
         return self._device.type
 
-    def compute(self, method: str, grad: bool, inputs: Sequence[Tensor]) -> Tensor:
+    def compute(self, method: str, grad: bool, inputs: Sequence[Tensor], *arguments: int) -> Tensor:
         """Call a method of the module; the result is on the device of `inputs`, so that GPU tensors stay on GPUs."""
         if self._device.type == "cuda":
             # A call with tensors on a GPU runs on a stream of its own. Weights change on the default stream.
             torch.cuda.current_stream(self._device).wait_stream(torch.cuda.default_stream(self._device))
         with torch.set_grad_enabled(grad):
-            output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
+            output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs), *arguments)
             return output.to(inputs[0].device)
 
     def apply(self, contribution: Contribution, step: int, trainer: int, rate_factor: float) -> Future[None]:
@@ -135,7 +145,10 @@ class Shard:
     def _received(self, contribution: Contribution) -> Contribution:
         if isinstance(contribution, int):
             return contribution
-        on_device = tuple(one.to(self._device) for one in contribution)
+        if isinstance(contribution, Tensor):
+            on_device = contribution.to(self._device)
+        else:
+            on_device = tuple(one.to(self._device) for one in contribution)
         if self._device.type == "cuda":
             # Another thread, with another stream, uses them.
             torch.cuda.current_stream(self._device).synchronize()
@@ -151,11 +164,15 @@ class Shard:
 
     def _average_gradients(self, received: list[Contribution]) -> None:
         """Set `grad` to the mean over the trainers, as DDP does: each trainer's loss is scaled for that."""
+        if isinstance(self._module, ComputedGradients):
+            with torch.no_grad():
+                self._module.set_gradients(cast(list[Tensor], received))
+            return
         contexts = [one for one in received if isinstance(one, int)]
         if contexts:
             self._average_contexts(contexts)
         else:
-            self._average_rows([one for given in received if not isinstance(given, int) for one in given])
+            self._average_rows([one for given in received if isinstance(given, tuple) for one in given])
 
     def _average_contexts(self, contexts: list[int]) -> None:
         first, *others = (dist_autograd.get_gradients(context) for context in contexts)
