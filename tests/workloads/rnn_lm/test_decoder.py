@@ -84,19 +84,30 @@ def test_gradients_of_returned_logits() -> None:
     assert_mean_gradients(shards, whole, trainers=1)
 
 
-@torch.no_grad()
-def test_bfloat16_hidden_states() -> None:
-    """With mixed precision a trainer sends bfloat16, and the gradients stay float32."""
-    whole, shards = decoders(1, "float32")[0], decoders(2, "bfloat16")
-    hidden, targets = torch.randn(20, WIDTH, dtype=torch.bfloat16), torch.arange(20) % ROWS
-    expected = F.cross_entropy(whole(hidden.float()), targets, reduction="none")
-    for _ in range(2):  # The second call uses the memory of the first.
-        terms = torch.stack([shard.loss_and_gradient_terms(hidden, targets, 0) for shard in shards])
-        torch.testing.assert_close(combine_loss_terms(terms[:, :2]), expected, rtol=0, atol=0.03)
-    for shard in shards:
-        shard.set_gradients([torch.ones(2, 20)])
-        assert shard.weight.grad is not None
-        assert shard.weight.grad.dtype is torch.float32
+@pytest.mark.parametrize(
+    ("whole_precision", "precision", "tolerance"), [("float64", "float64", 1e-12), ("float32", "bfloat16", 0.03)]
+)
+def test_bfloat16_hidden_states(whole_precision: str, precision: str, tolerance: float) -> None:
+    """A trainer may send bfloat16. The servers round no further, unless their own precision is bfloat16."""
+    whole, shards = decoders(1, whole_precision)[0], decoders(2, precision)
+    hidden = torch.randn(20, WIDTH, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(20) % ROWS
+    exact = hidden.to(whole.weight.dtype).requires_grad_()
+    expected = F.cross_entropy(whole(exact), targets, reduction="none")
+    expected.sum().backward()
+    with torch.no_grad():
+        for _ in range(2):  # The second call uses the memory of the first.
+            terms = torch.stack([shard.loss_and_gradient_terms(hidden, targets, 0) for shard in shards])
+            torch.testing.assert_close(combine_loss_terms(terms[:, :2]), expected, rtol=0, atol=tolerance)
+            shares, gradient = combine_gradient_terms(terms)
+            torch.testing.assert_close(gradient, exact.grad, rtol=0, atol=tolerance)
+        for shard, share in zip(shards, shares, strict=True):
+            shard.set_gradients([torch.stack([share, torch.ones_like(share)])])
+    for index, shard in enumerate(shards):
+        for name, parameter in whole.named_parameters():
+            assert parameter.grad is not None
+            found = shard.get_parameter(name).grad
+            torch.testing.assert_close(found, parameter.grad[index::2], rtol=0, atol=tolerance)
 
 
 @torch.no_grad()

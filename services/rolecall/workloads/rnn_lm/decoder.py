@@ -3,7 +3,7 @@
 Autograd would keep three tensors of the size of the logits, and send the gradient of the weights from every trainer.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
@@ -34,6 +34,16 @@ class _Call:
     """[n] True if the shard has the token's target."""
     rows: Tensor
     """[n] The target's local row number, or 0."""
+    stream: torch.cuda.Stream | None = field(init=False)
+    """The stream that wrote the tensors; None on a CPU."""
+
+    def __post_init__(self) -> None:
+        self.mark_written()
+
+    def mark_written(self) -> None:
+        """Note that the current stream is the last that wrote the tensors."""
+        device = self.logits.device
+        self.stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 class DecoderShard(nn.Module):
@@ -94,9 +104,10 @@ class DecoderShard(nn.Module):
 
     def hidden_gradient(self, gradient: Tensor, trainer: int) -> Tensor:
         """The gradient [n, h] of the hidden states, from that of the logits [n, size], which the shard keeps."""
-        kept = self._calls[trainer].logits
-        kept.copy_(gradient)
-        return self._product(kept, self.weight)
+        call = self._kept(trainer)
+        call.logits.copy_(gradient)
+        call.mark_written()
+        return self._product(call.logits, self.weight)
 
     def set_gradients(self, received: list[Tensor]) -> None:
         """Set `grad` to the mean over the trainers. Each sent [2, n]: the weight of each token's softmax in this shard,
@@ -105,7 +116,7 @@ class DecoderShard(nn.Module):
         rows: list[Tensor] = []
         values: list[Tensor] = []
         for trainer, (of_softmax, of_target) in enumerate(one / len(received) for one in received):
-            call = self._calls[trainer]
+            call = self._kept(trainer)
             factors = of_softmax * call.factors
             columns = call.logits.t()
             beta = 0 if trainer == 0 else 1  # 0 ignores what the memory holds.
@@ -134,6 +145,15 @@ class DecoderShard(nn.Module):
         if self._precision == "bfloat16":
             return logits.copy_(self(hidden))
         return torch.addmm(self.bias, hidden, self.weight.t(), out=logits)
+
+    def _kept(self, trainer: int) -> _Call:
+        """The trainer's last call, ready for the current stream."""
+        call = self._calls[trainer]
+        if call.stream is not None:
+            # On a GPU, each RPC runs on a stream of its own. `Shard` synchronizes after it used the gradients, so that
+            # the next call can use the memory again.
+            torch.cuda.current_stream(call.logits.device).wait_stream(call.stream)
+        return call
 
     def _product(self, left: Tensor, right: Tensor) -> Tensor:
         with autocast(self._precision, left.device):
