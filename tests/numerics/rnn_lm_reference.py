@@ -14,10 +14,10 @@ from rolecall.kit.parameter_server import ShardSpec
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.workloads.rnn_lm.build import sharded_vocabulary
+from rolecall.workloads.rnn_lm.decoder import DecoderShard
 from rolecall.workloads.rnn_lm.export import shape_of
 from rolecall.workloads.rnn_lm.model import LanguageModel, Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.remote import DecoderShard
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 

@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import islice
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -137,6 +138,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     def __init__(self, context: WorkerContext[P]) -> None:
         super().__init__(context, EpochPosition())
         self._checkpoint_pending = False
+        self._batches: Lookahead[Batch] | None = None
 
     @property
     def step(self) -> int:
@@ -167,6 +169,11 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     @abstractmethod
     def export(self) -> None:
         """Store the trained model as an artifact; called on all ranks."""
+
+    def prepare_next(self) -> None:
+        """Get the next batch of the epoch ahead; `train_step` can call this where it would wait."""
+        if self._batches is not None:
+            self._batches.prepare()
 
     def step_metrics(self) -> Mapping[str, float | torch.Tensor]:
         """Further metrics of the last step by name, for its report; by default none."""
@@ -217,8 +224,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _train_epoch(self) -> bool:
         """Train on the rest of the current epoch. Returns False after a stop request."""
-        batches = self.batches(self.position.epoch, self.position.step - self.position.epoch_start)
-        for batch in self.context.timeline.steps(batches, first=self.position.step + 1):
+        self._batches = Lookahead(self.batches(self.position.epoch, self.position.step - self.position.epoch_start))
+        for batch in self.context.timeline.steps(self._batches, first=self.position.step + 1):
             self._run_step(batch)
             decision = self._agreement.after(self.position.step, self._local_decision)
             due = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)
@@ -294,6 +301,22 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         manifest = self.context.checkpoints.resume_from
         if manifest is not None and manifest.keep:
             self.position = replace(self.position, best_checkpoint=manifest.model_dump(mode="json"))
+
+
+class Lookahead(Iterator[Batch]):
+    """An iterator whose next item can be computed ahead."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._ready: list[Batch] = []
+
+    def prepare(self) -> None:
+        """Compute the next item now, if there is one."""
+        if not self._ready:
+            self._ready.extend(islice(self._batches, 1))
+
+    def __next__(self) -> Batch:
+        return self._ready.pop() if self._ready else next(self._batches)
 
 
 def _is_rank_zero() -> bool:

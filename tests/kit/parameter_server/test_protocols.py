@@ -60,7 +60,7 @@ def step(shards: Shards, local: nn.Module, protocol: UpdateProtocol, number: int
     with dist_autograd.context() as context_id:
         loss: Tensor = local(ShardedEmbedding(shards.of("table"))(IDS)).square().sum()
         dist_autograd.backward(context_id, [loss])
-        protocol.apply(context_id, number, 1.0)
+        torch.futures.wait_all(list(protocol.apply(context_id, number, 1.0)))
 
 
 @pytest.mark.usefixtures("gang", "context")
@@ -96,8 +96,11 @@ def test_the_tutorials_protocol_equals_one_optimizer() -> None:
     reference = Reference(shards)
     with warnings.catch_warnings(record=True):  # Some versions of torch warn of TorchScript, whatever the filters.
         protocol = TutorialProtocol([*shards.parameters(), *parameter_references(local)], CHOICE, in_step=True)
+    (shard,) = shards.of("table")
     for number in range(STEPS):
-        step(shards, local, protocol, number)
+        with dist_autograd.context() as context_id:
+            dist_autograd.backward(context_id, [local(shard.compute("forward", IDS).wait()).square().sum()])
+            assert protocol.apply(context_id, number, 1.0) == ()
         reference.step(None)
     torch.testing.assert_close(torch.cat(list(shards.blocks("table", "weight"))), reference.table.detach())
     torch.testing.assert_close(local.state_dict(), reference.local.state_dict())

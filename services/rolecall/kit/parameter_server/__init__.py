@@ -29,7 +29,7 @@ from rolecall.kit.parameter_server.remote import (
     make_shards,
     share_shards,
 )
-from rolecall.kit.parameter_server.shard import ShardedModule, serve, sharded_embedding
+from rolecall.kit.parameter_server.shard import Shard, ShardedModule, serve, sharded_embedding
 
 __all__ = [
     "EmbeddingBagShard",
@@ -38,6 +38,7 @@ __all__ = [
     "ProtocolsInTurn",
     "RemoteEmbeddingBag",
     "ServerOptimizers",
+    "Shard",
     "ShardReference",
     "ShardSpec",
     "ShardedEmbedding",

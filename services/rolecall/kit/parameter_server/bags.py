@@ -14,6 +14,7 @@ from torch.distributed.nn.api.remote_module import RemoteModule
 from torch.futures import Future
 
 from rolecall.kit.parameter_server.initialization import Initializer, ShardSpec, initial_rows
+from rolecall.kit.parameter_server.lookup import Reply
 from rolecall.kit.parameter_server.remote import ShardReference
 
 Pooling = Literal["sum", "mean"]
@@ -44,7 +45,7 @@ def pool_remotely(
     ids: Tensor,
     offsets: Tensor,
     count: int,
-    request: Callable[[int, Tensor, Tensor], Future[Tensor]],
+    request: Callable[[int, Tensor, Tensor], Reply],
     pooling: Pooling = "sum",
 ) -> Tensor:
     """The pooled vectors [b, dim] of bags in a table of `count` shards, on the device of the shards' replies.
@@ -55,7 +56,7 @@ def pool_remotely(
     sizes = bag_sizes(ids, offsets)
     bags = torch.repeat_interleave(torch.arange(len(offsets)), sizes)
     owners = ids % count
-    replies: list[tuple[Tensor, Tensor, Future[Tensor]]] = []
+    replies: list[tuple[Tensor, Tensor, Reply]] = []
     for shard in range(count):
         mine = owners == shard
         present, counts = torch.unique_consecutive(bags[mine], return_counts=True)
@@ -83,8 +84,8 @@ class ShardedEmbeddingBag(nn.Module):
         """The sums [b, dim] of the bags' vectors, on the CPU; an empty bag's is 0."""
         return pool_remotely(ids, offsets, len(self._shards), self._request)
 
-    def _request(self, shard: int, rows: Tensor, offsets: Tensor) -> Future[Tensor]:
-        return self._shards[shard].compute("pool", rows, offsets)
+    def _request(self, shard: int, rows: Tensor, offsets: Tensor) -> Reply:
+        return self._shards[shard].pull(rows, offsets)
 
 
 class EmbeddingBagShard(nn.EmbeddingBag):

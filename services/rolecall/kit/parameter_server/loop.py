@@ -45,6 +45,11 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
     def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
         """Restore `trainer_state`; `tensors` also has other entries."""
 
+    def run(self) -> dict[str, float] | None:
+        """As `TrainingLoop.run`. The clock starts when the servers have the initial weights."""
+        self.shards.wait()
+        return super().run()
+
     def train_step(self, batch: Batch) -> Tensor:
         """One optimizer step of all trainers. Returns this trainer's mean loss, 0 without samples.
 
@@ -59,7 +64,12 @@ class ShardedTrainingLoop(TrainingLoop[Batch, P]):
             with timeline.span("backward"):
                 dist_autograd.backward(context_id, [losses.sum() * (self.world / self.samples(batch))])
             with timeline.span("apply", "communication"):
-                self._protocol.apply(context_id, self.position.step, self.rate_factor)
+                applied = self._protocol.apply(context_id, self.position.step, self.rate_factor)
+                self.shards.require_sent()
+            with timeline.span("data", "data"):
+                self.prepare_next()  # The servers compute, and this process would wait.
+            with timeline.span("wait", "wait"):
+                torch.futures.wait_all(list(applied))
         return losses.detach().mean() if len(losses) else losses.detach().sum()
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ import torch.distributed.autograd as dist_autograd
 from torch import nn
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
+from torch.futures import Future
 from torch.optim import Optimizer
 
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer
@@ -20,8 +21,8 @@ from rolecall.kit.parameter_server.remote import Shards
 class UpdateProtocol(Protocol):
     """Applies the gradients of a distributed autograd context."""
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
-        """Update the weights. Returns when the next forward pass may start."""
+    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
+        """Update the weights. The next forward pass may start when the returned futures are complete."""
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -47,7 +48,7 @@ class ServerOptimizers:
         self._max_norm = max_norm
         self._parameters = [one for group in local.param_groups for one in group["params"]] if local else []
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
+    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Updates the local weights while the servers update theirs."""
         if self._max_norm is None:
             applied = self._shards.apply(context_id, step, self._rank, rate_factor)
@@ -63,7 +64,7 @@ class ServerOptimizers:
         if self._local:
             scale_rates(self._local, rate_factor)
             self._local.step()
-        torch.futures.wait_all(applied)
+        return applied
 
     def state(self) -> dict[str, torch.Tensor]:
         """State of the local optimizer; the servers save their own."""
@@ -88,11 +89,12 @@ class TutorialProtocol:
         self._in_step = in_step
         self._optimizer = DistributedOptimizer(optimizer.kind, list(parameters), **optimizer.arguments)
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
+    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Blocks until all weights are updated."""
         self._optimizer.step(context_id)
         if self._in_step:
             dist.barrier()
+        return ()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Empty: torch gives no access to the state."""
@@ -108,10 +110,9 @@ class ProtocolsInTurn:
     def __init__(self, *protocols: TutorialProtocol) -> None:
         self._protocols = protocols
 
-    def apply(self, context_id: int, step: int, rate_factor: float) -> None:
+    def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Blocks until all weights are updated."""
-        for protocol in self._protocols:
-            protocol.apply(context_id, step, rate_factor)
+        return [one for protocol in self._protocols for one in protocol.apply(context_id, step, rate_factor)]
 
     def state(self) -> dict[str, torch.Tensor]:
         """Empty, as each protocol's."""

@@ -1,7 +1,7 @@
 """The trainers' side of sharded modules: references, RPC calls and `ShardedEmbedding`."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.parameter_server.initialization import BLOCK_ROWS, ShardSpec
-from rolecall.kit.parameter_server.shard import Shard, ShardedModule
+from rolecall.kit.parameter_server.lookup import DistinctRows, Reply, distinct_rows, expand, hand_over
+from rolecall.kit.parameter_server.rows import RowGradient
+from rolecall.kit.parameter_server.shard import Contribution, Shard, ShardedModule
 from rolecall.runtime.context import WorkerContext, span, worker_name
 from rolecall.runtime.remote import Mailbox, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
@@ -20,11 +22,29 @@ from rolecall.spec.role import Role
 
 @dataclass(frozen=True, slots=True)
 class ShardReference:
-    """A reference to one shard on its server."""
+    """A reference to one shard on its server, and this trainer's gradients for it."""
 
     shard: rpc.RRef[Shard]
     module: str
     spec: ShardSpec
+    gradients: list[RowGradient] = field(default_factory=list[RowGradient])
+    """Of rows that were pulled, from the backward pass until they are sent."""
+
+    def pull(self, rows: Tensor, offsets: Tensor | None = None) -> Reply:
+        """The vectors [n, dim] of local row numbers [n] of an `EmbeddingShard`; with offsets [b], the sums [b, dim] of
+        bags. The backward pass keeps the gradient here, for the next update."""
+        inputs = (rows,) if offsets is None else (rows, offsets)
+        vectors = self.call(Shard.compute, "forward" if offsets is None else "pool", False, inputs)
+        return _Pulled(vectors, self, rows, offsets) if torch.is_grad_enabled() else vectors
+
+    def contribution(self, context_id: int | None) -> Contribution:
+        """This trainer's gradients for the shard. They are those of pulled rows, or else of a distributed autograd
+        context."""
+        if not self.gradients and context_id is not None:
+            return context_id
+        gradients = tuple(self.gradients)
+        self.gradients.clear()
+        return gradients
 
     def compute(self, method: str, *inputs: Tensor) -> Future[Tensor]:
         """Call a method of the shard's module; differentiable in a distributed autograd context."""
@@ -36,6 +56,22 @@ class ShardReference:
     def join(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a method of `Shard` that waits for other trainers, without blocking a thread on the server."""
         return rpc.rpc_async(self.shard.owner(), _join_remote, args=(self.shard, method.__name__, arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pulled:
+    """The reply to `ShardReference.pull`, whose gradient the shard's reference keeps."""
+
+    vectors: Future[Tensor]
+    shard: ShardReference
+    rows: Tensor
+    offsets: Tensor | None
+
+    def wait(self) -> Tensor:
+        return hand_over(self.vectors.wait(), self._keep)
+
+    def _keep(self, gradient: Tensor) -> None:
+        self.shard.gradients.append(RowGradient(self.rows, gradient, self.offsets))
 
 
 def _call_remote(shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Any:
@@ -62,17 +98,33 @@ class Shards:
         on_gpus = device.type == "cuda" and all(found == "cuda" for found in self._call_all(Shard.device_type))
         return device if on_gpus else torch.device("cpu")
 
-    def apply(self, context_id: int, step: int, trainer: int, rate_factor: float) -> list[Future[None]]:
+    def apply(self, context_id: int | None, step: int, trainer: int, rate_factor: float) -> list[Future[None]]:
         """Send this trainer's gradients to every shard, which applies them."""
-        return [shard.join(Shard.apply, context_id, step, trainer, rate_factor) for shard in self._shards]
+        return [
+            shard.join(Shard.apply, shard.contribution(context_id), step, trainer, rate_factor)
+            for shard in self._shards
+        ]
 
-    def gather(self, context_id: int, step: int, trainer: int) -> list[Future[float]]:
+    def gather(self, context_id: int | None, step: int, trainer: int) -> list[Future[float]]:
         """Send this trainer's gradients. Returns each shard's squared norm of the mean gradient."""
-        return [shard.join(Shard.gather, context_id, step, trainer) for shard in self._shards]
+        return [shard.join(Shard.gather, shard.contribution(context_id), step, trainer) for shard in self._shards]
 
     def update(self, step: int, scale: float, rate_factor: float) -> list[Future[None]]:
         """Step every shard's optimizer on the gathered gradients, times `scale`."""
         return [shard.call(Shard.update, step, scale, rate_factor) for shard in self._shards]
+
+    def require_sent(self) -> None:
+        """Raises `RuntimeError` if there are gradients of pulled rows that the update protocol did not send."""
+        for shard in self._shards:
+            if shard.gradients:
+                raise RuntimeError(
+                    f"the update protocol did not send the gradients of {shard.module!r}; use `ServerOptimizers` with "
+                    "`ShardedEmbedding`, or look up rows with `ShardReference.compute`"
+                )
+
+    def wait(self) -> None:
+        """Returns when all shards exist with their initial values; raises the error of a constructor."""
+        self._call_all(Shard.device_type)
 
     def parameters(self) -> list[rpc.RRef[nn.Parameter]]:
         return [reference for found in self._call_all(Shard.parameters) for reference in found]
@@ -146,15 +198,15 @@ class ShardedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """The vectors [..., dim] of the ids [...], on the transfer device."""
-        distinct, inverse = torch.unique(ids, return_inverse=True)
-        return self.look_up(distinct, inverse)
+        return self.look_up(self.prepare(ids))
 
-    def look_up(self, distinct: Tensor, inverse: Tensor) -> Tensor:
-        """As `forward` for `distinct[inverse]`, where `distinct` has no id twice."""
-        return look_up(distinct, inverse, len(self._shards), self._request)
+    def prepare(self, ids: Tensor) -> DistinctRows:
+        """What a look-up of ids [...] requests, for `look_up`; can be computed ahead."""
+        return distinct_rows(ids.cpu(), len(self._shards))
 
-    def _request(self, shard: int, rows: Tensor) -> Future[Tensor]:
-        return self._shards[shard].compute("forward", rows.to(self._transfer_device))
+    def look_up(self, wanted: DistinctRows) -> Tensor:
+        """As `forward`, for ids that are prepared."""
+        return expand(wanted, lambda shard, rows: self._shards[shard].pull(rows.to(self._transfer_device)))
 
 
 def look_up(ids: Tensor, inverse: Tensor, count: int, request: Callable[[int, Tensor], Future[Tensor]]) -> Tensor:

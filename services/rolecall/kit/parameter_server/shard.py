@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -15,12 +15,25 @@ from torch.futures import Future
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
+from rolecall.kit.parameter_server.rows import RowGradient, step, steps_on_rows, sum_rows
 from rolecall.runtime.context import WorkerContext, current, span
 from rolecall.runtime.remote import StepBarrier
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 _WEIGHTS = "weights/"
+Contribution = tuple[RowGradient, ...] | Tensor | int
+"""A trainer's gradients of a step: of rows of the parameter `weight`, those of a distributed autograd context, or what
+a module with `ComputedGradients` computes them from."""
+
+
+@runtime_checkable
+class ComputedGradients(Protocol):
+    """A module that computes the gradients of its parameters itself, without autograd."""
+
+    def set_gradients(self, received: Sequence[Tensor]) -> None:
+        """Set `grad` of each parameter to the mean over the trainers; `received` is in the order of their ranks."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,22 +94,22 @@ class Shard:
         """The type of the shard's device: `cpu` or `cuda`."""
         return self._device.type
 
-    def compute(self, method: str, grad: bool, inputs: Sequence[Tensor]) -> Tensor:
+    def compute(self, method: str, grad: bool, inputs: Sequence[Tensor], *arguments: int) -> Tensor:
         """Call a method of the module; the result is on the device of `inputs`, so that GPU tensors stay on GPUs."""
         if self._device.type == "cuda":
             # A call with tensors on a GPU runs on a stream of its own. Weights change on the default stream.
             torch.cuda.current_stream(self._device).wait_stream(torch.cuda.default_stream(self._device))
         with span(method), torch.set_grad_enabled(grad):
-            output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
+            output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs), *arguments)
             return output.to(inputs[0].device)
 
-    def apply(self, context_id: int, step: int, trainer: int, rate_factor: float) -> Future[None]:
+    def apply(self, contribution: Contribution, step: int, trainer: int, rate_factor: float) -> Future[None]:
         """Receive trainer `trainer`'s gradients of `step`; the future completes after they are applied."""
-        return self._applying.join(step, trainer, (context_id, rate_factor))
+        return self._applying.join(step, trainer, (self._received(contribution), rate_factor))
 
-    def gather(self, context_id: int, step: int, trainer: int) -> Future[float]:
+    def gather(self, contribution: Contribution, step: int, trainer: int) -> Future[float]:
         """Receive trainer `trainer`'s gradients of `step`; the squared norm of the mean of all trainers' gradients."""
-        return self._gathering.join(step, trainer, context_id)
+        return self._gathering.join(step, trainer, self._received(contribution))
 
     def update(self, step: int, scale: float, rate_factor: float) -> None:
         """Step on the gathered gradients times `scale`. All trainers send the same request; the first one counts."""
@@ -130,26 +143,57 @@ class Shard:
         self._module.load_state_dict(strip_prefix(tensors, _WEIGHTS))
         restore_optimizer(self._optimizer, tensors)
 
-    def _apply(self, contributions: list[tuple[int, float]]) -> None:
-        with span("apply"):
-            self._average_gradients([context_id for context_id, _ in contributions])
-            self._step(contributions[0][1])
+    def _received(self, contribution: Contribution) -> Contribution:
+        if isinstance(contribution, int):
+            return contribution
+        if isinstance(contribution, Tensor):
+            on_device = contribution.to(self._device)
+        else:
+            on_device = tuple(one.to(self._device) for one in contribution)
+        if self._device.type == "cuda":
+            # Another thread, with another stream, uses them.
+            torch.cuda.current_stream(self._device).synchronize()
+        return on_device
 
-    def _gather(self, contexts: list[int]) -> float:
+    def _apply(self, received: list[tuple[Contribution, float]]) -> None:
+        with span("apply"):
+            self._average_gradients([contribution for contribution, _ in received])
+            self._step(received[0][1])
+
+    def _gather(self, received: list[Contribution]) -> float:
         with span("push"):
-            self._average_gradients(contexts)
+            self._average_gradients(received)
         return squared_norm(self._module.parameters())
 
-    def _average_gradients(self, contexts: list[int]) -> None:
+    def _average_gradients(self, received: list[Contribution]) -> None:
         """Set `grad` to the mean over the trainers, as DDP does: each trainer's loss is scaled for that."""
+        if isinstance(self._module, ComputedGradients):
+            with torch.no_grad():
+                self._module.set_gradients(cast(list[Tensor], received))
+            return
+        contexts = [one for one in received if isinstance(one, int)]
+        if contexts:
+            self._average_contexts(contexts)
+        else:
+            self._average_rows([one for given in received if isinstance(given, tuple) for one in given])
+
+    def _average_contexts(self, contexts: list[int]) -> None:
         first, *others = (dist_autograd.get_gradients(context) for context in contexts)
         for parameter in self._module.parameters():
             mean = sum((gradients[parameter] for gradients in others), first[parameter]) / self._trainers
             parameter.grad = mean.coalesce() if mean.is_sparse else mean
 
+    def _average_rows(self, gradients: list[RowGradient]) -> None:
+        weight = self._module.get_parameter("weight")
+        total = sum_rows(gradients)
+        mean = torch.sparse_coo_tensor(
+            total.rows.unsqueeze(0), total.values / self._trainers, weight.shape, is_coalesced=True
+        )
+        weight.grad = mean if steps_on_rows(self._optimizer) else mean.to_dense()
+
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)
-        self._optimizer.step()
+        step(self._optimizer)
         if self._device.type == "cuda":
             # The trainers release their gradients, which are memory of other streams, after the reply.
             torch.cuda.current_stream(self._device).synchronize()

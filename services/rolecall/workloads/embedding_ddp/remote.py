@@ -114,14 +114,14 @@ class PooledEmbedding(nn.Module):
         """The pooled vectors [b, dim] of the bags, on this trainer's device."""
         if self._pool_at == "server":
             return self._pooled_by_servers(ids, offsets)
-        distinct, inverse = torch.unique(ids, return_inverse=True)
+        wanted = self._vectors.prepare(ids)
         if self._pool_at == "auto" and sums_are_smaller(
-            ids, offsets, len(distinct), servers=self._servers, vector_bytes=self._vector_bytes
+            ids, offsets, len(wanted.starts), servers=self._servers, vector_bytes=self._vector_bytes
         ):
             return self._pooled_by_servers(ids, offsets)
         slots = offsets if one_each(offsets, len(ids)) else _bags_of(ids, offsets)
         bags = Lookup(ids=ids, slots=slots, rows=len(offsets), width=1, mean=self._mean)
-        return pool(self._vectors.look_up(distinct, inverse).to(self._device), bags)
+        return pool(self._vectors.look_up(wanted).to(self._device), bags)
 
     def _pooled_by_servers(self, ids: Tensor, offsets: Tensor) -> Tensor:
         sums = self._sums(ids, offsets).to(self._device)

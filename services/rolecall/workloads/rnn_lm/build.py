@@ -7,9 +7,8 @@ from torch import Tensor, nn
 
 from rolecall.kit.builders import build
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.optimizers import dense_optimizer
+from rolecall.kit.optimizers import OptimizerChoice, dense_optimizer
 from rolecall.kit.parameter_server import (
-    ServerOptimizers,
     ShardedModule,
     Shards,
     TutorialProtocol,
@@ -20,10 +19,12 @@ from rolecall.kit.parameter_server import (
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import InputError
+from rolecall.workloads.rnn_lm.decoder import DecoderShard
 from rolecall.workloads.rnn_lm.model import Recurrent
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.remote import DecoderShard, ShardedModel
+from rolecall.workloads.rnn_lm.remote import ShardedModel
 from rolecall.workloads.rnn_lm.tutorial import Decoder, EmbeddingTable, RNNModel, TutorialModel
+from rolecall.workloads.rnn_lm.updates import OverlappedUpdates
 
 
 def make_recurrent(params: Params) -> nn.Module:
@@ -60,12 +61,13 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
     """
     first = max(1, servers // 3) if servers > 1 else 0
     embedding, decoder = (range(first), range(first, servers)) if first else (range(1), range(1))
-    optimizer = dense_optimizer(params.optimizer)
     if params.protocol == "tutorial":
+        optimizer = dense_optimizer(params.optimizer)
         return [
             ShardedModule("embedding", vocabulary, partial(EmbeddingTable, params), optimizer, embedding),
             ShardedModule("decoder", vocabulary, partial(Decoder, params), optimizer, decoder),
         ]
+    optimizer = _optimizer(params)
     table = sharded_embedding(
         "embedding",
         vocabulary,
@@ -79,24 +81,42 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
     return [table, ShardedModule("decoder", vocabulary, partial(DecoderShard, params), optimizer, decoder)]
 
 
-def make_model(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> ShardedModel | TutorialModel:
+def make_updates(context: WorkerContext[Params], shards: Shards, recurrent: nn.Module) -> OverlappedUpdates | None:
+    """The updates of the built-in form; None for the tutorial's."""
+    params = context.params
+    if params.protocol == "tutorial":
+        return None
+    decoder, embedding = (Shards(shards.of(name)) for name in ("decoder", "embedding"))
+    local = _optimizer(params).build(recurrent.parameters())
+    return OverlappedUpdates(decoder, embedding, context.role_rank, local, max_norm=params.max_grad_norm)
+
+
+def make_model(
+    context: WorkerContext[Params], shards: Shards, recurrent: nn.Module, updates: OverlappedUpdates | None
+) -> ShardedModel | TutorialModel:
     """The module that gives the losses of a segment: (`Segment`, state) to the loss of each token and the next state.
 
     `recurrent` is the recurrent part, also in DDP.
     """
     params, device = context.params, context.device
-    if params.protocol == "tutorial":
+    if updates is None:
         tables, decoders = shards.modules("embedding"), shards.modules("decoder")
         return TutorialModel(params, RNNModel(tables, recurrent, decoders, device=device))
-    return ShardedModel(params, shards, recurrent, device)
+    return ShardedModel(params, shards, recurrent, device, trainer=context.role_rank, send=updates.send)
 
 
 def make_protocol(
-    context: WorkerContext[Params], shards: Shards, recurrent: nn.Module, model: ShardedModel | TutorialModel
+    params: Params, model: ShardedModel | TutorialModel, updates: OverlappedUpdates | None
 ) -> UpdateProtocol:
-    """The protocol that updates the weights on the servers and the local layers `recurrent`."""
-    params, optimizer = context.params, dense_optimizer(context.params.optimizer)
+    """The protocol that updates all weights."""
     if isinstance(model, TutorialModel):
-        return TutorialProtocol(model.rnn_model.parameter_rrefs(), optimizer, in_step=True)
-    local = optimizer.build(recurrent.parameters())
-    return ServerOptimizers(shards, context.role_rank, local, max_norm=params.max_grad_norm)
+        return TutorialProtocol(model.rnn_model.parameter_rrefs(), dense_optimizer(params.optimizer), in_step=True)
+    assert updates is not None
+    return updates
+
+
+def _optimizer(params: Params) -> OptimizerChoice:
+    """The optimizer of all weights; Adam in one pass over them."""
+    chosen = dense_optimizer(params.optimizer)
+    fused = {} if params.optimizer.name == "sgd" else {"fused": True}
+    return OptimizerChoice(chosen.kind, chosen.arguments | fused)

@@ -1,88 +1,100 @@
-"""The decoder on the parameter servers, and the trainers' calls of it and of the embedding."""
+"""The trainers' calls of embedding and decoder."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
-from rolecall.kit.data_order import derive_seed
-from rolecall.kit.parameter_server import (
-    ShardedEmbedding,
-    ShardReference,
-    Shards,
-    ShardSpec,
-    Uniform,
-    initial_rows,
-)
+from rolecall.kit.parameter_server import Shard, ShardedEmbedding, ShardReference, Shards
 from rolecall.kit.params import Precision
-from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.precision import autocast
 from rolecall.kit.text.batches import Segment
+from rolecall.workloads.rnn_lm.decoder import combine_gradient_terms, combine_loss_terms
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
 
-
-class DecoderShard(nn.Module):
-    """One shard of the decoder: logits of some tokens, and their terms of the loss."""
-
-    def __init__(self, params: Params, spec: ShardSpec) -> None:
-        super().__init__()
-        self._spec = spec
-        self._precision: Precision = params.precision
-        initializer = Uniform(derive_seed(params.seed, 1), params.init_range)
-        weight = initial_rows(spec, params.hidden_dim, initializer, weight_dtype(params.precision))
-        self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.zeros(spec.size, dtype=weight.dtype))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """The logits [n, size] of hidden states [n, h]."""
-        with autocast(self._precision, hidden.device):
-            # A trainer with mixed precision may send bfloat16 to a server without bfloat16.
-            return F.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
-
-    def loss_terms(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """[2, n]: logsumexp of the logits, and the target's logit, or 0 if another shard has the target.
-
-        As the vocabulary-parallel cross-entropy of Megatron-LM (Shoeybi et al., 2019); see `combine_loss_terms`.
-        """
-        logits = self(hidden).to(self.weight.dtype)
-        own = targets % self._spec.count == self._spec.index
-        rows = torch.where(own, targets // self._spec.count, 0)
-        target_logits = logits.gather(1, rows.unsqueeze(1)).squeeze(1)
-        # Torch's cross-entropy is logsumexp minus the target's logit, and faster than logsumexp.
-        sums = F.cross_entropy(logits, rows, reduction="none") + target_logits
-        return torch.stack([sums, torch.where(own, target_logits, 0)])
-
-
-def combine_loss_terms(terms: list[Tensor]) -> Tensor:
-    """The cross-entropy [n], in nats, from the terms [2, n] of all shards."""
-    sums, target_logits = torch.stack(terms).unbind(1)
-    return sums.logsumexp(0) - target_logits.sum(0)
+Send = Callable[[ShardReference, Tensor], None]
+"""Sends to a shard of the decoder what it computes the gradient of its weights from."""
 
 
 class RemoteDecoder:
-    """Losses of hidden states by the decoder on the servers; `transfer_device` is the device of sent tensors."""
+    """Losses of hidden states by the decoder on the servers; `transfer_device` is the device of sent tensors.
+
+    The backward pass sends each shard its part with `send`, then continues with the gradient of the hidden states.
+    """
 
     def __init__(
-        self, shards: Sequence[ShardReference], transfer_device: torch.device, loss_at: Literal["server", "trainer"]
+        self,
+        shards: Sequence[ShardReference],
+        transfer_device: torch.device,
+        loss_at: Literal["server", "trainer"],
+        trainer: int,
+        send: Send,
     ) -> None:
         self._shards = shards
         self._transfer_device = transfer_device
         self._losses = self._at_servers if loss_at == "server" else self._at_trainer
+        self._trainer = trainer
+        self._send = send
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """The cross-entropy [n], in nats, of hidden states [n, h] and target tokens [n]."""
         return self._losses(hidden.to(self._transfer_device), targets.to(self._transfer_device))
 
     def _at_servers(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        answers = [shard.compute("loss_terms", hidden, targets) for shard in self._shards]
-        return combine_loss_terms([answer.wait() for answer in answers])
+        if not torch.is_grad_enabled():
+            return combine_loss_terms(self._ask("loss_terms", hidden, targets))
+        terms = self._ask("loss_and_gradient_terms", hidden.detach(), targets, self._trainer)
+        shares, gradient = combine_gradient_terms(terms)
+
+        def backward(of_losses: Tensor) -> Tensor:
+            for shard, share in zip(self._shards, shares, strict=True):
+                self._send(shard, torch.stack([of_losses * share, of_losses]))
+            return of_losses.unsqueeze(1) * gradient
+
+        return _Computed.apply(hidden, combine_loss_terms(terms[:, :2]), backward)
+
+    def _ask(self, method: str, hidden: Tensor, targets: Tensor, *arguments: int) -> Tensor:
+        answers = [shard.call(Shard.compute, method, False, (hidden, targets), *arguments) for shard in self._shards]
+        return torch.stack([answer.wait() for answer in answers])
 
     def _at_trainer(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        answers = [shard.compute("forward", hidden) for shard in self._shards]
-        columns = logit_columns(targets, [shard.spec.size for shard in self._shards])
-        return token_losses(torch.cat([answer.wait() for answer in answers], 1), columns)
+        sizes = [shard.spec.size for shard in self._shards]
+        columns = logit_columns(targets, sizes)
+        method, *arguments = ("kept_logits", self._trainer) if torch.is_grad_enabled() else ("forward",)
+        inputs = (hidden.detach(),)
+        answers = [shard.call(Shard.compute, method, False, inputs, *arguments) for shard in self._shards]
+        logits = torch.cat([answer.wait() for answer in answers], 1)
+        if not torch.is_grad_enabled():
+            return token_losses(logits, columns)
+
+        def backward(of_logits: Tensor) -> Tensor:
+            parts = zip(self._shards, of_logits.split(sizes, 1), strict=True)
+            answers = [
+                shard.call(Shard.compute, "hidden_gradient", False, (part,), self._trainer) for shard, part in parts
+            ]
+            gradients = torch.stack([answer.wait() for answer in answers])
+            for shard in self._shards:
+                self._send(shard, gradients.new_ones(2, len(of_logits)))
+            return gradients.sum(0)
+
+        return token_losses(_Computed.apply(hidden, logits, backward), columns)
+
+
+class _Computed(torch.autograd.Function):
+    """Values that servers computed from hidden states. `backward` maps their gradient to that of the hidden states."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, hidden: Tensor, values: Tensor, backward: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.hidden_dtype, ctx.of_hidden = hidden.dtype, backward  # pyright: ignore[reportAttributeAccessIssue] - torch's way
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.of_hidden(gradient).to(ctx.hidden_dtype), None, None
 
 
 def logit_columns(tokens: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -100,12 +112,14 @@ def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
 class ShardedModel(nn.Module):
     """The losses by the built-in form: each distinct token is sent once, and all dropout is in `recurrent`."""
 
-    def __init__(self, params: Params, shards: Shards, recurrent: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, params: Params, shards: Shards, recurrent: nn.Module, device: torch.device, *, trainer: int, send: Send
+    ) -> None:
         super().__init__()
         transfer_device = shards.transfer_device(device)
         self._embedding = ShardedEmbedding(shards.of("embedding"), transfer_device)
         self._recurrent = recurrent
-        self._decoder = RemoteDecoder(shards.of("decoder"), transfer_device, params.loss_at)
+        self._decoder = RemoteDecoder(shards.of("decoder"), transfer_device, params.loss_at, trainer, send)
         self._precision: Precision = params.precision
         self._device = device
 

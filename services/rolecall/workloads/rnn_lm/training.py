@@ -16,7 +16,7 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.kit.worker import WorkerContext
-from rolecall.workloads.rnn_lm.build import make_model, make_protocol, make_recurrent
+from rolecall.workloads.rnn_lm.build import make_model, make_protocol, make_recurrent, make_updates
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
@@ -30,10 +30,11 @@ class Training(ShardedTrainingLoop[Segment, Params]):
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
         recurrent = make_local(context, lambda: make_recurrent(params), weight_dtype(params.precision))
-        self._model = make_model(context, shards, DistributedDataParallel(recurrent))
+        self._updates = make_updates(context, shards, recurrent)
+        self._model = make_model(context, shards, DistributedDataParallel(recurrent), self._updates)
         # Shares all weights; without DDP, which would synchronize buffers.
-        self._evaluated = make_model(context, shards, recurrent)
-        super().__init__(context, shards, make_protocol(context, shards, recurrent, self._model), recurrent)
+        self._evaluated = make_model(context, shards, recurrent, self._updates)
+        super().__init__(context, shards, make_protocol(params, self._model, self._updates), recurrent)
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_splits(corpus, params)
@@ -49,6 +50,18 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     def samples(self, batch: Segment) -> int:
         return batch.global_tokens
+
+    def train_step(self, batch: Segment) -> Tensor:
+        """As of every `ShardedTrainingLoop`; the built-in form needs no distributed autograd."""
+        if self._updates is None:
+            return super().train_step(batch)
+        self._updates.begin(self.position.step, self.rate_factor)
+        losses = self.losses(batch)
+        (losses.sum() * (self.world / self.samples(batch))).backward()
+        applied = self._updates.finish()
+        self.prepare_next()
+        torch.futures.wait_all(applied)
+        return losses.detach().mean()
 
     def losses(self, batch: Segment) -> Tensor:
         """The loss [t · b] of each token. Truncated BPTT: gradients end at the start of the segment."""

@@ -18,9 +18,10 @@ from rolecall.kit.parameter_server import EmbeddingShard, ShardSpec, Uniform, lo
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment
+from rolecall.workloads.rnn_lm.decoder import DecoderShard
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
-from rolecall.workloads.rnn_lm.remote import DecoderShard, logit_columns, token_losses
+from rolecall.workloads.rnn_lm.remote import logit_columns, token_losses
 
 M = TypeVar("M", bound=nn.Module)
 P = ParamSpec("P")

@@ -1,0 +1,153 @@
+"""Gradients of single rows, on the servers: the mean over the trainers, and optimizer steps on these rows alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's convention
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
+
+_BLOCK_BYTES = 1 << 17
+"""The size of a block of rows, several of which fit into a core's L2 cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradient:
+    """The gradient of some rows of a weight."""
+
+    rows: Tensor
+    """[n] int64 row numbers."""
+    values: Tensor
+    """[n, dim] their gradients; with `offsets` [b, dim], the gradient of each row in a bag."""
+    offsets: Tensor | None = None
+    """[b] The index in `rows` at which each bag begins, as of torch's `EmbeddingBag`."""
+
+    def to(self, device: torch.device) -> "RowGradient":
+        """The same gradient on a device."""
+        offsets = None if self.offsets is None else self.offsets.to(device)
+        return RowGradient(self.rows.to(device), self.values.to(device), offsets)
+
+
+def sum_rows(gradients: Sequence[RowGradient]) -> RowGradient:
+    """The sum of gradients of the same weight, with each row once, in ascending order."""
+    first, *others = gradients
+    if not others and first.offsets is None and bool((first.rows[1:] > first.rows[:-1]).all()):
+        return first
+    sources, begin = list[Tensor](), 0
+    for one in gradients:  # Each row's index in all values.
+        sources.append(_bags(one) + begin)
+        begin += len(one.values)
+    rows, order, starts = sort_distinct(torch.cat([one.rows for one in gradients]))
+    values = torch.cat([one.values for one in gradients])
+    return RowGradient(rows, sum_groups(values, torch.cat(sources)[order], starts))
+
+
+def _bags(gradient: RowGradient) -> Tensor:
+    """The index [n] in `values` for each row."""
+    rows, offsets = gradient.rows, gradient.offsets
+    if offsets is None:
+        return torch.arange(len(rows), device=rows.device)
+    sizes = torch.diff(offsets, append=offsets.new_tensor([len(rows)]))
+    return torch.repeat_interleave(torch.arange(len(offsets), device=rows.device), sizes)
+
+
+def sort_distinct(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct numbers [d] of numbers [n], ascending; the order [n] that sorts the numbers; and the index [d] in
+    this order at which each distinct number begins."""
+    ascending, order = numbers.sort(stable=True)
+    first = torch.ones_like(ascending, dtype=torch.bool)
+    torch.ne(ascending[1:], ascending[:-1], out=first[1:])
+    starts = first.nonzero().squeeze(1)
+    return ascending[starts], order, starts
+
+
+def sum_groups(values: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+    """The sums [d, dim] of the values [m, dim] of each group; group `i` is `order[starts[i]:starts[i + 1]]`."""
+    if len(starts) == 0:
+        return values.new_zeros(0, *values.shape[1:])
+    # Several times faster than index_add_ and the backward pass of an embedding.
+    return F.embedding_bag(order, values, starts, mode="sum")
+
+
+def steps_on_rows(optimizer: Optimizer) -> bool:
+    """True if a step of the optimizer changes nothing in rows whose gradient is 0, so that it accepts sparse
+    gradients."""
+    return all(_steps_on_rows(optimizer, group) for group in optimizer.param_groups)
+
+
+def _steps_on_rows(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    match optimizer:
+        case SGD():
+            return group["momentum"] == 0 and group["weight_decay"] == 0
+        case Adagrad():
+            return group["weight_decay"] == 0
+        case _:
+            return isinstance(optimizer, SparseAdam)
+
+
+@torch.no_grad()
+def step(optimizer: Optimizer) -> None:
+    """As `optimizer.step()`, but several times faster for Adagrad and SparseAdam with coalesced sparse gradients.
+
+    Torch's own steps create tensors of all rows of the gradient for each operation. These go through the rows in blocks
+    that stay in the cache. The optimizer keeps its state, so that checkpoints are the same.
+    """
+    update = _UPDATES.get(type(optimizer))
+    weights = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+    if update is None or not all(one.grad.is_sparse for one in weights):
+        optimizer.step()
+        return
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            if weight.grad is not None:
+                update(weight, optimizer.state[weight], group)
+
+
+def _step_adagrad(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    """Duchi, Hazan and Singer, 2011; as `torch.optim.Adagrad`."""
+    state["step"] += 1
+    rate = group["lr"] / (1 + (float(state["step"]) - 1) * group["lr_decay"])
+    for gradient, work, rows, squares in _blocks(weight, state["sum"]):
+        squares.addcmul_(gradient, gradient)
+        rows.addcdiv_(gradient, torch.sqrt(squares, out=work).add_(group["eps"]), value=-rate)
+
+
+def _step_sparse_adam(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
+    """Kingma and Ba, 2015, with moments only of the rows that a batch uses; as `torch.optim.SparseAdam`."""
+    if not state:
+        state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+    state["step"] += 1
+    beta1, beta2 = group["betas"]
+    corrections = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+    rate = group["lr"] * corrections[1] ** 0.5 / corrections[0]
+    for gradient, work, rows, means, squares in _blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
+        means.lerp_(gradient, 1 - beta1)
+        squares.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        rows.addcdiv_(means, torch.sqrt(squares, out=work).add_(group["eps"]), value=-rate)
+
+
+_UPDATES: dict[type[Optimizer], Callable[[Tensor, dict[str, Any], dict[str, Any]], None]] = {
+    Adagrad: _step_adagrad,
+    SparseAdam: _step_sparse_adam,
+}
+
+
+def _blocks(weight: Tensor, *state: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """For each block of the gradient's rows: its gradient, working memory of the same size, and copies of the rows of
+    `weight` and `state`, which are written back after the block."""
+    assert weight.grad is not None
+    sparse = weight.grad
+    (all_rows,), values, tensors = sparse._indices(), sparse._values(), (weight, *state)
+    size = len(all_rows)
+    if weight.device.type == "cpu":
+        size = max(1, _BLOCK_BYTES // max(1, weight[:1].nbytes))
+    copies = [weight.new_empty(min(size, len(all_rows)), *weight.shape[1:]) for _ in range(len(tensors) + 1)]
+    for numbers, gradient in zip(all_rows.split(size or 1), values.split(size or 1), strict=True):
+        work, *blocks = (copy[: len(numbers)] for copy in copies)
+        for tensor, block in zip(tensors, blocks, strict=True):
+            torch.index_select(tensor, 0, numbers, out=block)
+        yield gradient, work, *blocks
+        for tensor, block in zip(tensors, blocks, strict=True):
+            tensor.index_copy_(0, numbers, block)
