@@ -138,7 +138,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     def __init__(self, context: WorkerContext[P]) -> None:
         super().__init__(context, EpochPosition())
         self._checkpoint_pending = False
-        self._batches: Lookahead[Batch] | None = None
+        self._lookahead: Lookahead[Batch] | None = None
 
     @property
     def step(self) -> int:
@@ -172,8 +172,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def prepare_next(self) -> None:
         """Get the next batch of the epoch ahead; `train_step` can call this where it would wait."""
-        if self._batches is not None:
-            self._batches.prepare()
+        if self._lookahead is not None:
+            self._lookahead.prepare()
 
     def step_metrics(self) -> Mapping[str, float | torch.Tensor]:
         """Further metrics of the last step by name, for its report; by default none."""
@@ -224,8 +224,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _train_epoch(self) -> bool:
         """Train on the rest of the current epoch. Returns False after a stop request."""
-        self._batches = Lookahead(self.batches(self.position.epoch, self.position.step - self.position.epoch_start))
-        for batch in self.context.timeline.steps(self._batches, first=self.position.step + 1):
+        self._lookahead = Lookahead(self.batches(self.position.epoch, self.position.step - self.position.epoch_start))
+        for batch in self.context.timeline.steps(self._lookahead, first=self.position.step + 1):
             self._run_step(batch)
             decision = self._agreement.after(self.position.step, self._local_decision)
             due = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)

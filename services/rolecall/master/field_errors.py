@@ -138,7 +138,7 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     choices = _choices(schema, owner.schema)
     rules = [choice["propertyNames"] for choice in choices if "propertyNames" in choice]
     rules += [{"type": "string", "pattern": one} for choice in choices for one in choice.get("patternProperties", ())]
-    rule = _resolved(schema, next(iter(rules), {}))
+    rule = _resolved(schema, rules[0] if rules else Schema())
     if "enum" in rule:
         return unknown(field, "name", key, rule["enum"])
     return problem(field, str(error["msg"]), key, legal(schema, rule))

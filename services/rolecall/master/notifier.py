@@ -103,10 +103,13 @@ class Notifier:
         secret = secret_of(self.signing_key, one.owner)
         headers = signed_headers(secret, f"msg_{one.job}_{one.id}", self.clock.now(), body)
         headers |= {"Host": url.netloc.decode("ascii"), "User-Agent": "Rolecall"}
-        options = {"extensions": {"sni_hostname": url.host}, "headers": headers, "content": body}
+        # The certificate is checked for the name, and the connection goes to the address that was checked.
+        extensions = {"sni_hostname": url.host}
         async with (
             httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False) as client,
-            client.stream("POST", url.copy_with(host=address), **options) as answer,
+            client.stream(
+                "POST", url.copy_with(host=address), headers=headers, content=body, extensions=extensions
+            ) as answer,
         ):
             if not answer.is_success:
                 raise Undelivered(f"the answer was {answer.status_code}")

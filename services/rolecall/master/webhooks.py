@@ -26,7 +26,7 @@ MAX_TRIES = len(_DELAYS_S) + 1
 _REASON_CHARS = 1000
 
 
-def url_problem(url: str, hosts: Collection[str]) -> str | None:
+def url_problem(url: str, hosts: Collection[str]) -> str | None:  # noqa: PLR0911 - a reason each
     """The reason why the master does not send to `url`, or None. `hosts` are the allowed ones."""
     if not hosts:
         return "this master sends no webhooks: its operator has allowed no hosts (ROLECALL_WEBHOOK_HOSTS)"

@@ -95,6 +95,7 @@ def test_bfloat16_hidden_states(whole_precision: str, precision: str, tolerance:
     exact = hidden.to(whole.weight.dtype).requires_grad_()
     expected = F.cross_entropy(whole(exact), targets, reduction="none")
     expected.sum().backward()
+    shares = torch.empty(0)
     with torch.no_grad():
         for _ in range(2):  # The second call uses the memory of the first.
             terms = torch.stack([shard.loss_and_gradient_terms(hidden, targets, 0) for shard in shards])
