@@ -4,12 +4,14 @@ import ast
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.conftest import Cluster
 
 from rolecall.cli.exits import Exit
+from rolecall.master.api.error_handlers import PROBLEM_TYPES
 from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings
 from rolecall.spec.job import JobRequest
 
@@ -23,6 +25,21 @@ def test_readme_example(example: str, cluster: Cluster) -> None:
     done = subprocess.run(["bash", "-c", example], cwd=ROOT, env=cluster.environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_example_of_the_python_client(cluster: Cluster, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/api.md").read_text(), re.DOTALL)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=cluster.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "succeeded" in done.stdout
+    assert (tmp_path / "loss.svg").read_text().startswith("<svg")
+
+
+def test_every_type_of_problem_is_documented() -> None:
+    table = re.findall(r"^\| `(urn:[a-z:-]+)` \|", (ROOT / "docs/api.md").read_text(), re.MULTILINE)
+    assert sorted(table) == PROBLEM_TYPES
 
 
 def test_readme_lists_the_exit_codes() -> None:

@@ -160,8 +160,7 @@ class MasterSettings(_Settings):
     webhook_hosts: Annotated[
         tuple[str, ...], NoDecode, BeforeValidator(_names), Field(validation_alias="ROLECALL_WEBHOOK_HOSTS")
     ] = ()
-    """Comma-separated hosts to which jobs may send webhooks, such as `hooks.example.com,*.example.org:8443`; none by
-    default."""
+    """Comma-separated hosts that may get webhooks, such as `hooks.example.com,*.example.org:8443`; none by default."""
     webhook_networks: Annotated[
         tuple[IPvAnyNetwork, ...],
         NoDecode,

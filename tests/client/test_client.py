@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import httpx
 import pytest
 
 from rolecall.client import Client, Unreachable
+from rolecall.client import client as client_module
 from rolecall.client.connection import Connection
 
 
@@ -49,3 +51,9 @@ def test_an_unreadable_response_is_a_one_line_error(answer: Any) -> None:
     ):
         client.nodes()
     assert "\n" not in str(caught.value)
+
+
+def test_a_comment_in_a_stream_is_not_an_event() -> None:
+    stream = b"id: 7\ndata: one\n\n: nothing new\n\nevent: end\ndata: over\n\n"
+    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=stream)
+    assert [event.data for event in client_module._sent(answer)] == ["one", "over"]  # pyright: ignore[reportPrivateUsage]

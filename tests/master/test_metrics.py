@@ -63,7 +63,7 @@ async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
         assert sum(found["rolecall_slots"].values()) == 1
         assert sum(found["rolecall_slots_free"].values()) == 0
         loops = {dict(labels)["loop"]: idle_s for labels, idle_s in found["rolecall_loop_idle_seconds"].items()}
-        assert loops.keys() == {"reconciler", "placer", "cleaner", "verifier"}
+        assert loops.keys() == {"reconciler", "placer", "cleaner", "notifier", "verifier"}
         assert max(loops.values()) < 60
     assert asked
     assert not [statement for statement in asked if "params" in statement]

@@ -45,7 +45,8 @@ HOSTS = ("hooks.example.com", "*.example.org", "other.example:8443")
         ("https://[::1/", "not a URL"),
         ("https://hooks.example.com/\r\nX: y", "printable ASCII"),
         ("https://hooks.example.com/" + "a" * 2000, "up to 2000"),
-        ("https://hooks.example.com\\@evil.com/", "not allowed"),
+        ("https://hooks.example.com\\@evil.com/", "printable ASCII"),
+        ("https://hooks.example.com%2f.evil.example/", "not an http or https URL with a host name"),
         ("", "not an http or https URL"),
     ],
 )

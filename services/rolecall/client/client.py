@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import httpx
 from httpx_sse import EventSource, ServerSentEvent
 from pydantic import BaseModel
 
@@ -106,7 +107,7 @@ class Client(Transport):
         """The events of the job as they happen, until it ends. Raises `Unreachable` if the stream breaks off."""
         path, headers = f"/jobs/{segment(job)}/events", {"Last-Event-ID": str(after)}
         with self.stream(path, {"follow": "true"}, _SILENCE_S, headers) as answer:
-            for event in EventSource(answer).iter_sse():
+            for event in _sent(answer):
                 if event.event == "end":
                     return
                 yield Event.model_validate_json(event.data, extra="ignore")
@@ -192,7 +193,7 @@ class Client(Transport):
         path, query = f"/jobs/{segment(job)}/logs", query | {"follow": "true"}
         headers = {"Last-Event-ID": last_id} if last_id else {}
         with self.stream(path, query, _SILENCE_S, headers) as answer:
-            yield EventSource(answer).iter_sse()
+            yield _sent(answer)
 
     def download(self, job: str, name: str, to: Path) -> None:
         """Write an artifact to `to`, which appears only when it is complete."""
@@ -213,6 +214,11 @@ class Client(Transport):
             raise ConfigurationError(f"can't write {to}: {error.strerror}") from None
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _sent(answer: httpx.Response) -> Iterator[ServerSentEvent]:
+    """The events of a stream. The library also returns one without data for a comment after an id."""
+    return (event for event in EventSource(answer).iter_sse() if event.data)
 
 
 def _body(request: JobRequest | Mapping[str, Any] | bytes) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
+from httpx_sse import SSEError
 from pydantic import BaseModel, ValidationError
 
 from rolecall import __version__
@@ -106,6 +107,10 @@ class Transport:
             raise ConfigurationError(f"{self.url} is not a URL: {error}") from None
         except httpx.UnsupportedProtocol:
             raise ConfigurationError(f"{self.url} is not an HTTP URL; write http://HOST:PORT") from None
+        except SSEError:
+            raise Unreachable(
+                f"{self.url} answers without a stream of events; is it a Rolecall master, and of this version?"
+            ) from None
         except httpx.TransportError as error:
             if why := explain(error, self.url, self._trust):
                 raise Unreachable(f"no master answers at {self.url}: {why}") from None

@@ -136,9 +136,10 @@ def _explain_key(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
     key = str(error["loc"][-2])
     field = ".".join((*prefix, *map(str, owner.path), key))
     choices = _choices(schema, owner.schema)
-    rules = [choice["propertyNames"] for choice in choices if "propertyNames" in choice]
-    rules += [{"type": "string", "pattern": one} for choice in choices for one in choice.get("patternProperties", ())]
-    rule = _resolved(schema, rules[0] if rules else Schema())
+    rules: list[Schema] = [choice["propertyNames"] for choice in choices if "propertyNames" in choice]
+    patterns = (name for choice in choices for name in cast(Schema, choice.get("patternProperties", {})))
+    rules += [{"type": "string", "pattern": pattern} for pattern in patterns]
+    rule = _resolved(schema, rules[0]) if rules else dict[str, Any]()
     if "enum" in rule:
         return unknown(field, "name", key, rule["enum"])
     return problem(field, str(error["msg"]), key, legal(schema, rule))

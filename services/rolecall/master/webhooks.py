@@ -26,7 +26,7 @@ MAX_TRIES = len(_DELAYS_S) + 1
 _REASON_CHARS = 1000
 
 
-def url_problem(url: str, hosts: Collection[str]) -> str | None:  # noqa: PLR0911 - a reason each
+def url_problem(url: str, hosts: Collection[str]) -> str | None:
     """The reason why the master does not send to `url`, or None. `hosts` are the allowed ones."""
     if not hosts:
         return "this master sends no webhooks: its operator has allowed no hosts (ROLECALL_WEBHOOK_HOSTS)"
@@ -37,12 +37,11 @@ def url_problem(url: str, hosts: Collection[str]) -> str | None:  # noqa: PLR091
         port = parts.port
     except ValueError:
         return "it is not a URL"
-    if parts.scheme not in _PORTS or not parts.hostname:
-        return "it is not an http or https URL with a host"
-    if not _HOST.fullmatch(parts.hostname):
-        return "its host is not a name or an IPv4 address"  # Other parsers may see another host.
     if parts.username is not None or parts.fragment:
         return "it has user information or a fragment, which is not supported"
+    # Other parsers may see another host in a URL with other characters.
+    if parts.scheme not in _PORTS or not parts.hostname or not _HOST.fullmatch(parts.hostname):
+        return "it is not an http or https URL with a host name or an IPv4 address"
     own = f"{parts.hostname}:{port}" if port and port != _PORTS[parts.scheme] else parts.hostname
     return None if any(_matches(own, host) for host in hosts) else f"the host {own} is not allowed"
 

@@ -132,7 +132,7 @@ async def start_profile(job: str, request: ProfileRequest, master: Running) -> P
 @internal_router.put(
     "/attempts/{attempt}/ranks/{rank}/inspections/{number}", status_code=204, summary="Answer an inspection"
 )
-async def answer(  # noqa: PLR0917 - the framework passes by name
+async def put_answer(  # noqa: PLR0917 - the framework passes by name
     job: str,
     attempt: Annotated[int, Path(ge=1, le=MAX_INTEGER)],
     rank: Annotated[int, Path(ge=0, le=MAX_INTEGER)],
