@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from rolecall.kit.parameter_server.rows import sort_distinct, sum_groups
+from rolecall.runtime.context import span
 
 
 class Reply(Protocol):
@@ -53,7 +54,8 @@ def expand(wanted: DistinctRows, request: Callable[[int, Tensor], Reply]) -> Ten
     its optimizer counts the step.
     """
     replies = [request(shard, rows) for shard, rows in enumerate(wanted.rows)]
-    parts = [reply.wait() for reply in replies]
+    with span("look-up", "communication"):
+        parts = [reply.wait() for reply in replies]
     vectors = parts[0] if len(parts) == 1 else torch.cat(parts)
     return _Expanded.apply(vectors, wanted)
 

@@ -41,7 +41,11 @@ async def overview_part(request: Request, caller: Caller, state: JobState | None
 
 
 @router.get("/ui/submit")
-async def submit(request: Request, caller: Caller) -> Response:
+async def submit(
+    request: Request,
+    caller: Caller,
+    clone: Annotated[str, Query(max_length=200)] = "",
+) -> Response:
     """The form for a new job. Its fields come from the workload's JSON schema, in the browser."""
     workloads = await Api(request).get("/workloads", WorkloadList)
     may_submit = not caller.scopes.isdisjoint({Scope.SUBMIT, Scope.ADMIN})
