@@ -29,12 +29,14 @@ import gymnasium
 from model import load
 
 policy, environment = load("."), gymnasium.make("CartPole-v1")
-observation, _ = environment.reset(seed=1)
-total, ended = 0.0, False
-while not ended:
-    observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))
-    total, ended = total + reward, terminated or truncated
-print(total)
+total = 0.0
+for episode in range(20):
+    observation, _ = environment.reset(seed=episode)
+    ended = False
+    while not ended:
+        observation, reward, terminated, truncated, _ = environment.step(policy.act(observation))
+        total, ended = total + reward, terminated or truncated
+print(total / 20)
 """
 
 
