@@ -239,7 +239,8 @@ async def fail_unreadable(connection: AsyncConnection, job: str, reason: str, no
 
 async def change(connection: AsyncConnection, job: str, **values: Any) -> None:
     """Change the name or the priority of a job, regardless of its state."""
-    await connection.execute(update(jobs).where(jobs.c.id == job).values(values))
+    if values:  # A change of labels alone has none.
+        await connection.execute(update(jobs).where(jobs.c.id == job).values(values))
 
 
 async def set_reason(connection: AsyncConnection, job: JobSummary, reason: str | None) -> None:
