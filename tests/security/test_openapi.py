@@ -147,7 +147,7 @@ def token_for(case: schemathesis.Case, signing_key: str) -> str:
     names = case.path_parameters
     if not case.path.startswith("/internal/"):
         return TOKEN
-    if case.path.endswith(("/streams/{kind}", "/nodes")) or "/nodes/" in case.path:
+    if case.path.endswith(("/streams/{kind}", "/inspections/{number}", "/nodes")) or "/nodes/" in case.path:
         return NODE_TOKEN
     attempt = names.get("attempt", 1)
     return attempt_token(signing_key, str(names.get("job")), attempt if isinstance(attempt, int) else 1)
