@@ -106,6 +106,8 @@ async def test_a_job_is_changed_by_its_owner_or_an_admin(client: Client) -> None
     assert changed["labels"] == {"example.com/stage": "a", "run": "2"}
     again = await client.user("PATCH", f"/jobs/{job}", json={"name": None, "labels": {"run": "2"}, "priority": 7})
     assert again.json()["name"] == ""
+    unchanged = await client.user("PATCH", f"/jobs/{job}", json={"priority": 7, "labels": {}})
+    assert unchanged.json() == again.json()
     cleared = await client.call(alice, "PATCH", f"/jobs/{job}", json={"labels": None, "priority": None})
     assert (cleared.json()["labels"], cleared.json()["priority"]) == ({}, 0)
     check_problem(await client.call(bob, "PATCH", f"/jobs/{job}", json={}), 404)
