@@ -54,7 +54,8 @@ def test_a_failed_job_is_shown_with_its_reason_and_the_others_run(cluster: Clust
     assert heading.split() == ["DATA.TRAIN", "STATE", "SECONDS", "SAMPLES/S", "VALIDATION_AUC", "REASON"]
     assert failed.split()[:6] == [str(nowhere), "2", "failed", "-", "-", "-"]
     assert failed.count(f"{nowhere} does not exist") == 2
-    newest = cluster.client.get("/jobs?limit=4").raise_for_status().json()["jobs"]
+    listed = cluster.client.get("/jobs?limit=4").raise_for_status().json()["jobs"]
+    newest = [cluster.client.get(f"/jobs/{job['id']}").raise_for_status().json() for job in listed]
     assert [job["state"] for job in newest] == ["succeeded", "failed"] * 2, "the rounds alternate"
     aucs = [job["result"]["validation_auc"] for job in newest if job["state"] == "succeeded"]
     path, count, state, seconds, *_, auc, _, deviation = succeeded.split()

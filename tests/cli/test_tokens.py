@@ -15,7 +15,8 @@ from tests.conftest import TOKEN
 from typer.testing import CliRunner
 
 from rolecall.cli.app import app
-from rolecall.cli.exits import CommandError
+from rolecall.cli.exits import CommandError, exit_code
+from rolecall.client import ClientError
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -32,8 +33,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
     def run(*arguments: str, token: str = TOKEN, given: str = "") -> tuple[int, str, str]:
         done = CliRunner().invoke(app, arguments, input=given, env={"ROLECALL_URL": url, "ROLECALL_TOKEN": token})
-        if isinstance(done.exception, CommandError):
-            return done.exception.code, done.stdout, str(done.exception)
+        if isinstance(done.exception, CommandError | ClientError):
+            return exit_code(done.exception), done.stdout, str(done.exception)
         return done.exit_code, done.stdout, done.stderr
 
     with subprocess.Popen(command, env=os.environ | own, stderr=subprocess.DEVNULL) as master:
