@@ -10,8 +10,10 @@ from rolecall.kit.parameter_server.initialization import (
     ShardSpec,
     Uniform,
     initial_rows,
+    standard_normal,
 )
 
+SIZES = [(5, 3), (16, 1), (17, 3), (65, 1000), (4096, 16)]
 ROWS = BLOCK_ROWS + 4_465
 
 
@@ -34,3 +36,10 @@ def test_the_first_values_are_distributed_as_asked() -> None:
     assert float(normal.std()) == pytest.approx(0.5, rel=0.01)
     assert float(normal.mean()) == pytest.approx(0.0, abs=0.01)
     assert not torch.equal(normal, initial_rows(whole, 3, Normal(seed=3, std=0.5), torch.float64))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_normal_values_are_torchs(size: tuple[int, int]) -> None:
+    found = standard_normal(size, torch.Generator().manual_seed(4))
+    expected = torch.randn(size, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)

@@ -1,8 +1,9 @@
 """Sharded weights on parameter servers.
 
-`initialization`: rows and initial values of each shard. `shard`: the servers' side; `serve` is their `run`. `remote`:
-the trainers' side. `bags`: embedding bags, pooled on the servers. `protocols`: application of gradients. `loop`: the
-trainers' loop.
+`initialization`: rows and initial values of each shard. `shard`: the servers' side; `serve` is their `run`. `rows`:
+gradients of rows on the servers, and optimizer steps on these rows. `remote`: the trainers' side. `lookup`: the
+distinct rows of a look-up, and their gradients. `bags`: embedding bags, pooled on the servers. `protocols`: application
+of gradients. `loop`: the trainers' loop.
 """
 
 from rolecall.kit.parameter_server.bags import (
@@ -12,7 +13,14 @@ from rolecall.kit.parameter_server.bags import (
     bag_sizes,
     require_bags,
 )
-from rolecall.kit.parameter_server.initialization import EmbeddingShard, Normal, ShardSpec, Uniform, initial_rows
+from rolecall.kit.parameter_server.initialization import (
+    EmbeddingShard,
+    Normal,
+    ShardSpec,
+    Uniform,
+    initial_rows,
+    standard_normal,
+)
 from rolecall.kit.parameter_server.loop import ShardedTrainingLoop, make_local
 from rolecall.kit.parameter_server.protocols import (
     ProtocolsInTurn,
@@ -59,4 +67,5 @@ __all__ = [
     "serve",
     "sharded_embedding",
     "share_shards",
+    "standard_normal",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rolecall.kit.builders import build, shorten_error
 from rolecall.kit.optimizers import sparse_optimizer
-from rolecall.kit.parameter_server import ShardedModule, sharded_embedding
+from rolecall.kit.parameter_server import ShardedModule, sharded_embedding, standard_normal
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
 from rolecall.kit.tables.columns import PADDING
@@ -146,4 +146,4 @@ class TableInitializer:
 
     def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) % 2**63)
-        return torch.randn(size, generator=generator, dtype=torch.float64).mul_(self.std)
+        return standard_normal(size, generator).mul_(self.std)
