@@ -56,6 +56,10 @@ def make_table(context: WorkerContext[Params], rows: int) -> Table:
         table = sharded_table(params, rows, servers)
         return Table(make_shards([table], trainers, synchronous=params.protocol == "sync"))
     modules = tuple(_remote_module(params, ShardSpec(index, servers, rows)) for index in range(servers))
+    for module in modules:
+        # Waits until the module exists. If another server drops its reference before that, torch forgets the module,
+        # and calls wait for it forever.
+        module.remote_parameters()
     references = _Modules([module.get_module_rref() for module in modules])
     # Each trainer's DistributedOptimizer updates the weights. The servers' own never steps, and must need no memory.
     unused = OptimizerChoice(torch.optim.SGD, {})
