@@ -133,14 +133,17 @@ class PooledEmbedding(nn.Module):
 
 
 def sums_are_smaller(ids: Tensor, offsets: Tensor, distinct: int, *, servers: int, vector_bytes: int) -> bool:
-    """True if the sums of bags, their gradients, all ids and offsets are fewer bytes than `distinct` vectors are."""
+    """True if pooling on the servers sends fewer bytes than sending `distinct` vectors and their gradients.
+
+    Both look-ups and gradients contain ids, and offsets if the servers pool.
+    """
     if (bag_sizes(ids, offsets) <= 1).all():  # Without several ids in a bag, there are as many sums as ids.
         return False
     bags, owners = _bags_of(ids, offsets), ids % servers
     # A server sends a sum for each bag with ids of its own.
     sums = sum(len(torch.unique_consecutive(bags[owners == server])) for server in range(servers))
-    sum_bytes = len(ids) * ids.itemsize + sums * (offsets.itemsize + 2 * vector_bytes)
-    return sum_bytes < distinct * (ids.itemsize + 2 * vector_bytes)
+    sum_bytes = 2 * (len(ids) * ids.itemsize + sums * (offsets.itemsize + vector_bytes))
+    return sum_bytes < 2 * distinct * (ids.itemsize + vector_bytes)
 
 
 def _bags_of(ids: Tensor, offsets: Tensor) -> Tensor:
