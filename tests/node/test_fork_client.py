@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.node.harness import PLAYS, gone, launch
+from tests.node.harness import PLAYS, ROOT, gone, launch
 
 from rolecall.node.fork_client import COMMAND, ForkClient, ForkServerDied
 from rolecall.spec.fork import Exited, Forked, ForkRequest
@@ -27,10 +27,11 @@ def test_code_in_the_folder_where_a_node_was_started_is_not_run(tmp_path: Path) 
 
 
 @pytest.mark.slow
-async def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path) -> None:
+async def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # There it finds what its workers play.
     client = ForkClient(PLAYS)
     running = asyncio.create_task(client.run())
-    await client.wait_ready()
+    await asyncio.wait_for(client.wait_ready(), 60)
     assert client.pid is not None
     server, client.timeout_s = client.pid, 0.2
     os.kill(server, signal.SIGSTOP)
