@@ -1,6 +1,6 @@
 """The recorded phases of the workers' recent steps, and the requests to running workers. Values only."""
 
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -10,7 +10,6 @@ from rolecall.spec.model import Value
 Category = Literal["data", "compute", "communication", "wait", "checkpoint"]
 """What a phase spends its time on: reading input; arithmetic; transfers and calls; idling until a peer is done;
 writing checkpoints."""
-CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 MAX_SPANS = 6000
 """The spans that a worker keeps, about 100 bytes each when sent."""
