@@ -74,7 +74,8 @@ class Notifier:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._send(one, pool)
-        except (Undelivered, TimeoutError, httpx.HTTPError) as error:
+        # `ValueError` and `InvalidURL`: a URL that another parser rejects must not stop the other notifications.
+        except (Undelivered, TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             why = str(error) if isinstance(error, Undelivered) else type(error).__name__
             again = next_try(tries, self.clock.now())
             message = f"webhook to {shown} failed ({why}) in try {tries}" + ("" if again else ", the last one")
@@ -104,7 +105,7 @@ class Notifier:
         headers = signed_headers(secret, f"msg_{one.job}_{one.id}", self.clock.now(), body)
         headers |= {"Host": url.netloc.decode("ascii"), "User-Agent": "Rolecall"}
         # The certificate is checked for the name, and the connection goes to the address that was checked.
-        extensions = {"sni_hostname": url.host}
+        extensions = {"sni_hostname": _host(url)}
         async with (
             httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False) as client,
             client.stream(
@@ -120,7 +121,7 @@ class Notifier:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.run_in_executor(
-                pool, lambda: socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
+                pool, lambda: socket.getaddrinfo(_host(url), port, type=socket.SOCK_STREAM)
             )
         except OSError as error:
             raise Undelivered(f"its name can't be resolved: {error.strerror}") from None
@@ -129,3 +130,8 @@ class Notifier:
         if problem := next(filter(None, (address_problem(one, self.networks) for one in addresses)), None):
             raise Undelivered(problem)
         return addresses[0]
+
+
+def _host(url: httpx.URL) -> str:
+    # Not `url.host`, which decodes international names, and raises for some.
+    return url.raw_host.decode("ascii")
