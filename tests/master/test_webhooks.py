@@ -193,7 +193,12 @@ async def test_a_webhook_to_a_private_address_or_another_host_is_not_sent(tmp_pa
 
 async def test_notifications_of_one_owner_do_not_delay_others(tmp_path: Path) -> None:
     # Hosts that the resolver and the HTTP client reject each with an error of their own.
-    bad = ("https://a..example.org/", "https://xn--a.example.org/", "https://hooks.example.com/", "http://b.example.org")
+    bad = (
+        "https://a..example.org/",
+        "https://xn--a.example.org/",
+        "https://hooks.example.com/",
+        "http://b.example.org",
+    )
     async with still_master(tmp_path, webhook_hosts=HOSTS) as master:
         now = master.clock.now()
         async with master.database.write() as connection:
