@@ -174,7 +174,10 @@ class _Follower:
         if self._position.attempt != attempt:
             self._position = Position(attempt)
         self._members = await _members(self._master, job, attempt, choice)
-        self._lines = {one.rank: Lines(self._position.offsets.get(one.rank, 0)) for one in self._members}
+        # A client's position can have other ranks, and each event repeats it.
+        given = self._position.offsets
+        self._position = Position(attempt, {one.rank: given[one.rank] for one in self._members if one.rank in given})
+        self._lines = {one.rank: Lines(given.get(one.rank, 0)) for one in self._members}
 
     async def has_all(self) -> bool:
         """Return whether all output of the workers has arrived."""
