@@ -36,7 +36,7 @@ from rolecall.spec.token import attempt_token
 from rolecall.spec.wire import Desired, DesiredWorker
 from rolecall.spec.workload import Params, RoleCount, Workload
 
-_NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For plain HTTP, which needs none: a new client reads the system's in 0.04 s."""
 TOKEN, NODE_TOKEN, METRICS_TOKEN = "user-token-of-the-tests", "node-token-of-the-tests", "metrics-token-of-the-tests"
 
@@ -148,7 +148,7 @@ class ManualClock(Clock):
 
 @asynccontextmanager
 async def serving(
-    settings: MasterSettings, verify: ssl.SSLContext = _NO_AUTHORITIES, clock: Clock | None = None
+    settings: MasterSettings, verify: ssl.SSLContext = NO_AUTHORITIES, clock: Clock | None = None
 ) -> AsyncIterator["Client"]:
     """A master that serves until the block ends; its whole state is in `settings.data`.
 

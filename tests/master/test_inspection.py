@@ -5,8 +5,12 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from rolecall.master.inspections import Inspections
+from rolecall.master.store.records import WorkerRecord
 from rolecall.spec.access import Scope
+from rolecall.spec.errors import LimitReached
 from rolecall.spec.inspection import Answer, Inspection, ThreadStack
+from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 from rolecall.spec.timeline import Span, Step, Window
 from rolecall.spec.wire import DesiredWorker
@@ -127,6 +131,23 @@ async def test_a_worker_without_an_answer_is_listed(client: Client) -> None:
     assert not client.master.inspections.pending
     where = f"/jobs/{job}/attempts/1/ranks/{worker.launch.worker.rank}/inspections/77"
     assert (await client.internal("PUT", where, content=b"late")).status_code == 204
+
+
+async def test_jobs_of_one_owner_leave_inspections_to_others() -> None:
+    inspections = Inspections(lambda *_: None, timeout_s=0.2)
+    times: dict[str, Any] = dict.fromkeys(("pid", "exit_code", "failure", "spawned_at", "joined_at"))
+
+    async def ask(owner: str, number: int) -> Any:
+        job, state = f"{owner}-{number}", WorkerState.RUNNING
+        member = WorkerRecord(
+            job=job, attempt=1, rank=0, role=Role.TRAINER, role_rank=0, node="n", state=state, **times
+        )
+        return await inspections.ask("stacks", owner, [member])
+
+    calls = [ask("mallory", number) for number in range(6)] + [ask("alice", 0)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [isinstance(one, LimitReached) for one in outcomes]
+    assert refused == [False] * 4 + [True] * 2 + [False]
 
 
 async def test_an_ended_worker_leaves_its_last_window(client: Client) -> None:

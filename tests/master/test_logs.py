@@ -50,6 +50,17 @@ async def test_a_progress_bar_and_a_long_line_are_shown_before_they_end(client: 
     ]
 
 
+async def test_a_position_has_the_workers_of_the_attempt_only(client: Client) -> None:
+    # Each event repeats it: with thousands of ranks in a header, a block of empty lines became gigabytes of events.
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b"a\n" + b"\n" * 20_000 + b"b\n")
+    strange = ",".join(f"{rank}=0" for rank in range(1, 5000))
+    before = psutil.Process().memory_info().rss
+    first, *_ = await followed(client, job, until="[trainer-0] a", last_id=f"1;0=0,{strange}")
+    assert first.id == "1;0=2"
+    assert psutil.Process().memory_info().rss - before < 100 << 20
+
+
 @pytest.mark.slow
 async def test_following_a_log_of_empty_lines_does_not_hold_up_the_master(client: Client) -> None:
     node, job, worker = await running(client)

@@ -21,6 +21,7 @@ from rolecall.master.store import (
     artifacts,
     attempts,
     checkpoints,
+    events,
     idempotency,
     jobs,
     listing,
@@ -93,6 +94,18 @@ async def place_and_fail(database: Database) -> None:
 async def _placed(connection: AsyncConnection) -> None:
     job = await jobs.add(connection, spec(), NOW)
     await attempts.begin(connection, job, PLAN, None, NOW)
+
+
+async def test_a_job_keeps_a_bounded_number_of_events(database: Database) -> None:
+    # Users cause them: each change of a label is one, and all of them are part of a document.
+    async with database.write() as connection:
+        await jobs.add(connection, spec(), NOW, "admin")
+        await events.add_once(connection, "toy-1", 1, [events.WorkerEvent("1/0:0", NOW, "of a worker")])
+        for number in range(events.MAX_EVENTS + 200):
+            await events.add(connection, "toy-1", NOW, "change", f"change {number}")
+        kept = await events.of_job(connection, "toy-1")
+    assert events.MAX_EVENTS < len(kept) < events.MAX_EVENTS + 100
+    assert (kept[0].message, kept[-1].message) == ("of a worker", f"change {events.MAX_EVENTS + 199}")
 
 
 async def test_migrations_make_the_tables_of_the_schema(database: Database) -> None:

@@ -45,6 +45,13 @@ async def test_browsers_without_a_session_are_sent_to_the_log_in_and_back(client
         assert 'name="next" value="/"' in (await client.http.get("/ui/login", params={"next": hostile})).text
 
 
+async def test_malformed_headers_of_browsers_are_no_defects(client: Client) -> None:
+    part = await client.http.get("/ui/overview", headers={"HX-Request": "true", "HX-Current-URL": "http://["})
+    assert part.headers["hx-redirect"] == "/ui/login?next=/ui/overview"
+    refused = await client.http.post("/ui/login", data={"token": TOKEN}, headers={"Origin": "http://["})
+    assert refused.status_code == 403
+
+
 async def test_a_session_opens_pages_and_the_api_until_the_log_out(client: Client) -> None:
     session = await session_of(client)
     for path in (*PAGES, "/docs"):
@@ -131,3 +138,17 @@ async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Pat
 async def test_jobs_that_do_not_exist_are_not_compared(client: Client, query: str) -> None:
     answer = await client.http.get(f"/ui/compare{query}", headers=await session_of(client))
     assert answer.status_code == {0: 200, 1: 404}.get(query.count("job="), 422)
+
+
+async def test_addresses_of_pages_reach_no_other_routes(client: Client) -> None:
+    session = await session_of(client)
+    job = (await client.submit(roles=ONE_TRAINER))["id"]
+    # A page keeps the whole answer in memory: a followed log never ends, and an artifact can be larger than the memory.
+    others = (f"{job}/logs?follow=true", f"{job}/artifacts/model.pt", f"{job}?", f"{job}#x", f"./{job}", "../nodes")
+    for given in (*others, "..", ".", "%2e%2e", "\n", "\x7f", "@host:99999/"):
+        answer = await client.http.get("/ui/compare", params={"job": given}, headers=session)
+        assert answer.status_code == 404, given
+    for path in ("/ui/jobs/%2e%2e", "/ui/jobs/%2e%2e/status", f"/ui/jobs/{job}%3F", f"/ui/jobs/{job}%23/status"):
+        assert (await client.http.get(path, headers=session)).status_code == 404, path
+    assert (await client.http.get("/ui/compare?job=", headers=session)).status_code == 404
+    assert (await client.http.get(f"/ui/compare?job={job}", headers=session)).status_code == 200

@@ -16,11 +16,14 @@ from typing import Any
 
 import pytest
 
+from rolecall.master.store import jobs, notifications
 from rolecall.master.webhooks import MAX_TRIES, address_problem, next_try, url_problem
 from rolecall.spec.access import Scope
+from rolecall.spec.job import JobSpec
+from rolecall.spec.state import JobState
 from rolecall.spec.webhook import only_host
 
-from .harness import Client, ManualClock, make_token, on_master
+from .harness import Client, ManualClock, make_token, on_master, still_master
 from .test_api import check_problem
 from .test_store import NOW
 
@@ -49,6 +52,7 @@ HOSTS = ("hooks.example.com", "*.example.org", "other.example:8443")
         ("https://hooks.example.com/" + "a" * 2000, "up to 2000"),
         ("https://hooks.example.com\\@evil.com/", "printable ASCII"),
         ("https://hooks.example.com%2f.evil.example/", "not an http or https URL with a host name"),
+        ("https://.example.org/", "not an http or https URL with a host name"),
         ("https://a..example.org/", "not an http or https URL with a host name"),
         (f"https://{'a' * 64}.example.org/", "not an http or https URL with a host name"),
         ("", "not an http or https URL"),
@@ -80,6 +84,8 @@ def test_only_allowed_hosts_are_accepted(url: str, said: str | None) -> None:
         "::ffff:10.0.0.1",
         "64:ff9b::a00:1",
         "2002:a00:1::",
+        "192.0.0.192",
+        "168.63.129.16",
     ],
 )
 def test_addresses_that_are_not_public_are_refused(address: str) -> None:
@@ -205,3 +211,27 @@ async def test_a_name_server_that_hangs_does_not_delay_the_exit(
         begin = time.monotonic()
     answered.set()
     assert time.monotonic() - begin < 10
+
+
+async def test_notifications_of_one_owner_do_not_delay_others(tmp_path: Path) -> None:
+    # Hosts that the resolver and the HTTP client reject each with an error of their own.
+    bad = (
+        "https://a..example.org/",
+        "https://xn--a.example.org/",
+        "https://hooks.example.com/",
+        "http://b.example.org",
+    )
+    async with still_master(tmp_path, webhook_hosts=HOSTS) as master:
+        now = master.clock.now()
+        async with master.database.write() as connection:
+            for number, (url, owner) in enumerate(zip(bad, ("mallory", "mallory", "mallory", "bob"), strict=True)):
+                spec = JobSpec(id=f"toy-{number}", workload="toy", notify=url)
+                await jobs.add(connection, spec, now, owner)
+                await notifications.add(connection, spec.id, JobState.CANCELLED, now)
+        async with master.database.read() as connection:
+            due = await notifications.due(connection, now, 2)
+        assert [one.job for one in due] == ["toy-0", "toy-3"]
+        await master.notifier.deliver()
+        async with master.database.read() as connection:
+            tries = (await connection.exec_driver_sql("SELECT tries FROM notifications")).scalars().all()
+        assert tries == [1] * len(bad)

@@ -20,6 +20,8 @@ _TOTAL_BYTES = 64 << 20
 """The maximum size of all answers to a request. The workers of a large gang get equal shares."""
 _MAX_ACTIVE = 8
 """The maximum number of requests at a time. Callers with the same request share one."""
+_MAX_OF_OWNER = 4
+"""The same for the jobs of one owner, whose workers may never answer."""
 _TIMEOUT_S = ANSWER_S + 3.0
 """The time for a request: the worker's, and that of two calls of its node."""
 _UNREACHED = f"no answer of its node within {_TIMEOUT_S:g} s"
@@ -41,6 +43,7 @@ class _Request:
     """A request to some workers of an attempt."""
 
     kind: Kind
+    owner: str
     inspection: Inspection
     missing: set[WorkerKey]
     complete: asyncio.Event
@@ -54,12 +57,16 @@ class Inspections:
     def __init__(self, notify: Callable[..., None], timeout_s: float = _TIMEOUT_S) -> None:
         self.pending: dict[WorkerKey, Inspection] = {}
         """The requests that nodes have to pass on, by job, attempt and rank."""
+        self.rendering = asyncio.Lock()
+        """Held while a thread renders a timeline: each can take long, and nodes need the threads too."""
         self._notify = notify
         self._timeout_s = timeout_s
         self._requests: dict[tuple[str, int], _Request] = {}
 
-    async def ask(self, kind: Kind, members: Sequence[WorkerRecord], steps: int = 1) -> Mapping[int, Reply]:
-        """Ask running workers of one attempt, and return their replies by rank: bounded in time, and one for each.
+    async def ask(self, kind: Kind, owner: str, members: Sequence[WorkerRecord], steps: int = 1) -> Mapping[int, Reply]:
+        """Ask running workers of one attempt of a job of `owner`.
+
+        Returns their replies by rank: bounded in time, and one for each.
 
         Callers that ask the same at a time share a request. Raises `LimitReached` if there are too many, and `Conflict`
         for a second profile.
@@ -72,7 +79,7 @@ class Inspections:
             if other.kind == kind:
                 raise Conflict(f"another request begins a profile of job {key[0]} at the moment; try again")
             await asyncio.shield(other.outcome)
-        request = other or self._begin(kind, members, steps)
+        request = other or self._begin(kind, owner, members, steps)
         # A caller that disconnects must not cancel the request of others.
         return await asyncio.shield(request.outcome)
 
@@ -91,16 +98,18 @@ class Inspections:
                 if not request.missing:
                     request.complete.set()
 
-    def _begin(self, kind: Kind, members: Sequence[WorkerRecord], steps: int) -> _Request:
+    def _begin(self, kind: Kind, owner: str, members: Sequence[WorkerRecord], steps: int) -> _Request:
         if len(self._requests) >= _MAX_ACTIVE:
             raise LimitReached(f"the master handles {_MAX_ACTIVE} inspections already; try again in some seconds")
+        if sum(one.owner == owner for one in self._requests.values()) >= _MAX_OF_OWNER:
+            raise LimitReached(f"{_MAX_OF_OWNER} jobs of {owner} are inspected already; try again in some seconds")
         key = (members[0].job, members[0].attempt)
         size = max(1, min(ANSWER_BYTES, _TOTAL_BYTES // len(members)))
         inspection = Inspection(id=secrets.randbits(48) + 1, kind=kind, max_bytes=size, steps=steps)
         missing = {(*key, member.rank) for member in members}
         complete, replies = asyncio.Event(), dict[int, Reply]()
         outcome = asyncio.create_task(self._await(key, complete), name="inspection")
-        request = self._requests[key] = _Request(kind, inspection, missing, complete, replies, outcome)
+        request = self._requests[key] = _Request(kind, owner, inspection, missing, complete, replies, outcome)
         self.pending.update(dict.fromkeys(missing, inspection))
         self._notify(*{member.node for member in members})
         return request

@@ -71,7 +71,8 @@ class Notifier:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._send(one)
-        except (Undelivered, TimeoutError, httpx.HTTPError) as error:
+        # `ValueError` and `InvalidURL`: a URL that another parser rejects must not stop the other notifications.
+        except (Undelivered, TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             why = str(error) if isinstance(error, Undelivered) else type(error).__name__
             again = next_try(tries, self.clock.now())
             message = f"webhook to {shown} failed ({why}) in try {tries}" + ("" if again else ", the last one")
@@ -101,7 +102,7 @@ class Notifier:
         headers = signed_headers(secret, f"msg_{one.job}_{one.id}", self.clock.now(), body)
         headers |= {"Host": url.netloc.decode("ascii"), "User-Agent": "Rolecall"}
         # The certificate is checked for the name, and the connection goes to the address that was checked.
-        extensions = {"sni_hostname": url.host}
+        extensions = {"sni_hostname": _host(url)}
         async with (
             httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False, follow_redirects=False) as client,
             client.stream(
@@ -116,7 +117,7 @@ async def _resolve(url: httpx.URL, networks: tuple[str, ...]) -> str:
     """The checked address of the URL's host."""
     port = urlsplit(str(url)).port or (443 if url.scheme == "https" else 80)
     try:
-        found = await run_in_daemon_thread(socket.getaddrinfo, url.host, port, type=socket.SOCK_STREAM)
+        found = await run_in_daemon_thread(socket.getaddrinfo, _host(url), port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise Undelivered(f"its name can't be resolved: {error.strerror}") from None
     addresses = [str(one[4][0]) for one in found]
@@ -124,3 +125,8 @@ async def _resolve(url: httpx.URL, networks: tuple[str, ...]) -> str:
     if problem := next(filter(None, (address_problem(one, networks) for one in addresses)), None):
         raise Undelivered(problem)
     return addresses[0]
+
+
+def _host(url: httpx.URL) -> str:
+    # Not `url.host`, which decodes international names, and raises for some.
+    return url.raw_host.decode("ascii")

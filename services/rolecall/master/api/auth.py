@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import Depends, FastAPI, HTTPException
 from fastapi.requests import HTTPConnection
@@ -118,7 +117,8 @@ def is_same_origin(headers: Headers) -> bool:
     """
     if (site := headers.get("sec-fetch-site")) is not None:
         return site == "same-origin"
-    return urlsplit(headers.get("origin", "")).netloc == headers.get("host")
+    host = headers.get("host", "")
+    return bool(host) and headers.get("origin") in {f"http://{host}", f"https://{host}"}
 
 
 def _opened_job(master: Master, path: str, given: str) -> str:

@@ -131,12 +131,20 @@ async def _answer_unauthorized(scope: Scope, receive: Receive, send: Send, found
 async def _answer_login(scope: Scope, receive: Receive, send: Send, found: Admission) -> None:
     """Send a browser to the page where it logs in, and back to this one afterwards."""
     request = Request(scope)
-    here = urlsplit(request.headers.get("hx-current-url", "")).path or request.url.path
+    here = _path_of(request.headers.get("hx-current-url", "")) or request.url.path
     url = f"{LOGIN}?next={quote(here)}"
     # A part of a page, which htmx loads, must not show the log-in.
     is_part = "hx-request" in request.headers
     response = Response(headers={"HX-Redirect": url}) if is_part else RedirectResponse(url, 303)
     await response(scope, receive, send)
+
+
+def _path_of(url: str) -> str:
+    """The path of a URL; empty if it is none."""
+    try:
+        return urlsplit(url).path
+    except ValueError:
+        return ""
 
 
 async def _answer_other_site(scope: Scope, receive: Receive, send: Send) -> None:

@@ -70,7 +70,7 @@ async def show_timeline(
     record, members = await _members(master, job, attempt)
     live = record.state.holds_slots and members[0].attempt == record.attempt
     asked = {member.rank: member for member in members if live and not member.state.ended}
-    replies = await master.inspections.ask("timeline", list(asked.values()))
+    replies = await master.inspections.ask("timeline", record.owner, list(asked.values()))
     chosen = steps or (_SVG_STEPS if format == "svg" else None)
     machines = await _machines(master, members)
 
@@ -89,7 +89,8 @@ async def show_timeline(
         return document.model_dump_json().encode(), "application/json"
 
     # In a thread, because thousands of spans take long.
-    body, kind = await asyncio.to_thread(render)
+    async with master.inspections.rendering:
+        body, kind = await asyncio.to_thread(render)
     return Response(body, media_type=kind)
 
 
@@ -100,8 +101,8 @@ async def show_stacks(job: str, master: Running) -> StacksDocument:
     A worker answers also while it waits for another one. Those that don't answer in time, for example because they are
     stopped, are listed with the reason.
     """
-    members = await _running(master, job)
-    replies = await master.inspections.ask("stacks", members)
+    owner, members = await _running(master, job)
+    replies = await master.inspections.ask("stacks", owner, members)
     found, missing = _sort_out(members, replies, _stacks)
     return StacksDocument(job=job, attempt=members[0].attempt, workers=found, silent=missing)
 
@@ -113,10 +114,11 @@ async def start_profile(job: str, request: ProfileRequest, master: Running) -> P
     The response lists the workers that record, and the artifact that each stores when its steps are over. An event of
     the job tells that it is stored.
     """
-    members = [member for member in await _running(master, job) if _is_chosen(member, request)]
+    owner, members = await _running(master, job)
+    members = [member for member in members if _is_chosen(member, request)]
     if not members:
         raise NotFound(f"job {job} has no running worker of this role and rank")
-    replies = await master.inspections.ask("profile", members, request.steps)
+    replies = await master.inspections.ask("profile", owner, members, request.steps)
     found, missing = _sort_out(members, replies, _profiled)
     return ProfileDocument(job=job, attempt=members[0].attempt, workers=found, silent=missing)
 
@@ -163,13 +165,16 @@ async def _members(master: Master, job: str, attempt: int | None) -> tuple[jobs.
     return record, members
 
 
-async def _running(master: Master, job: str) -> list[WorkerRecord]:
-    """The workers of a job's current attempt that have not ended. Raises `Conflict` if there are none."""
+async def _running(master: Master, job: str) -> tuple[str, list[WorkerRecord]]:
+    """The owner of a job and the workers of its current attempt that have not ended.
+
+    Raises `Conflict` if there are none.
+    """
     record, members = await _members(master, job, None)
     running = [member for member in members if not member.state.ended]
     if not record.state.holds_slots or not running:
         raise Conflict(f"job {job} has no running workers: it is {record.state}")
-    return running
+    return record.owner, running
 
 
 async def _machines(master: Master, members: list[WorkerRecord]) -> dict[str, str]:

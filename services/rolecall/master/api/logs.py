@@ -90,17 +90,18 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
             await _members(master, job, number, choice)  # 404 instead of a broken stream if it doesn't exist
         if tail is not None and position.attempt is None and (number := attempt or record.attempt):
             members = await _members(master, job, number, choice)
-            position = Position(number, await asyncio.to_thread(_starts, master, members, tail))
+            position = Position(number, await _starts(master, members, tail))
         events = _follow(master, job, choice, attempt, position)
         return StreamingResponse(events, media_type="text/event-stream")
     members = await _members(master, job, attempt or record.attempt, choice)
-    starts = {} if tail is None else await asyncio.to_thread(_starts, master, members, tail)
+    starts = {} if tail is None else await _starts(master, members, tail)
     return StreamingResponse(_whole(master, members, starts), media_type="text/plain; charset=utf-8")
 
 
-def _starts(master: Master, members: list[WorkerRecord], tail: int) -> dict[int, int]:
+async def _starts(master: Master, members: list[WorkerRecord], tail: int) -> dict[int, int]:
     """The offset at which the last `tail` lines of each worker's log begin, by rank."""
-    return {one.rank: master.streams.tail_start(log_key(one), tail) for one in members}
+    # One call for each, so that nodes don't wait for a thread until all logs of a large gang are read.
+    return {one.rank: await asyncio.to_thread(master.streams.tail_start, log_key(one), tail) for one in members}
 
 
 async def _whole(master: Master, members: list[WorkerRecord], starts: dict[int, int]) -> AsyncIterator[bytes]:
@@ -173,7 +174,10 @@ class _Follower:
         if self._position.attempt != attempt:
             self._position = Position(attempt)
         self._members = await _members(self._master, job, attempt, choice)
-        self._lines = {one.rank: Lines(self._position.offsets.get(one.rank, 0)) for one in self._members}
+        # A client's position can have other ranks, and each event repeats it.
+        given = self._position.offsets
+        self._position = Position(attempt, {one.rank: given[one.rank] for one in self._members if one.rank in given})
+        self._lines = {one.rank: Lines(given.get(one.rank, 0)) for one in self._members}
 
     async def has_all(self) -> bool:
         """Return whether all output of the workers has arrived."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from rolecall.master.store.events import trim
 from rolecall.master.store.schema import artifacts, checkpoints, events, idempotency, jobs
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.state import JobState
@@ -97,6 +98,4 @@ async def trim_events(connection: AsyncConnection, keep: int) -> None:
     own = events.c.origin.is_(None)
     crowded = select(events.c.job).where(own).group_by(events.c.job).having(func.count() > keep)
     for job in list(await connection.scalars(crowded)):
-        newest = select(events.c.id).where(events.c.job == job, own).order_by(events.c.id.desc())
-        oldest_kept = await connection.scalar(newest.offset(keep - 1).limit(1))
-        await connection.execute(delete(events).where(events.c.job == job, own, events.c.id < oldest_kept))
+        await trim(connection, job, keep)

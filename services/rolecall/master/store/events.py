@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import EventRecord, read
@@ -12,6 +12,8 @@ from rolecall.master.store.schema import events
 
 MAX_EVENTS = 1000
 """The maximum number of events of a job from the master, and of those from its workers."""
+_TRIM_EVERY = 64
+"""The excess of events from the master that is kept for a while, so that not every new one costs a deletion."""
 
 
 class WorkerEvent(NamedTuple):
@@ -26,9 +28,20 @@ class WorkerEvent(NamedTuple):
 async def add(
     connection: AsyncConnection, job: str, at: datetime, kind: str, message: str, *, attempt: int | None = None
 ) -> None:
-    await connection.execute(
-        insert(events).values(job=job, at=at, attempt=attempt, kind=str(kind), message=_text(message))
-    )
+    """Store an event from the master. A job keeps about the newest `MAX_EVENTS`, because users can cause any number."""
+    values = {"job": job, "at": at, "attempt": attempt, "kind": str(kind), "message": _text(message)}
+    (id,) = (await connection.execute(insert(events).values(values))).inserted_primary_key or (0,)
+    if id % _TRIM_EVERY == 0:
+        await trim(connection, job, MAX_EVENTS)
+
+
+async def trim(connection: AsyncConnection, job: str, keep: int) -> None:
+    """Delete all but the newest `keep` events of a job that the master itself stored."""
+    own = (events.c.job == job, events.c.origin.is_(None))
+    newest = select(events.c.id).where(*own).order_by(events.c.id.desc())
+    oldest_kept = await connection.scalar(newest.offset(keep - 1).limit(1))
+    if oldest_kept is not None:
+        await connection.execute(delete(events).where(*own, events.c.id < oldest_kept))
 
 
 async def add_once(connection: AsyncConnection, job: str, attempt: int, reported: Sequence[WorkerEvent]) -> bool:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from sqlalchemy import delete, insert, literal, select, update
+from sqlalchemy import delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.records import NotificationRecord, member, read, readable
@@ -19,9 +19,14 @@ async def add(connection: AsyncConnection, job: str, state: JobState, now: datet
 
 
 async def due(connection: AsyncConnection, now: datetime, limit: int) -> list[NotificationRecord]:
-    """Up to `limit` notifications to deliver now."""
+    """Up to `limit` notifications to deliver now: the first of each owner, then the second ones, and so on.
+
+    So the receivers of one owner, which may not answer, don't delay the notifications of others.
+    """
+    age = (notifications.c.next_at, notifications.c.id)
+    turn = func.row_number().over(partition_by=jobs.c.owner, order_by=age)
     query = select(notifications, jobs.c.notify, jobs.c.owner).join(jobs, jobs.c.id == notifications.c.job)
-    query = query.where(notifications.c.next_at <= now).order_by(notifications.c.next_at, notifications.c.id)
+    query = query.where(notifications.c.next_at <= now).order_by(turn, *age)
     rows = await connection.execute(query.limit(limit))
     return list(
         readable(rows, lambda row: read(NotificationRecord, row, state=member(JobState, row, "state")), "notification")

@@ -47,7 +47,7 @@ async def submit(
     clone: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
     """The form for a new job. Its fields come from the workload's JSON schema, in the browser."""
-    workloads = await Api(request).get("/workloads", WorkloadList)
+    workloads = await Api(request).get(WorkloadList, "workloads")
     may_submit = not caller.scopes.isdisjoint({Scope.SUBMIT, Scope.ADMIN})
     return render(request, "submit.html", caller=caller, workloads=workloads.workloads, may_submit=may_submit)
 
@@ -68,8 +68,8 @@ async def compare(
 ) -> Response:
     """The curves of several jobs in one chart, and the parameters in which they differ."""
     api = Api(request)
-    jobs = [await api.get(f"/jobs/{one}", JobDocument) for one in dict.fromkeys(job or ())]
-    recent = await api.get("/jobs", JobPage, {"limit": _JOBS})
+    jobs = [await api.get(JobDocument, "jobs", one) for one in dict.fromkeys(job or ())]
+    recent = await api.get(JobPage, "jobs", query={"limit": _JOBS})
     return render(
         request,
         "compare.html",
@@ -106,8 +106,8 @@ async def show_api_error(request: Request, error: Exception) -> Response:
 
 async def _overview(request: Request, template: str, caller: Caller, state: JobState | None) -> Response:
     api = Api(request)
-    nodes = await api.get("/nodes", NodeList)
-    jobs = await api.get("/jobs", JobPage, {"limit": _JOBS} | ({"state": state.value} if state else {}))
+    nodes = await api.get(NodeList, "nodes")
+    jobs = await api.get(JobPage, "jobs", query={"limit": _JOBS} | ({"state": state.value} if state else {}))
     return render(
         request,
         template,
@@ -122,7 +122,7 @@ async def _overview(request: Request, template: str, caller: Caller, state: JobS
 
 async def _job(request: Request, template: str, job: str, caller: Caller) -> Response:
     api = Api(request)
-    document = await api.get(f"/jobs/{job}", JobDocument)
+    document = await api.get(JobDocument, "jobs", job)
     return render(
         request,
         template,
@@ -130,16 +130,16 @@ async def _job(request: Request, template: str, job: str, caller: Caller) -> Res
         job=document,
         may_control=caller.controls(document.owner),
         workload=await _workload(api, document.workload),
-        events=(await api.get(f"/jobs/{job}/events", EventList)).events[::-1],
-        checkpoints=(await api.get(f"/jobs/{job}/checkpoints", CheckpointList)).checkpoints,
-        artifacts=(await api.get(f"/jobs/{job}/artifacts", ArtifactList)).artifacts,
+        events=(await api.get(EventList, "jobs", job, "events")).events[::-1],
+        checkpoints=(await api.get(CheckpointList, "jobs", job, "checkpoints")).checkpoints,
+        artifacts=(await api.get(ArtifactList, "jobs", job, "artifacts")).artifacts,
     )
 
 
 async def _workload(api: Api, name: str) -> WorkloadDocument | None:
     """The workload, or None if its package is no longer installed."""
     try:
-        return await api.get(f"/workloads/{name}", WorkloadDocument)
+        return await api.get(WorkloadDocument, "workloads", name)
     except ApiError as error:
         if error.status != 404:
             raise
