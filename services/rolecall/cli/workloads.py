@@ -16,7 +16,7 @@ from rolecall.spec.api import WorkloadDocument
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="[NAME]", help="Show this workload's roles and parameters.", autocompletion=workload_names),
+    typer.Argument(metavar="NAME", help="Show this workload's roles and parameters.", autocompletion=workload_names),
 ]
 Example = Annotated[bool, typer.Option("--example", help="Print a job that runs, for `rolecall submit -`.")]
 Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the parameters.")]
