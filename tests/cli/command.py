@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 from tests.master.harness import TOKEN, Client
 from typer.testing import CliRunner
@@ -23,7 +22,7 @@ class Done:
 
 def run(*arguments: str, given: str = "", **environment: str) -> Done:
     """Run the command."""
-    done = CliRunner().invoke(app, arguments, input=given, env=environment)
+    done = CliRunner().invoke(app, arguments, input=given, env=environment, prog_name="rolecall")
     if isinstance(done.exception, CommandError | ClientError):
         return Done(exit_code(done.exception), done.stdout, f"{done.stderr}rolecall: {done.exception}\n")
     if done.exception is not None and not isinstance(done.exception, SystemExit):
@@ -31,7 +30,7 @@ def run(*arguments: str, given: str = "", **environment: str) -> Done:
     return Done(done.exit_code, done.stdout, done.stderr)
 
 
-async def run_at(master: Client, *arguments: str, **given: Any) -> Done:
+async def run_at(master: Client, *arguments: str, **given: str) -> Done:
     """Run the command with this master, while it serves."""
     connection = {"ROLECALL_URL": str(master.http.base_url), "ROLECALL_TOKEN": TOKEN}
     return await asyncio.to_thread(lambda: run(*arguments, **connection, **given))

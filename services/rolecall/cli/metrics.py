@@ -69,7 +69,7 @@ def lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple
     found: list[tuple[str, str, list[tuple[float, float]]]] = []
     for name in names:
         chart = curves(rows, name, name)
-        steps = [step for step in chart.x_values if not isinstance(step, str)]
+        steps = [float(step) for step in chart.x_values]
         found += [(name, line.label, [(steps[point.x], point.y) for point in line.points]) for line in chart.series]
     return found
 

@@ -28,8 +28,8 @@ _MAX_CURVES = 3
 _MIN_HEIGHT, _MAX_HEIGHT = 3, 9
 _FURNITURE = 5
 """The lines around the curves."""
-_LAST = ("samples_per_s", "seconds_left")
-"""The speed is the curve of the least interest."""
+_FIRST = ("loss", "validation_", "episode_return", "running_return")
+"""The beginnings of the names that are drawn by default, in this order; the speed is drawn only on request."""
 Names = Annotated[
     list[str] | None,
     typer.Option("--metric", metavar="NAME", help="Draw this metric; can be repeated. By default loss and scores."),
@@ -98,7 +98,7 @@ def _chosen(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
         # A score appears later than the loss.
         return [name for name in names if name in metric_names(rows)] or (chosen_metrics(rows, names) if rows else [])
     known = metric_names(rows)
-    return sorted(known, key=lambda name: (name in _LAST, known.index(name)))[:_MAX_CURVES]
+    return [name for first in _FIRST for name in known if name.startswith(first)][:_MAX_CURVES]
 
 
 def _curves(terminal: Terminal, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[RenderableType]:

@@ -21,12 +21,13 @@ def differences(jobs: Sequence[JobDocument]) -> list[Row]:
     """The fields of request and result in which the jobs differ."""
     found: defaultdict[str, list[str | None]] = defaultdict(lambda: [None] * len(jobs))
     for place, job in enumerate(jobs):
-        fields = {
+        fields: dict[str, Any] = {
             "workload": job.workload,
             "roles": {role.value: count for role, count in job.roles.items()},
             "params": job.params,
-            "result": job.result or {},
         }
+        if job.result:
+            fields["result"] = job.result
         for name, value in leaves(fields):
             found[name][place] = value
     return [Row(name, values) for name, values in found.items() if len(set(values)) > 1]
