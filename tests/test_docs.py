@@ -1,15 +1,20 @@
 """Examples in the documentation are executed, and its statements are compared with the code."""
 
 import ast
+import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.conftest import Cluster
+from typer.testing import CliRunner
 
+from rolecall import __version__
+from rolecall.cli.app import app
 from rolecall.cli.exits import Exit
 from rolecall.master.api.error_handlers import PROBLEM_TYPES
 from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings
@@ -25,6 +30,39 @@ def test_readme_example(example: str, cluster: Cluster) -> None:
     done = subprocess.run(["bash", "-c", example], cwd=ROOT, env=cluster.environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def _blocks(page: Path) -> list[str]:
+    """The blocks of code in a document."""
+    return re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def _commands() -> list[tuple[str, str]]:
+    """The lines of code in the documents that run `rolecall`, with their documents."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    lines = [(page.name, line) for page in pages for block in _blocks(page) for line in block.splitlines()]
+    return [(name, line) for name, text in lines if (line := text.removeprefix("$ ")).startswith("rolecall ")]
+
+
+def test_every_command_in_the_documents_is_valid() -> None:
+    found = _commands()
+    assert len(found) > 40
+    for page, line in found:
+        words = itertools.takewhile(lambda word: word not in {"|", ">", "&"}, shlex.split(line, comments=True))
+        # Unknown commands and options are errors before the help is shown.
+        done = CliRunner().invoke(app, [*list(words)[1:], "--help"])
+        assert done.exit_code == 0, f"{page}: {line}: {done.stderr}"
+
+
+def test_the_commands_of_the_readme_are_found_in_a_new_shell() -> None:
+    block = next(block for block in _blocks(ROOT / "README.md") if "rolecall submit" in block)
+    first, *commands = block.splitlines()
+    assert first == "source .venv/bin/activate"
+    assert all(command.startswith("rolecall ") for command in commands)
+    script = f"source {sys.prefix}/bin/activate; command -v rolecall; rolecall --version"
+    new = {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script], env=new, capture_output=True, text=True, check=False)
+    assert done.stdout.split()[1:] == [__version__], done.stderr
 
 
 def test_the_example_of_the_python_client(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Changes to a job: `--set PATH=VALUE,…`."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.job_file import parse_job, parse_setting, single_value, with_value
+from rolecall.cli.job_file import changed_job, parse_job, parse_setting, read_job, single_value, with_value
 
 JOB = {
     "workload": "w",
@@ -99,3 +100,40 @@ def test_what_is_no_job_is_refused(body: bytes) -> None:
     with pytest.raises(CommandError, match=r"^job\.json is not ") as caught:
         parse_job("job.json", body)
     assert caught.value.code is Exit.USAGE
+
+
+def test_yaml_has_the_values_of_json(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "workload: w  # a comment\nparams: {lr: 1e-3, eps: .5, steps: 10, model: no, day: 2026-01-01, big: .inf}\n"
+        'roles:\n  stage: 2\nname: "7"\ndeadline_s:\nlist: &l [true, ~]\nagain: *l\n'
+    )
+    params = {"lr": 0.001, "eps": 0.5, "steps": 10, "model": "no", "day": "2026-01-01", "big": ".inf"}
+    rest = {"roles": {"stage": 2}, "name": "7", "deadline_s": None, "list": [True, None], "again": [True, None]}
+    assert json.loads(read_job(str(file))) == {"workload": "w", "params": params, **rest}
+    changed = json.loads(changed_job(str(file), ["params.lr=1"]))
+    assert (changed["params"]["lr"], changed["name"]) == (1, "7")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\na: 2", "line 2, column 1: 'a' is given twice"),
+        ("1: 2", "'1' must be text; write it in quotes"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("a: !!binary abcd", "binary is not valid"),
+        ("a: !!int b", "invalid literal"),
+        ("a: &x [*x]", "recursive"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: 1\n---\nb: 2", "expected a single document"),
+        ("a: [1,", "line 1"),
+        ("a: \0", "unacceptable character"),
+    ],
+)
+def test_other_yaml_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yml"
+    file.write_text(text)
+    with pytest.raises(CommandError, match=f"job.yml is not valid YAML: .*{said}") as caught:
+        read_job(str(file))
+    assert caught.value.code is Exit.USAGE
+    assert "\n" not in str(caught.value)

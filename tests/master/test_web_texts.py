@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rolecall.master.web import format as texts
-from rolecall.master.web.view import Row, cluster_view, differences
+from rolecall.master.web.view import cluster_view
+from rolecall.spec.comparison import Row, differences
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
 from rolecall.spec.role import Role

@@ -9,13 +9,17 @@ from rolecall import __version__
 from rolecall.cli.actions import cancel, pause, resume, retry
 from rolecall.cli.artifacts import artifacts
 from rolecall.cli.audit import audit
+from rolecall.cli.checkpoints import checkpoints
+from rolecall.cli.compare import compare
 from rolecall.cli.deletion import delete, prune
 from rolecall.cli.doctor import doctor
+from rolecall.cli.events import events
 from rolecall.cli.exits import CommandError, exit_code
 from rolecall.cli.inspect import profile, stacks, timeline
 from rolecall.cli.jobs import jobs
 from rolecall.cli.local import local
 from rolecall.cli.logs import logs
+from rolecall.cli.metrics import metrics
 from rolecall.cli.nodes import nodes
 from rolecall.cli.output import err
 from rolecall.cli.schedule import schedule
@@ -23,6 +27,8 @@ from rolecall.cli.show import show
 from rolecall.cli.submit import submit
 from rolecall.cli.sweep import sweep
 from rolecall.cli.tokens import tokens
+from rolecall.cli.top import top
+from rolecall.cli.watch import watch
 from rolecall.cli.workloads import workloads
 from rolecall.client import ClientError
 
@@ -40,8 +46,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_JOBS = (submit, sweep, jobs, show, logs, timeline, stacks, profile, cancel, pause, resume, retry, delete, prune)
-for command in (local, *_JOBS, nodes, doctor, workloads, schedule, artifacts, audit):
+_LOOK = (jobs, show, watch, logs, events, metrics, checkpoints, artifacts, compare, timeline, stacks, profile)
+_STEER = (cancel, pause, resume, retry, delete, prune)
+for command in (local, submit, sweep, *_LOOK, *_STEER, top, nodes, doctor, workloads, schedule, audit):
     app.command()(command)
 app.add_typer(tokens)
 

@@ -8,7 +8,7 @@ import typer
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Download this artifact.")]
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Download this artifact.")]
 To = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file; by default NAME.")]
 
 

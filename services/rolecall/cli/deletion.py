@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import age, out, print_json, print_table, size
@@ -25,7 +26,11 @@ class Ended(StrEnum):
     CANCELLED = JobState.CANCELLED.value
 
 
-JobIds = Annotated[list[str], typer.Argument(metavar="ID…", help="Ids of the jobs, from `rolecall jobs`.")]
+JobIds = Annotated[
+    list[str],
+    typer.Argument(metavar="ID…", help="Ids of the jobs, from `rolecall jobs`.", autocompletion=job_ids),
+]
+DeletedJson = Annotated[bool, typer.Option("--json", help="Print the ids of the deleted jobs as JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Cancel jobs that have not ended, then delete them.")]
 OlderThan = Annotated[
     str, typer.Option("--older-than", metavar="AGE", help="Minimum time since the end of the job: 30d, 12h, 90m, 2w.")
@@ -35,12 +40,15 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 
-def delete(jobs: JobIds, force: Force = False, url: Url = None, token: Token = None) -> None:
+def delete(jobs: JobIds, force: Force = False, json: DeletedJson = False, url: Url = None, token: Token = None) -> None:
     """Delete jobs with their logs, checkpoints and artifacts."""
     with connect(url, token) as client:
         for job in jobs:
             client.delete(job, force=force)
-            out.print(f"job {escape(job)} is deleted")
+            if not json:
+                out.print(f"job {escape(job)} is deleted")
+    if json:
+        print_json({"deleted": jobs})
 
 
 def prune(  # noqa: PLR0917 - the command line is the signature
@@ -70,17 +78,17 @@ def prune(  # noqa: PLR0917 - the command line is the signature
             out.print(f"deleted {_summary(done)}")
 
 
-def parse_age(text: str) -> timedelta:
+def parse_age(text: str, option: str = "--older-than") -> timedelta:
     """`30d`, `12h`, `90m`, `45s` or `2w` as a duration."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     try:
-        return timedelta(**{_UNITS[found[2]]: float(found[1])}) if found else _refuse(text)
+        return timedelta(**{_UNITS[found[2]]: float(found[1])}) if found else _refuse(text, option)
     except OverflowError:
-        return _refuse(text)
+        return _refuse(text, option)
 
 
-def _refuse(text: str) -> timedelta:
-    raise CommandError(Exit.USAGE, f"--older-than {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w")
+def _refuse(text: str, option: str) -> timedelta:
+    raise CommandError(Exit.USAGE, f"{option} {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w")
 
 
 def _show(found: PruneSummary) -> None:

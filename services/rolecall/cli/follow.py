@@ -26,20 +26,32 @@ _T = TypeVar("_T")
 Show = Callable[[JobDocument], None]
 
 
-def follow(client: Client, job: str, *, as_json: bool) -> Exit:
-    """Show the job's progress until it ends; Ctrl-C leaves it running."""
+def follow(client: Client, job: str, *, as_json: bool, quiet: bool = False) -> Exit:
+    """Show the job's progress until it ends, or with `quiet` only its outcome. Ctrl-C leaves it running."""
     try:
-        document, raw = follow_to_end(client, job)
+        document, raw = wait_for_end(client, job) if quiet else follow_to_end(client, job)
     except KeyboardInterrupt:
         err.print(f"job {job} continues; to follow it again: rolecall show {job} --follow")
         return Exit.INTERRUPTED
     if as_json:
         print_json(raw)
     else:
-        for line in (document.reason or "").splitlines()[1:]:
-            err.print(f"[dim]{escape(line)}[/]")
-        out.print(escape(outcome(document)))
+        print_outcome(document)
     return EXITS[document.state]
+
+
+def print_outcome(document: JobDocument) -> None:
+    """The outcome of an ended job as one line on stdout, and the further lines of its reason on stderr."""
+    for line in (document.reason or "").splitlines()[1:]:
+        err.print(f"[dim]{escape(line)}[/]")
+    out.print(escape(outcome(document)))
+
+
+def wait_for_end(client: Client, job: str) -> tuple[JobDocument, Any]:
+    """The last document of the job, parsed and as raw JSON."""
+    while not (document := retry_while_unavailable(lambda: client.job(job))).state.ended:
+        time.sleep(POLL_S)
+    return document, client.raw
 
 
 def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:

@@ -22,12 +22,15 @@ Form = Annotated[
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")]
 Steps = Annotated[int | None, typer.Option("--steps", min=1, max=64, help="The newest steps only.")]
 
+PathJson = Annotated[bool, typer.Option("--json", help="Print the name of the file as JSON.")]
+
 
 def timeline(  # noqa: PLR0917 - the command line is the signature
     job: JobId,
     form: Form = "trace",
     output: Output = None,
     steps: Steps = None,
+    json: PathJson = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
@@ -35,7 +38,7 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
     path = output or Path(f"{Path(job).name}.{_SUFFIXES[form]}")
     with connect(url, token) as client:
         client.save_timeline(job, {"format": form} | ({} if steps is None else {"steps": steps}), path)
-    out.print(str(path))
+    print_json({"format": form, "path": str(path)}) if json else out.print(str(path))
 
 
 def stacks(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:

@@ -1,4 +1,4 @@
-"""A job's file, and changes to the job: `--set PATH=VALUE`."""
+"""A job's file in JSON or YAML, and changes to the job: `--set PATH=VALUE`."""
 
 import json
 import sys
@@ -9,20 +9,42 @@ from typing import Annotated, Any, cast
 import typer
 
 from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.yaml_file import load_yaml
+from rolecall.spec.errors import InputError
 
 Job = dict[str, Any]
 """The body of `POST /jobs`."""
 File = Annotated[
-    str, typer.Argument(metavar="FILE|-", help="File with the job as JSON, as for `POST /jobs`; - for stdin.")
+    str,
+    typer.Argument(
+        metavar="FILE|-",
+        help="File with the job, as for `POST /jobs`: JSON, or YAML in .yaml and .yml; - for stdin. Relative paths in "
+        "the job start at the working directory of the nodes, which is where `rolecall local` was started.",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Replace a field of the job, such as params.batch_size=64. The value is JSON or text. Can be repeated.",
+    ),
 ]
 
 
 def read_job(file: str) -> bytes:
-    """The content of the file, unchanged, so that the master checks what the user wrote."""
+    """The content of the file. JSON is unchanged, so that the master checks what the user wrote; YAML becomes JSON."""
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        body = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise CommandError(Exit.USAGE, f"can't read {file}: {error.strerror}") from None
+    is_yaml = not body.lstrip().startswith((b"{", b"[")) if file == "-" else Path(file).suffix in {".yaml", ".yml"}
+    if not is_yaml:
+        return body
+    try:
+        return json.dumps(load_yaml(body)).encode()
+    except InputError as error:
+        raise CommandError(Exit.USAGE, f"{file} is not valid YAML: {error}") from None
 
 
 def parse_job(file: str, body: bytes) -> Job:
@@ -34,6 +56,17 @@ def parse_job(file: str, body: bytes) -> Job:
     if not isinstance(job, dict):
         raise CommandError(Exit.USAGE, f"{file} is not a job; it must be a JSON object, as for `POST /jobs`")
     return cast(Job, job)
+
+
+def changed_job(file: str, sets: Sequence[str]) -> bytes:
+    """The job in the file, with the changes of `--set`."""
+    body = read_job(file)
+    if not sets:
+        return body
+    job = parse_job(file, body)
+    for path, values in map(parse_setting, sets):
+        job = with_value(job, path, single_value(path, values))
+    return json.dumps(job).encode()
 
 
 def parse_setting(text: str) -> tuple[str, tuple[Any, ...]]:

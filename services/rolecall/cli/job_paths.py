@@ -20,25 +20,25 @@ def check_path(path: str, workload: WorkloadDocument) -> None:
     if first == "roles" and rest and rest[0] not in workload.roles:
         raise _refusal(path, workload.name, rest[0], workload.roles, kind="role")
     root = workload.params if first == "params" else _JOB
-    schemas = list(_choices(root, root if first == "params" else _JOB["properties"][first]))
+    schemas = list(choices(root, root if first == "params" else _JOB["properties"][first]))
     owner = first
     for part in rest:
         inner = [one for schema in schemas for one in _inside(schema, part)]
         if not inner:
             raise _refusal(path, owner, part, {name for schema in schemas for name in schema.get("properties", ())})
-        schemas = [choice for one in inner for choice in _choices(root, one)]
+        schemas = [choice for one in inner for choice in choices(root, one)]
         owner = f"{owner}.{part}"
 
 
-def _choices(root: _Schema, schema: _Schema) -> Iterator[_Schema]:
+def choices(root: _Schema, schema: _Schema) -> Iterator[_Schema]:
     """The alternatives that `schema` allows, without references and unions."""
     if "$ref" in schema:
         schema = cast(_Schema, root["$defs"][schema["$ref"].rpartition("/")[2]])
-        yield from _choices(root, schema)
+        yield from choices(root, schema)
         return
     alternatives = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
     for one in alternatives:
-        yield from _choices(root, one)
+        yield from choices(root, one)
     if not alternatives:
         yield schema
 

@@ -1,14 +1,19 @@
 """`rolecall logs`: print the output of a job's workers."""
 
+import re
 import sys
 from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from json import dumps
 from typing import Annotated
 
 import typer
 
-from rolecall.cli.exits import Exit
+from rolecall.cli.deletion import parse_age
+from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.follow import log_lines
+from rolecall.cli.log_filter import matching, since
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import print_json
 from rolecall.spec.role import Role
@@ -22,37 +27,90 @@ OfAttempt = Annotated[
 ]
 
 
+Tail = Annotated[
+    int | None, typer.Option("--tail", min=0, max=10_000, help="Only the last lines of each worker, before --grep.")
+]
+Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h or 1d.")]
+Grep = Annotated[
+    str | None, typer.Option("--grep", metavar="REGEX", help="Only lines in which this regular expression occurs.")
+]
+
+
 def logs(  # noqa: PLR0917 - the command line is the signature
     job: JobId,
     follow: Follow = False,
     role: OfRole = None,
     rank: OfRank = None,
     attempt: OfAttempt = None,
+    tail: Tail = None,
+    newer: Since = None,
+    grep: Grep = None,
     json: Json = False,
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Print the logs of a job's workers; with --json a list of lines, and with --json --follow one string per line."""
-    filters = {"role": role, "rank": rank, "attempt": attempt}
+    """Print the logs of a job's workers; with --json a list of lines, and with --json --follow one string per line.
+
+    --since uses the times of log records. Lines that a job prints without a time are shown unless an older record of
+    the same worker follows them.
+    """
+    filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail}
     query = {name: value for name, value in filters.items() if value is not None}
-    terminal = sys.stdout.isatty()
-    shown = visible_log if terminal else str
+    if newer and follow:
+        raise CommandError(Exit.USAGE, "--since does not apply to --follow; use --tail")
+    select = _selection(newer, grep)
     with connect(url, token) as client:
         try:
             if follow:
-                for line in log_lines(client, job, query):
-                    print(dumps(line, ensure_ascii=terminal) if json else shown(line), flush=True)
+                _print_lines(select(log_lines(client, job, query)), as_json=json)
             elif json:
-                # Not str.splitlines, which also splits at form feeds and other characters.
-                text = b"".join(client.log(job, query)).decode(errors="replace")
-                print_json(text.removesuffix("\n").split("\n") if text else [])
+                print_json(list(select(_lines(client.log(job, query)))))
+            elif newer or grep:
+                _print_lines(select(_lines(client.log(job, query))), as_json=False)
             else:
-                decoder = getincrementaldecoder("utf-8")("replace")
-                for chunk in client.log(job, query):
-                    if terminal:
-                        sys.stdout.write(visible_log(decoder.decode(chunk)))
-                    else:
-                        sys.stdout.buffer.write(chunk)
-                sys.stdout.flush()
+                _print_chunks(client.log(job, query))
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def _selection(newer: str | None, grep: str | None) -> Callable[[Iterable[str]], Iterable[str]]:
+    """The filter of both options, which leaves all lines without them."""
+    try:
+        pattern = None if grep is None else re.compile(grep)
+    except re.error as error:
+        raise CommandError(Exit.USAGE, f"--grep {grep}: it is not a regular expression: {error}") from None
+    begin = None if newer is None else datetime.now(UTC) - parse_age(newer, "--since")
+
+    def select(lines: Iterable[str]) -> Iterable[str]:
+        lines = lines if begin is None else since(lines, begin)
+        return lines if pattern is None else matching(lines, pattern)
+
+    return select
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """The lines of a log. Not by `str.splitlines`, which also splits at form feeds and other characters."""
+    decoder, rest = getincrementaldecoder("utf-8")("replace"), ""
+    for chunk in chunks:
+        *whole, rest = (rest + decoder.decode(chunk)).split("\n")
+        yield from whole
+    if rest:
+        yield rest
+
+
+def _print_lines(lines: Iterable[str], *, as_json: bool) -> None:
+    terminal = sys.stdout.isatty()
+    shown = visible_log if terminal else str
+    for line in lines:
+        print(dumps(line, ensure_ascii=terminal) if as_json else shown(line), flush=True)
+
+
+def _print_chunks(chunks: Iterable[bytes]) -> None:
+    """The log as it is, except that a terminal gets no control characters."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    for chunk in chunks:
+        if sys.stdout.isatty():
+            sys.stdout.write(visible_log(decoder.decode(chunk)))
+        else:
+            sys.stdout.buffer.write(chunk)
+    sys.stdout.flush()

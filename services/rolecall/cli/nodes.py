@@ -31,10 +31,10 @@ def _row(node: NodeDocument) -> tuple[str, ...]:
     beat = f"{node.heartbeat_age_s:.1f} s ago"
     shared = f" × {machine.workers_per_gpu} workers" if machine.gpus and machine.workers_per_gpu > 1 else ""
     sizes = str(machine.cores), f"{len(machine.gpus)}{shared}"
-    return spec.name, spec.role, str(spec.slots), _state(node), beat, spec.address, *sizes, spec.version
+    return spec.name, spec.role, str(spec.slots), node_state(node), beat, spec.address, *sizes, spec.version
 
 
-def _state(node: NodeDocument) -> str:
+def node_state(node: NodeDocument) -> str:
     if not node.alive:
         return "[red]lost[/]"
     if node.draining:

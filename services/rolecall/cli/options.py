@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from rolecall.cli.completion import job_ids
 from rolecall.client import Client
 from rolecall.client.connection import find
 
@@ -20,7 +21,9 @@ Token = Annotated[
     typer.Option("--token", envvar="ROLECALL_TOKEN", show_envvar=True, help="A token of the cluster."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the master's answer as JSON.")]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, from `rolecall jobs`.")]
+JobId = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of the job, from `rolecall jobs`.", autocompletion=job_ids)
+]
 
 
 def connect(url: str | None, token: str | None) -> Client:

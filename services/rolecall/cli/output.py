@@ -40,12 +40,17 @@ def print_json(value: Any) -> None:
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table without borders. Except on a terminal, each row is one line."""
+    out.print(make_table(headings, rows))
+
+
+def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table without borders."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    out.print(table)
+    return table
 
 
 def state(document: JobOverview) -> str:

@@ -1,22 +1,32 @@
 """`rolecall show`: show one job in detail."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from rolecall.cli.checkpoints import print_checkpoints
+from rolecall.cli.chosen_params import chosen_params
+from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import age, number, out, print_json, print_table, progress, roles, state
+from rolecall.client import Client, UnknownName
+from rolecall.spec.comparison import leaves
 from rolecall.spec.job import JobDocument
 
+_EVENTS, _CHECKPOINTS = 10, 3
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
 ]
 
 
 def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show a job: state, progress, result, and every attempt with its workers."""
+    """Show a job: state, progress, scores, parameters, attempts with their workers, newest checkpoints and events.
+
+    Parameters with their default value are omitted. --json prints the job's document, which has all of them.
+    """
     with connect(url, token) as client:
         if follow_it:
             raise typer.Exit(follow(client, job, as_json=json))
@@ -24,8 +34,29 @@ def show(job: JobId, follow_it: Follow = False, json: Json = False, url: Url = N
         if json:
             print_json(client.raw)
             return
+        params = _chosen(client, document)
+        checkpoints, events = client.checkpoints(job), client.events(job)
     _print_facts(document)
+    _print_params(params)
     _print_attempts(document)
+    if checkpoints:
+        out.print(f"\n[bold]checkpoints[/]{_count(len(checkpoints), _CHECKPOINTS, 'rolecall checkpoints', job)}")
+        print_checkpoints(checkpoints[:_CHECKPOINTS])
+    out.print(f"\n[bold]events[/]{_count(len(events), _EVENTS, 'rolecall events', job)}")
+    for event in events[-_EVENTS:]:
+        print_event(event)
+
+
+def _chosen(client: Client, job: JobDocument) -> dict[str, Any]:
+    """The parameters that differ from their defaults; all if the workload is no longer installed."""
+    try:
+        return chosen_params(client.workload(job.workload).params, job.params)
+    except UnknownName:
+        return dict(job.params)
+
+
+def _count(total: int, shown: int, command: str, job: str) -> str:
+    return f" [dim](the last {shown} of {total}; all: {command} {escape(job)})[/]" if total > shown else ""
 
 
 def _print_facts(job: JobDocument) -> None:
@@ -34,11 +65,13 @@ def _print_facts(job: JobDocument) -> None:
         "job": f"{job.id} {escape(job.name)}".strip(),
         "workload": f"{job.workload} ({roles(job)})",
         "owner": escape(job.owner),
+        "labels": escape(", ".join(f"{name}={value}" for name, value in job.labels.items())),
         "state": state(job),
         "reason": escape(job.reason or ""),
         "waits": escape(job.waiting_for or ""),
         "submitted": f"{age(job.created_at)} ago",
         "progress": progress(job.progress, ended=job.state.ended),
+        "scores": escape(" ".join(f"{name}={number(value)}" for name, value in job.progress.metrics.items())),
         "start": f"{start.total:.2f} s (queue {start.queue:.2f}, spawn {start.spawn:.2f}, join {start.join:.2f}, "
         f"first step {start.first_step:.2f})"
         if start
@@ -48,6 +81,15 @@ def _print_facts(job: JobDocument) -> None:
     for name, fact in facts.items():
         if fact:
             out.print(f"[bold]{name:<12}[/] {fact}")
+
+
+def _print_params(params: Mapping[str, Any]) -> None:
+    chosen = list(leaves(params)) if params else []
+    if chosen:
+        out.print("\n[bold]params[/]")
+    width = max((len(name) for name, _ in chosen), default=0)
+    for name, value in chosen:
+        out.print(f"  {escape(name):<{width}}  {escape(value)}")
 
 
 def _print_attempts(job: JobDocument) -> None:

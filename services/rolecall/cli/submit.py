@@ -1,34 +1,32 @@
-"""`rolecall submit`: send a job."""
+"""`rolecall submit`: send a job, or only plan it."""
 
-from json import dumps
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
+from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.follow import follow
-from rolecall.cli.job_file import File, parse_job, parse_setting, read_job, single_value, with_value
+from rolecall.cli.job_file import File, Set, changed_job
 from rolecall.cli.options import Json, Token, Url, connect
-from rolecall.cli.output import err, print_json
+from rolecall.cli.output import err, out, print_json, print_table
+from rolecall.spec.job import JobPlan
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Follow the job until it ends; the exit code is its outcome.")
 ]
-
-
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="PATH=VALUE",
-        help="Replace a field of the job, such as params.batch_size=64. The value is JSON or text. Can be repeated.",
-    ),
+Wait = Annotated[bool, typer.Option("--wait", help="Like --follow, without events and progress.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only check the job, and show on which nodes its workers would run.")
 ]
 
 
 def submit(  # noqa: PLR0917 - the command line is the signature
     file: File,
     sets: Set = None,
+    dry_run: DryRun = False,
     follow_it: Follow = False,
+    wait: Wait = False,
     json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -38,15 +36,28 @@ def submit(  # noqa: PLR0917 - the command line is the signature
     With --follow, progress goes to stderr and the last line of stdout shows the outcome, such as
     `embedding-ddp succeeded: test_auc=0.9187 ...`. Ctrl-C stops following, but not the job.
     """
-    body = read_job(file)
-    if sets:
-        job = parse_job(file, body)
-        for path, values in map(parse_setting, sets):
-            job = with_value(job, path, single_value(path, values))
-        body = dumps(job).encode()
+    if dry_run and (follow_it or wait):
+        raise CommandError(Exit.USAGE, "--dry-run creates no job; omit --follow and --wait")
+    body = changed_job(file, sets or ())
     with connect(url, token) as client:
+        if dry_run:
+            plan = client.plan(body)
+            print_json(client.raw) if json else _print_plan(plan)
+            return
         submitted = client.submit(body)
-        if follow_it:
+        if follow_it or wait:
             err.print(f"job {submitted.id}")
-            raise typer.Exit(follow(client, submitted.id, as_json=json))
+            raise typer.Exit(follow(client, submitted.id, as_json=json, quiet=wait and not follow_it))
         print_json(client.raw) if json else print(submitted.id)
+
+
+def _print_plan(plan: JobPlan) -> None:
+    if plan.waiting_for:
+        out.print(f"the job is valid; it would wait: {escape(plan.waiting_for)}")
+        return
+    out.print("the job is valid; it would start now:")
+    rows = [
+        (str(one.rank), f"{one.role}-{one.role_rank}", escape(one.node), str(one.threads), one.gpu or "-")
+        for one in plan.workers
+    ]
+    print_table(("RANK", "WORKER", "NODE", "THREADS", "GPU"), rows)

@@ -94,11 +94,11 @@ def rotate(name: Name, overlap: Overlap = "0s", json: Json = False, url: Url = N
 
 
 @tokens.command("revoke")
-def revoke(name: Name, url: Url = None, token: Token = None) -> None:
+def revoke(name: Name, json: Json = False, url: Url = None, token: Token = None) -> None:
     """Revoke a token with all its secrets immediately. Its jobs continue without its limits."""
     with connect(url, token) as client:
         client.revoke_token(name)
-    out.print(f"token {name} is revoked")
+    print_json({"revoked": name}) if json else out.print(f"token {name} is revoked")
 
 
 def _changes(

@@ -1,41 +1,79 @@
-"""`rolecall workloads`: list the installed workloads and their parameters."""
+"""`rolecall workloads`: list the installed workloads, and describe their roles and parameters."""
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.tree import Tree
 
+from rolecall.cli.completion import workload_names
+from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
+from rolecall.cli.param_tree import Entry, param_tree
 from rolecall.spec.api import WorkloadDocument
 
-Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show this workload's roles and parameters.")]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Show this workload's roles and parameters.", autocompletion=workload_names),
+]
+Example = Annotated[bool, typer.Option("--example", help="Print a job that runs, for `rolecall submit -`.")]
+Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the parameters.")]
 
 
-def workloads(name: Name = None, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """List the workloads, or describe one of them."""
+def workloads(  # noqa: PLR0917 - the command line is the signature
+    name: Name = None,
+    example: Example = False,
+    schema: Schema = False,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """List the workloads, or describe one of them with all its parameters."""
+    if (example or schema) and not name:
+        raise typer.BadParameter("name the workload", param_hint="--example, --schema")
     with connect(url, token) as client:
         found = [client.workload(name)] if name else client.workloads()
-        if json:
+        if json and not (example or schema):
             print_json(client.raw)
             return
-    if name:
+    if example:
+        _print_example(found[0])
+    elif schema:
+        print_json(found[0].params)
+    elif name:
         _describe(found[0])
     else:
         print_table(("NAME", "SUMMARY"), [(one.name, escape(one.summary)) for one in found])
 
 
+def _print_example(workload: WorkloadDocument) -> None:
+    if workload.example is None:
+        raise CommandError(
+            Exit.NOT_FOUND, f"{workload.name} has no example; `rolecall workloads {workload.name}` lists its parameters"
+        )
+    print_json(workload.example)
+
+
 def _describe(workload: WorkloadDocument) -> None:
-    out.print(f"[bold]{workload.name}[/]: {escape(workload.summary)}\n")
+    out.print(f"[bold]{escape(workload.name)}[/]: {escape(workload.summary)}\n")
     limits = [(role, str(c.default), str(c.least), str(c.most)) for role, c in workload.roles.items()]
     print_table(("ROLE", "DEFAULT", "LEAST", "MOST"), limits)
-    out.print()
-    print_table(("PARAMETER", "DEFAULT", "MEANING"), _parameters(workload.params))
+    tree = Tree("\n[bold]params[/]", guide_style="dim")
+    _grow(tree, param_tree(workload.params))
+    out.print(tree, soft_wrap=False)
+    out.print(f"\nA job that runs: rolecall workloads {workload.name} --example")
 
 
-def _parameters(schema: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    required = set(schema.get("required", ()))
-    for name, field in schema.get("properties", {}).items():
-        default = "required" if name in required else escape(str(field.get("default", "")))
-        yield name, default, escape(" ".join(str(field.get("description", "")).split()))
+def _grow(tree: Tree, entries: Iterable[Entry]) -> None:
+    for entry in entries:
+        _grow(tree.add(_label(entry)), entry.inner)
+
+
+def _label(entry: Entry) -> str:
+    if not entry.name:
+        return f"[italic]{escape(entry.type)}[/]" + (f"\n{escape(entry.meaning)}" if entry.meaning else "")
+    default = "required" if entry.default == "required" else f"default {entry.default}"
+    facts = escape(entry.type) + ("" if entry.default is None else f"[dim], {escape(default)}[/]")
+    return f"[bold]{escape(entry.name)}[/]  [cyan]{facts}[/]" + (f"\n{escape(entry.meaning)}" if entry.meaning else "")

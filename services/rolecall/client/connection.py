@@ -69,7 +69,8 @@ def find(url: str | None, token: str | None) -> Connection:
         return local
     if not (url or local):
         raise Unreachable(
-            "no cluster of `rolecall local` is running on this machine; start one, or set ROLECALL_URL or --url",
+            "no cluster of `rolecall local` is running on this machine; "
+            "start one with `rolecall local`, or name another with --url or ROLECALL_URL",
         )
     raise Unauthorized(
         f"no token for {address}; set ROLECALL_TOKEN or pass --token (or start a local cluster with `rolecall local`)",

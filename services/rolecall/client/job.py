@@ -9,7 +9,7 @@ from rolecall.client.chart import Picture
 from rolecall.client.client import Client
 from rolecall.client.errors import ConfigurationError, Unreachable
 from rolecall.client.patience import PAUSE_S, Patience
-from rolecall.client.plot import curves
+from rolecall.client.plot import curves, metric_names, table
 from rolecall.spec.api import Artifact, Checkpoint, Event
 from rolecall.spec.job import JobDocument, JobRequest, JobUpdate
 
@@ -77,12 +77,7 @@ class Job:
         Each row has `attempt`, `rank`, `role`, `role_rank`, `step` and the values. A series with more than about
         `points` rows is thinned.
         """
-        series = self._patience.call(lambda: self.client.metrics(self.id, points))
-        return [
-            {"attempt": one.attempt, "rank": one.rank, "role": str(one.role), "role_rank": one.role_rank} | point
-            for one in series
-            for point in one.points
-        ]
+        return table(self._patience.call(lambda: self.client.metrics(self.id, points)))
 
     def plot(self, metric: str = "loss") -> Picture:
         """A chart of a metric over the steps, with a line for each worker that reported it. Notebooks show it.
@@ -90,9 +85,7 @@ class Job:
         Raises `ConfigurationError` if no worker has reported the metric.
         """
         rows = self.metrics(_PLOTTED)
-        if not any(isinstance(row.get(metric), int | float) for row in rows):
-            fixed = {"attempt", "rank", "role", "role_rank", "step", "at", "epoch"}
-            known = sorted({name for row in rows for name in row} - fixed)
+        if metric not in (known := metric_names(rows)):
             raise ConfigurationError(
                 f"job {self.id} has reported no {metric!r} yet; there are: {', '.join(known) or 'none'}"
             )

@@ -1,9 +1,28 @@
-"""Charts of a job's metrics. Pure."""
+"""Tables and charts of a job's metrics. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rolecall.client.chart import Chart, Point, Series
+from rolecall.client.chart import Chart, Point
+from rolecall.client.chart import Series as Line
+from rolecall.spec.api import Series
+
+_COORDINATES = frozenset({"attempt", "rank", "role", "role_rank", "step", "at", "epoch"})
+
+
+def table(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """The steps of all workers, one row for each."""
+    return [
+        {"attempt": one.attempt, "rank": one.rank, "role": str(one.role), "role_rank": one.role_rank} | point
+        for one in series
+        for point in one.points
+    ]
+
+
+def metric_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the values that workers reported: `loss` first, the others in alphabetical order."""
+    found = {name for row in rows for name, value in row.items() if isinstance(value, int | float)} - _COORDINATES
+    return sorted(found, key=lambda name: (name != "loss", name))
 
 
 def curves(rows: Sequence[Mapping[str, Any]], metric: str, title: str) -> Chart:
@@ -20,7 +39,7 @@ def curves(rows: Sequence[Mapping[str, Any]], metric: str, title: str) -> Chart:
     steps = sorted({step for line in lines.values() for step in line})
     places = {step: place for place, step in enumerate(steps)}
     series = tuple(
-        Series(worker, tuple(Point(places[step], line[step]) for step in sorted(line)))
+        Line(worker, tuple(Point(places[step], line[step]) for step in sorted(line)))
         for (_, worker), line in sorted(lines.items())
     )
     note = f"{len(steps)} steps"

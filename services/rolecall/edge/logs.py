@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from datetime import datetime
 from typing import Literal
 
 from rolecall.spec.redaction import redact_text
@@ -24,6 +25,10 @@ def about(
 
 class _TextFormatter(logging.Formatter):
     """Formats a record as text: the message with the fields, then the traceback."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - the library's name
+        """The local time with its offset from UTC, so that readers elsewhere can compare it."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         fields = " ".join(f"{name}={one_line(str(value))}" for name, value in _fields(record).items())

@@ -127,13 +127,18 @@ class DataAccess:
 
     def _outside_error(self, path: str) -> InputError:
         return InputError(
-            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}; "
-            "put the data there, or have the operator add its folder"
+            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}"
+            f"{start_of(path, '; relative paths start at {}')}; put the data there, or have the operator add its folder"
         )
 
     @property
     def _roots(self) -> str:
         return ", ".join(folder.rstrip("/") or "/" for folder in self.written.open) or "none"
+
+
+def start_of(path: str, text: str) -> str:
+    """`text` with the folder of this node where a relative `path` starts; empty for absolute paths and URLs."""
+    return "" if os.path.isabs(path) or "://" in path else text.format(os.getcwd())
 
 
 def read_access() -> DataAccess:

@@ -9,7 +9,7 @@ import fsspec
 from fsspec.core import OpenFile, url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from rolecall.kit.data_access import DataAccess, read_access
+from rolecall.kit.data_access import DataAccess, read_access, start_of
 from rolecall.spec.errors import InputError
 
 _STAMPS = ("mtime", "LastModified", "last_modified", "updated", "ETag", "etag", "md5Hash")
@@ -78,8 +78,9 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
                 access.resolve(name)
         found = [(name, filesystem.info(name)) for name in names]
     except FileNotFoundError:
+        start = start_of(path, ", where relative paths start at {}")
         raise InputError(
-            f"{path} does not exist on this node; paths must be the same on every node that reads them"
+            f"{path} does not exist on this node{start}; paths must be the same on every node that reads them"
         ) from None
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"{path} can't be read: {error}") from error

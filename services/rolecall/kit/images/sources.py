@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from rolecall.kit.data_access import DataAccess, read_access
+from rolecall.kit.data_access import DataAccess, read_access, start_of
 from rolecall.kit.data_order import derive_seed, splitmix64
 from rolecall.kit.files import File, find
 from rolecall.kit.images.params import Idx, Images, SyntheticImages
@@ -145,7 +145,8 @@ def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
     try:
         names = sorted(entry.name for entry in os.scandir(plain) if entry.is_dir() and entry.name[0] != ".")
     except FileNotFoundError:
-        raise InputError(f"{source} does not exist on this node; every node with a stage needs it") from None
+        start = start_of(source, ", where relative paths start at {}")
+        raise InputError(f"{source} does not exist on this node{start}; every node with a stage needs it") from None
     except OSError as error:
         raise InputError(f"{source} can't be read as a folder: {error.strerror}") from error
     if len(names) < 2:

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from rolecall.master.api.auth import USERS, Caller, needs
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
-from rolecall.master.web.view import cluster_view, differences
+from rolecall.master.web.view import cluster_view
 from rolecall.spec.access import Scope
 from rolecall.spec.api import (
     ArtifactList,
@@ -20,6 +20,7 @@ from rolecall.spec.api import (
     WorkloadDocument,
     WorkloadList,
 )
+from rolecall.spec.comparison import differences
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 

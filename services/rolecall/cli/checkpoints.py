@@ -1,0 +1,61 @@
+"""`rolecall checkpoints`: list and download the checkpoints of a job."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import age, out, print_json, print_table, size
+from rolecall.spec.api import Checkpoint
+
+Download = Annotated[bool, typer.Option("--download", help="Download a checkpoint as a ZIP archive; the newest one.")]
+Step = Annotated[int | None, typer.Option("--step", min=0, help="Download the checkpoint of this step instead.")]
+To = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file; by default ID-step-STEP.zip.")
+]
+
+
+def checkpoints(  # noqa: PLR0917 - the command line is the signature
+    job: JobId,
+    download: Download = False,
+    step: Step = None,
+    output: To = None,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """List the checkpoints of a job, newest first, or download one of them."""
+    if (step is not None or output) and not download:
+        raise CommandError(Exit.USAGE, "--step and --output belong to --download")
+    with connect(url, token) as client:
+        found, raw = client.checkpoints(job), client.raw
+        if download:
+            if step is None and not found:
+                raise CommandError(Exit.NOT_FOUND, f"job {job} has no checkpoint yet")
+            chosen = found[0].manifest.step if step is None else step
+            path = output or Path(f"{Path(job).name}-step-{chosen}.zip")
+            client.download_checkpoint(job, chosen, path)
+            print_json({"step": chosen, "path": str(path)}) if json else out.print(str(path))
+            return
+    if json:
+        print_json(raw)
+    else:
+        print_checkpoints(found)
+
+
+def print_checkpoints(found: list[Checkpoint]) -> None:
+    """A table of the checkpoints."""
+    rows = [
+        (
+            str(one.manifest.step),
+            str(one.manifest.attempt),
+            str(len(one.manifest.parts)),
+            size(sum(part.size for part in one.manifest.parts)),
+            f"{age(one.created_at)} ago",
+            "kept" if one.manifest.keep else "",
+        )
+        for one in found
+    ]
+    print_table(("STEP", "ATTEMPT", "PARTS", "SIZE", "CREATED", ""), rows)

@@ -1,0 +1,55 @@
+"""`rolecall compare`: the parameters and results in which jobs differ."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.completion import job_ids
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.output import number, out, print_json, print_table, state
+from rolecall.cli.variants import metrics
+from rolecall.spec.comparison import differences
+from rolecall.spec.job import JobDocument
+
+_RESULT = "result."
+JobIds = Annotated[
+    list[str],
+    typer.Argument(metavar="ID ID…", help="Ids of two or more jobs, from `rolecall jobs`.", autocompletion=job_ids),
+]
+
+
+def compare(jobs: JobIds, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show the parameters in which jobs differ, and their final metrics side by side."""
+    if len(jobs) < 2:
+        raise CommandError(Exit.USAGE, "compare needs the ids of two or more jobs, from `rolecall jobs`")
+    with connect(url, token) as client:
+        found = [client.job(job) for job in jobs]
+    fields = [(row.name, row.values) for row in differences(found) if not row.name.startswith(_RESULT)]
+    scores = [metrics(job) for job in found]
+    names = list(dict.fromkeys(name for one in scores for name in one))
+    if json:
+        print_json(
+            {
+                "jobs": [{"id": job.id, "name": job.name, "state": job.state} for job in found],
+                "differences": {name: list(values) for name, values in fields},
+                "metrics": {name: [one.get(name) for one in scores] for name in names},
+            }
+        )
+        return
+    headings = ("", *(escape(job.id) for job in found))
+    _print(headings, [("name", [job.name for job in found]), *fields], found)
+    out.print()
+    rows = [(escape(name), *(number(one[name]) if name in one else "-" for one in scores)) for name in names]
+    print_table(("METRIC", *headings[1:]), rows)
+
+
+def _print(headings: tuple[str, ...], fields: list[tuple[str, list[str | None]]], found: list[JobDocument]) -> None:
+    rows = [("state", *(state(job) for job in found))]
+    rows += [
+        (escape(name.removeprefix("params.")), *("-" if value is None else escape(value) for value in values))
+        for name, values in fields
+        if any(values)
+    ]
+    print_table(headings, rows)

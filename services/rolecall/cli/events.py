@@ -1,0 +1,42 @@
+"""`rolecall events`: what has happened to a job."""
+
+import json as json_library
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.exits import Exit
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import out, print_json
+from rolecall.client import Job
+from rolecall.spec.api import Event
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job ends.")]
+
+
+def events(job: JobId, follow: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show what has happened to a job; with --json --follow, one JSON object per line."""
+    with connect(url, token) as client:
+        if not follow:
+            found = client.events(job)
+            if json:
+                print_json(client.raw)
+                return
+            for event in found:
+                print_event(event)
+            return
+        try:
+            for event in Job(client, job).follow():
+                if json:
+                    print(json_library.dumps(event.model_dump(mode="json")), flush=True)
+                else:
+                    print_event(event)
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def print_event(event: Event) -> None:
+    """The event on one line, with local time and its attempt."""
+    attempt = f"attempt {event.attempt}" if event.attempt else ""
+    out.print(f"[dim]{event.at.astimezone():%Y-%m-%d %H:%M:%S}[/] {attempt:<11} {escape(event.message)}")

@@ -1,0 +1,89 @@
+"""`rolecall metrics`: the values that the workers of a job reported."""
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from rolecall.cli.curve import short, sparkline
+from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import out, print_json, print_table
+from rolecall.client.plot import curves, metric_names, table
+from rolecall.spec.visible import one_line
+
+_FIRST = ("attempt", "rank", "role", "role_rank", "step", "at", "epoch")
+_CURVE = 24
+Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this metric; can be repeated.")]
+Points = Annotated[
+    int, typer.Option("--points", min=2, max=100_000, help="Approximate maximum number of steps of each worker.")
+]
+Csv = Annotated[bool, typer.Option("--csv", help="Print a row of CSV for each worker and step.")]
+
+
+def metrics(  # noqa: PLR0917 - the command line is the signature
+    job: JobId,
+    names: Names = None,
+    points: Points = 2000,
+    as_csv: Csv = False,
+    json: Json = False,
+    url: Url = None,
+    token: Token = None,
+) -> None:
+    """Show the curve of each metric, and its last, smallest and largest value; or all steps with --csv or --json."""
+    if as_csv and json:
+        raise CommandError(Exit.USAGE, "--csv and --json exclude each other")
+    with connect(url, token) as client:
+        series = client.metrics(job, points)
+        raw = client.raw
+    if json:
+        print_json(raw)
+        return
+    rows = table(series)
+    chosen = chosen_metrics(rows, names or metric_names(rows))
+    if as_csv:
+        _print_csv(rows, chosen)
+    elif not chosen:
+        out.print(f"job {escape(job)} has reported no metrics yet")
+    else:
+        print_table(
+            ("METRIC", "WORKER", "CURVE", "STEP", "LAST", "MIN", "MAX"), [_row(*one) for one in lines(rows, chosen)]
+        )
+
+
+def chosen_metrics(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """The names, each of which must be a reported metric."""
+    known = metric_names(rows)
+    for name in names:
+        if name not in known:
+            valid = ", ".join(known) or "none yet"
+            raise CommandError(Exit.USAGE, f"there is no metric {name!r}; reported metrics: {valid}")
+    return list(names)
+
+
+def lines(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[str, str, list[tuple[float, float]]]]:
+    """The name, the worker and the points (step, value) of each curve."""
+    found: list[tuple[str, str, list[tuple[float, float]]]] = []
+    for name in names:
+        chart = curves(rows, name, name)
+        steps = [float(step) for step in chart.x_values]
+        found += [(name, line.label, [(steps[point.x], point.y) for point in line.points]) for line in chart.series]
+    return found
+
+
+def _row(name: str, worker: str, points: Sequence[tuple[float, float]]) -> tuple[str, ...]:
+    values = [value for _, value in points]
+    figures = (short(values[-1]), short(min(values)), short(max(values)))
+    return escape(name), worker, sparkline(values, _CURVE), f"{points[-1][0]:g}", *figures
+
+
+def _print_csv(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    fields = [*_FIRST, *names]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([one_line(name) for name in fields])
+    for row in rows:
+        if any(name in row for name in names):
+            writer.writerow([row.get(name, "") for name in fields])

@@ -1,0 +1,116 @@
+"""A workload's parameters as a tree with types, ranges, defaults and meanings, from their JSON schema. Pure."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rolecall.cli.job_paths import choices
+
+_Schema = Mapping[str, Any]
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+_LARGE_POWER = 20
+_DEEPEST = 8
+"""Deeper lists are not described, because the schema of a list can contain itself."""
+_PLURALS = {"string": "strings", "integer": "integers", "number": "numbers", "boolean": "booleans", "object": "objects"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A parameter, or one of the forms that a parameter can have."""
+
+    name: str
+    """Empty for a form."""
+    type: str
+    """The types of its values, with their ranges; for a form, its title."""
+    default: str | None
+    """As JSON. `required` if a job must have it; None for a form, and for a parameter that has no constant default."""
+    meaning: str
+    inner: tuple["Entry", ...] = ()
+    """The fields of an object, or the forms if there are several."""
+
+
+def param_tree(schema: _Schema) -> tuple[Entry, ...]:
+    """The parameters in the JSON schema of a workload. A type that contains itself is expanded once."""
+    return tuple(_fields(schema, schema, ()))
+
+
+def _fields(root: _Schema, owner: _Schema, above: tuple[str, ...]) -> Iterator[Entry]:
+    """The fields of an object with the schema `owner`, in the titled objects `above`, without those in its title."""
+    required = set(owner.get("required", ()))
+    for name, field in owner.get("properties", {}).items():
+        if "const" in field:
+            continue
+        forms = list(choices(root, field))
+        default = "required" if name in required else json.dumps(field["default"]) if "default" in field else None
+        yield Entry(name, _type(root, forms), default, _text(field), _inner(root, forms, above))
+
+
+def _inner(root: _Schema, forms: Sequence[_Schema], above: tuple[str, ...]) -> tuple[Entry, ...]:
+    """The fields of the object among the forms, or an entry for each object if there are several."""
+    objects = [form for form in _objects(root, forms) if form.get("title", "") not in above]
+    found = [
+        Entry("", _title(form), None, _text(form), tuple(_fields(root, form, (*above, form.get("title", "")))))
+        for form in objects
+    ]
+    return found[0].inner if len(found) == 1 else tuple(found)
+
+
+def _objects(root: _Schema, forms: Sequence[_Schema], depth: int = 0) -> Iterator[_Schema]:
+    """The objects with fields among the forms, and among the items of lists and values of mappings."""
+    for form in forms:
+        if form.get("properties"):
+            yield form
+        for items in (form.get("items"), form.get("additionalProperties")):
+            if isinstance(items, Mapping) and depth < _DEEPEST:
+                yield from _objects(root, list(choices(root, cast(_Schema, items))), depth + 1)
+
+
+def _title(form: _Schema) -> str:
+    """The constant that selects the form of a field, or the name of its type."""
+    selectors = _selectors(form)
+    return selectors[0] if selectors else str(form.get("title", "object"))
+
+
+def _selectors(form: _Schema) -> list[str]:
+    return [f"{name}: {json.dumps(field['const'])}" for name, field in form["properties"].items() if "const" in field]
+
+
+def _type(root: _Schema, forms: Iterable[_Schema], depth: int = 0) -> str:
+    return " or ".join(dict.fromkeys(_form(root, form, depth) for form in forms))
+
+
+def _form(root: _Schema, form: _Schema, depth: int) -> str:
+    """The type of one form of a value, such as `integer ≥ 1 ≤ 4096` or `list of strings`."""
+    if "const" in form:
+        return json.dumps(form["const"])
+    if "enum" in form:
+        return " or ".join(json.dumps(value) for value in form["enum"])
+    kind = form.get("type", "any value")
+    if kind == "array":
+        return _list(root, form, depth + 1) if depth < _DEEPEST else "list"
+    if kind == "object":
+        return _title(form) if form.get("properties") else "object"
+    bounds = [f"{sign} {_number(form[bound])}" for bound, sign in _BOUNDS.items() if bound in form]
+    return " ".join([str(kind), *bounds])
+
+
+def _list(root: _Schema, form: _Schema, depth: int) -> str:
+    if fixed := form.get("prefixItems"):
+        return f"[{', '.join(_type(root, choices(root, item), depth) for item in fixed)}]"
+    least, most = form.get("minItems"), form.get("maxItems")
+    items = _type(root, choices(root, form.get("items", {})), depth)
+    size = f" of {least}" if least is not None and least == most else f" of at least {least}" if least else ""
+    return f"list{size} of {_PLURALS.get(items, f'({items})' if ' ' in items else items)}"
+
+
+def _number(bound: float) -> str:
+    """A bound; large powers of two, which are limits of types and formats, as such."""
+    power = abs(bound).bit_length() - 1 if isinstance(bound, int) else 0
+    if power >= _LARGE_POWER and abs(bound) == 1 << power:
+        return f"{'-' * (bound < 0)}2^{power}"
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+
+
+def _text(schema: _Schema) -> str:
+    return " ".join(str(schema.get("description", "")).split())

@@ -1,0 +1,97 @@
+"""`rolecall top`: nodes, slots and jobs, live."""
+
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from rolecall.cli.exits import Exit
+from rolecall.cli.follow import retry_while_unavailable
+from rolecall.cli.nodes import node_state
+from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.output import Terminal, age, make_table, out, print_json, progress, state
+from rolecall.client import Client
+from rolecall.spec.job import JobOverview
+from rolecall.spec.node import NodeDocument
+from rolecall.spec.state import JobState
+
+_OPEN = [one.value for one in JobState if not one.ended]
+_MAX_JOBS = 200
+Once = Annotated[bool, typer.Option("--once", help="Print the table once; the default without a terminal.")]
+Interval = Annotated[float, typer.Option("--interval", min=0.5, max=3600, help="Seconds between two updates.")]
+
+
+def top(once: Once = False, interval: Interval = 2.0, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Show who uses which node, and the jobs that run and wait, until Ctrl-C."""
+    with connect(url, token) as client:
+        if json:
+            print_json(_documents(client))
+            return
+        if once or not out.is_terminal:
+            out.print(_view(client))
+            return
+        try:
+            with Live(console=out, screen=True, auto_refresh=False) as live:
+                while True:
+                    live.update(retry_while_unavailable(lambda: _view(client)), refresh=True)
+                    time.sleep(interval)
+        except KeyboardInterrupt:
+            raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def _documents(client: Client) -> dict[str, object]:
+    client.nodes()
+    nodes = client.raw["nodes"]
+    client.jobs(_MAX_JOBS, state=_OPEN)
+    return {"nodes": nodes, "jobs": client.raw["jobs"]}
+
+
+def _view(client: Client) -> RenderableType:
+    return view(out, client.nodes(), client.jobs(_MAX_JOBS, state=_OPEN))
+
+
+def view(terminal: Terminal, nodes: list[NodeDocument], jobs: list[JobOverview]) -> RenderableType:
+    """The nodes with their workers, and the jobs that have not ended, oldest first in each state."""
+    alive = [node for node in nodes if node.alive]
+    computing = [node for node in alive if node.spec.role.computes]
+    used, slots = sum(len(node.workers) for node in computing), sum(node.spec.slots for node in computing)
+    queued = sum(job.state is JobState.QUEUED for job in jobs)
+    holding = sum(job.state.holds_slots for job in jobs)
+    title = (
+        f"nodes: {len(alive)} of {len(nodes)} alive   slots: {used} of {slots} in use   "
+        f"jobs: {holding} running, {queued} queued"
+    )
+    order = {state: place for place, state in enumerate((JobState.RUNNING, JobState.STOPPING, JobState.PLACED))}
+    jobs = sorted(jobs, key=lambda job: (order.get(job.state, len(order)), job.created_at))
+    return Group(terminal.render_str(f"[bold]{title}[/]"), "", _node_table(nodes), "", _job_table(jobs))
+
+
+def _node_table(nodes: list[NodeDocument]) -> Table:
+    rows = [
+        (
+            escape(node.spec.name),
+            f"{len(node.workers)}/{node.spec.slots}",
+            node_state(node),
+            escape(", ".join(f"{one.role}-{one.role_rank} of {one.job or 'another user'}" for one in node.workers)),
+        )
+        for node in nodes
+    ]
+    return make_table(("NODE", "SLOTS", "STATE", "WORKERS"), rows)
+
+
+def _job_table(jobs: list[JobOverview]) -> Table:
+    rows = [
+        (
+            escape(job.id),
+            escape(job.name),
+            state(job),
+            age(job.created_at),
+            escape(job.waiting_for or progress(job.progress)),
+        )
+        for job in jobs
+    ]
+    return make_table(("JOB", "NAME", "STATE", "AGE", "PROGRESS"), rows)

@@ -1,0 +1,112 @@
+"""`rolecall watch`: a job's curves, progress and remaining time in the terminal, until it ends."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from rolecall.cli.curve import plot, short
+from rolecall.cli.exits import Exit
+from rolecall.cli.follow import EXITS, follow, print_outcome
+from rolecall.cli.metrics import chosen_metrics, lines
+from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.output import Terminal, err, out, progress, state
+from rolecall.client import Client
+from rolecall.client.patience import Patience
+from rolecall.client.plot import metric_names, table
+from rolecall.spec.api import Event
+from rolecall.spec.job import JobDocument
+from rolecall.spec.visible import one_line
+
+_POLL_S = 1.0
+_MAX_CURVES = 3
+_MIN_HEIGHT, _MAX_HEIGHT = 3, 9
+_FURNITURE = 5
+"""The lines around the curves."""
+_FIRST = ("loss", "validation_", "episode_return", "running_return")
+"""The beginnings of the names that are drawn by default, in this order; the speed is drawn only on request."""
+Names = Annotated[
+    list[str] | None,
+    typer.Option("--metric", metavar="NAME", help="Draw this metric; can be repeated. By default loss and scores."),
+]
+
+
+def watch(job: JobId, metric: Names = None, json: Json = False, url: Url = None, token: Token = None) -> None:
+    """Draw the curves of a job until it ends; the exit code is its outcome. Ctrl-C stops watching, but not the job.
+
+    Without a terminal, print plain lines like `rolecall show --follow`.
+    """
+    with connect(url, token) as client:
+        if json or not out.is_terminal:
+            raise typer.Exit(follow(client, job, as_json=json))
+        try:
+            document = _draw_to_end(client, job, metric or ())
+        except KeyboardInterrupt:
+            err.print(f"job {job} continues; to watch it again: rolecall watch {job}")
+            raise typer.Exit(Exit.INTERRUPTED) from None
+        print_outcome(document)
+        raise typer.Exit(EXITS[document.state])
+
+
+def _draw_to_end(client: Client, job: str, names: Sequence[str]) -> JobDocument:
+    """Draw the job once a second. Returns its last document, and leaves its last picture."""
+    events = list[Event]()
+    patience = Patience(lambda message: err.print(f"[yellow]{escape(message)}[/]"))
+    with Live(console=out, auto_refresh=False) as live:
+        while True:
+            # Get the document before the rest: when it says that the job has ended, nothing more can follow.
+            document = patience.call(lambda: client.job(job))
+            seen = events[-1].id if events else 0
+            events += patience.call(lambda seen=seen: client.events(job, seen))
+            rows = table(patience.call(lambda: client.metrics(job, 2 * out.width)))
+            live.update(picture(out, document, events, rows, names), refresh=True)
+            if document.state.ended:
+                return document
+            time.sleep(_POLL_S)
+
+
+def picture(
+    terminal: Terminal,
+    document: JobDocument,
+    events: Sequence[Event],
+    rows: Sequence[dict[str, Any]],
+    names: Sequence[str],
+) -> RenderableType:
+    """The job's state, its curves and its last event, in the size of the terminal."""
+    newest = document.progress
+    title = f"[bold]{escape(document.id)}[/] {escape(document.name)}  {state(document)}"
+    parts: list[RenderableType] = [terminal.render_str(title)]
+    facts = document.waiting_for or progress(newest, ended=document.state.ended)
+    if newest.steps:
+        done = terminal.width * min(newest.step, newest.steps) // newest.steps
+        parts.append(Text.assemble(("━" * done, "green"), ("━" * (terminal.width - done), "dim")))
+    parts.append(Text(one_line(facts), no_wrap=True, overflow="ellipsis"))
+    parts += _curves(terminal, rows, _chosen(rows, names))
+    if events:
+        last = f"{events[-1].at.astimezone():%H:%M:%S} {one_line(events[-1].message)}"
+        parts.append(Text(last, style="dim", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def _chosen(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+    if names:
+        # A score appears later than the loss.
+        return [name for name in names if name in metric_names(rows)] or (chosen_metrics(rows, names) if rows else [])
+    known = metric_names(rows)
+    return [name for first in _FIRST for name in known if name.startswith(first)][:_MAX_CURVES]
+
+
+def _curves(terminal: Terminal, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[RenderableType]:
+    """The curve of each metric, as its first worker reports it."""
+    found = {name: (worker, points) for name, worker, points in reversed(lines(rows, names))}
+    height = (terminal.height - _FURNITURE) // max(1, len(found)) - 2
+    for name in names:
+        worker, points = found[name]
+        title = Text(f"{one_line(name)} of {worker}: {short(points[-1][1])}", style="bold")
+        drawn = plot(points, terminal.width, max(_MIN_HEIGHT, min(_MAX_HEIGHT, height)))
+        yield Group(title, *(Text(line, no_wrap=True, overflow="crop") for line in drawn))

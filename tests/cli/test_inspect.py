@@ -1,0 +1,127 @@
+"""`rolecall timeline`, `stacks`, `profile` and `schedule`."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from tests.master.harness import Client, Node, on_master
+from tests.master.test_inspection import WINDOW, running
+
+from rolecall.spec.inspection import Answer, ThreadStack
+from rolecall.spec.wire import DesiredWorker
+
+from .command import Done, run, run_at
+
+TIMELINE = Answer(window=WINDOW).model_dump_json().encode()
+STACKS = Answer(stacks=(ThreadStack(thread="MainThread", frames=("train.py:7 [bold]",)),)).model_dump_json().encode()
+
+
+@pytest.fixture
+async def master(tmp_path: Path) -> AsyncIterator[Client]:
+    """A master without nodes."""
+    async with on_master(tmp_path / "master") as client:
+        yield client
+
+
+async def answered(master: Client, node: Node, body: bytes, *arguments: str) -> Done:
+    """Run the command, and answer the inspection that it begins."""
+    command = asyncio.ensure_future(run_at(master, *arguments))
+    await answer(master, node, body)
+    return await command
+
+
+async def answer(master: Client, node: Node, body: bytes) -> DesiredWorker:
+    """Answer the next inspection of the node's worker."""
+    async with asyncio.timeout(10):
+        while not (found := [one for one in await node.beat(1.0) if one.inspection]):
+            pass
+    (worker,) = found
+    assert worker.inspection is not None
+    path = f"/jobs/{worker.launch.job}/attempts/1/ranks/0/inspections/{worker.inspection.id}"
+    assert (await master.internal("PUT", path, content=body)).status_code == 204
+    return worker
+
+
+async def test_a_timeline_is_saved_in_each_form(master: Client, tmp_path: Path) -> None:
+    job, node, _ = await running(master)
+    file = tmp_path / "saved"
+    done = await answered(master, node, TIMELINE, "timeline", job, "--steps", "1", "-o", str(file))
+    assert (done.code, done.out.strip()) == (0, str(file))
+    assert {one["name"] for one in json.loads(file.read_text())["traceEvents"] if one["ph"] == "X"} == {"step 2", "F 3"}
+    done = await answered(master, node, TIMELINE, "timeline", job, "--format", "svg", "-o", str(file), "--json")
+    assert json.loads(done.out) == {"format": "svg", "path": str(file)}
+    assert ET.parse(file).getroot().tag.endswith("svg")
+    await answered(master, node, TIMELINE, "timeline", job, "--format", "json", "-o", str(file))
+    assert json.loads(file.read_text())["workers"][0]["role"] == "trainer"
+    nowhere = str(tmp_path / "none/saved")
+    done = await answered(master, node, TIMELINE, "timeline", job, "-o", nowhere)
+    assert (done.code, f"can't write {nowhere}" in done.err) == (2, True)
+
+
+async def test_stacks_name_the_worker_and_those_that_do_not_answer(master: Client) -> None:
+    job, node, _ = await running(master)
+    done = await answered(master, node, STACKS, "stacks", job)
+    assert done.out.splitlines() == ["trainer-0 on trainer-0, MainThread", "  train.py:7 [bold]"]
+    done = await answered(master, node, STACKS, "stacks", job, "--json")
+    assert json.loads(done.out)["workers"][0]["threads"][0]["thread"] == "MainThread"
+    done = await answered(master, node, Answer(error="it is stopped").model_dump_json().encode(), "stacks", job)
+    assert "No answer from:" in done.err
+    assert done.out.splitlines()[1].split(maxsplit=2) == ["trainer-0", "trainer-0", "it is stopped"]
+
+
+async def test_a_profile_is_downloaded_when_it_is_stored(
+    master: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job, node, _ = await running(master)
+    name = "profile-trainer-0.json.gz"
+    command = asyncio.ensure_future(run_at(master, "profile", job, "--role", "trainer", "--steps", "5"))
+    worker = await answer(master, node, json.dumps({"artifact": name}).encode())
+    assert worker.inspection is not None
+    assert (worker.inspection.kind, worker.inspection.steps) == ("profile", 5)
+    stored = (await master.worker("PUT", job, 1, "/attempts/1/blobs/trace", content=b"a trace")).json()
+    await master.worker("POST", job, 1, "/attempts/1/artifacts", json={**stored, "name": name})
+    done = await command
+    assert (done.code, done.out.strip()) == (0, f"{job}-{name}")
+    assert Path(done.out.strip()).read_bytes() == b"a trace"
+
+
+async def test_a_job_without_workers_has_nothing_to_look_into(master: Client) -> None:
+    job = (await master.submit())["id"]
+    for command in (("timeline", job), ("stacks", job), ("profile", job)):
+        done = await run_at(master, *command)
+        assert done.code == 5
+        assert "queued" in done.err
+
+
+def test_a_schedule_is_drawn_and_its_bubble_is_the_known_one(tmp_path: Path) -> None:
+    svg, csv = tmp_path / "picture.svg", tmp_path / "schedule.csv"
+    done = run("schedule", "GPipe", "--ranks", "4", "--micro-batches", "8", "--svg", str(svg), "--csv", str(csv))
+    title, *rows = done.out.splitlines()
+    # (p - 1) / (m + p - 1) = 3 / 11
+    assert title.startswith("GPipe, 4 ranks, 8 micro-batches: bubble 27.3%")
+    drawn = [row.split() for row in rows if row.startswith("rank ")]
+    assert [(row[1], row.count("F0")) for row in drawn] == [(str(rank), 1) for rank in range(4)]
+    assert ET.parse(svg).getroot().tag.endswith("svg")
+    again = run("schedule", str(csv), "--json")
+    document, direct = json.loads(again.out), json.loads(run("schedule", "GPipe", "--json").out)
+    assert document["ranks"] == direct["ranks"]
+    assert document["bubble"] == pytest.approx(3 / 11)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["1f1b"], "valid: "),
+        (["Interleaved1F1B", "--micro-batches", "9"], "nearest valid: "),
+        (["GPipe", "--virtual-stages", "2"], "--virtual-stages is 2; GPipe requires"),
+        (["GPipe", "--svg", "/nowhere/a.svg"], "can't write /nowhere/a.svg"),
+    ],
+)
+def test_what_is_no_schedule_is_refused_with_what_is_valid(arguments: Sequence[str], said: str) -> None:
+    done = run("schedule", *arguments)
+    assert done.code == 2
+    assert said in done.err

@@ -1,0 +1,215 @@
+"""The commands that show jobs and nodes, with a master of the harness."""
+
+import asyncio
+import csv
+import io
+import json
+import zipfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rich.console import Group
+from tests.master.harness import ONE_TRAINER, TOKEN, Client, failure, line, on_master, one_trainer
+
+from rolecall.cli.output import Terminal
+from rolecall.cli.watch import picture
+from rolecall.client import Client as Connected
+from rolecall.client import Connection
+from rolecall.client.plot import table
+from rolecall.spec.state import WorkerState
+
+from .command import run, run_at
+
+LOG = (
+    b"2026-01-01 10:00:00.000+00:00 INFO an old record\n"
+    b"2999-01-01 10:00:00.000+00:00 INFO a new record\nprinted [red]\n"
+)
+
+
+@pytest.fixture
+async def master(tmp_path: Path) -> AsyncIterator[Client]:
+    """A master without nodes."""
+    async with on_master(tmp_path / "master") as client:
+        yield client
+
+
+async def two_jobs(master: Client) -> tuple[str, str]:
+    """A job that has succeeded, and one that runs, with other parameters."""
+    node = await one_trainer(master)
+    ids: list[str] = []
+    for steps, rate, score in ((3, 0.1, 0.5), (5, 0.25, 0.75)):
+        params = {"steps": steps, "learning_rate": rate}
+        job = (await master.submit(roles=ONE_TRAINER, params=params, name=f"job [{steps}]"))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        values = [line("step", step=step, steps=steps, metrics={"loss": 1 / step}) for step in range(1, 4)]
+        values.append(line("step", step=3, steps=steps, epoch=1, metrics={"validation_auc": score}))
+        if not ids:
+            values.append(line("result", metrics={"test_auc": score}))
+        await node.progress(worker, *values)
+        await node.ship(worker, "log", LOG)
+        await master.checkpoint(job, 1, 2)
+        await master.checkpoint(job, 1, 3)
+        if not ids:
+            await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+            await master.until(job, "succeeded")
+        else:
+            await master.until(job, "running", also=lambda one: one["progress"]["metrics"])
+        ids.append(job)
+    return ids[0], ids[1]
+
+
+async def test_everything_about_a_job_and_its_cluster(master: Client, tmp_path: Path) -> None:
+    """One test for all, because the jobs take the time."""
+    first, second = await two_jobs(master)
+    await _show(master, first)
+    await _events_and_checkpoints(master, first, tmp_path)
+    await _metrics(master, second)
+    await _compare(master, first, second)
+    await _logs(master, second)
+    await _top(master, second)
+    await _watch(master, second)
+    deleted = await run_at(master, "delete", first, second, "--force", "--json")
+    assert (deleted.code, json.loads(deleted.out)) == (0, {"deleted": [first, second]})
+    assert (await run_at(master, "events", first)).code == 4
+
+
+async def _show(master: Client, job: str) -> None:
+    shown = (await run_at(master, "show", job)).out
+    facts = dict(text.split(maxsplit=1) for text in shown.partition("\n\n")[0].splitlines())
+    assert facts["job"] == f"{job} job [3]"
+    assert facts["scores"] == "validation_auc=0.5000"
+    assert facts["result"] == "test_auc=0.5000"
+    assert "  steps  3\n" in shown
+    assert "learning_rate" not in shown, "it has its default"
+    assert [text.split()[0] for text in shown.partition("checkpoints\n")[2].splitlines()[1:3]] == ["3", "2"]
+    assert "submitted by admin" in shown
+    assert shown.rstrip().endswith("succeeded")
+
+
+async def _events_and_checkpoints(master: Client, job: str, folder: Path) -> None:
+    messages = [one["message"] for one in json.loads((await run_at(master, "events", job, "--json")).out)["events"]]
+    followed = await run_at(master, "events", job, "--follow", "--json")
+    assert [json.loads(text)["message"] for text in followed.out.splitlines()] == messages
+    plain = (await run_at(master, "events", job)).out.splitlines()
+    assert all(text.endswith(message) for text, message in zip(plain, messages, strict=True))
+    listed = (await run_at(master, "checkpoints", job)).out.splitlines()
+    assert [text.split()[:3] for text in listed[1:]] == [["3", "1", "1"], ["2", "1", "1"]]
+    for given, step in (((), 3), (("--step", "2"), 2)):
+        file = folder / f"{step}.zip"
+        done = await run_at(master, "checkpoints", job, "--download", *given, "-o", str(file), "--json")
+        assert json.loads(done.out) == {"step": step, "path": str(file)}
+        assert json.loads(zipfile.ZipFile(file).read("manifest.json"))["step"] == step
+    missing = await run_at(master, "checkpoints", job, "--download", "--step", "9", "-o", str(folder / "9.zip"))
+    assert (missing.code, "there are: 3, 2" in missing.err) == (4, True)
+    assert (await run_at(master, "checkpoints", job, "--step", "9")).code == 2
+
+
+async def _metrics(master: Client, job: str) -> None:
+    shown = [text.split() for text in (await run_at(master, "metrics", job)).out.splitlines()]
+    assert shown[1:] == [
+        ["loss", "trainer-0", "█▃▁", "3", "0.3333", "0.3333", "1"],
+        ["validation_auc", "trainer-0", "▅", "3", "0.75", "0.75", "0.75"],
+    ]
+    rows = list(csv.DictReader(io.StringIO((await run_at(master, "metrics", job, "--csv")).out)))
+    assert [(row["step"], row["loss"], row["role"]) for row in rows][:2] == [
+        ("1", "1.0", "trainer"),
+        ("2", "0.5", "trainer"),
+    ]
+    only = (await run_at(master, "metrics", job, "--csv", "--metric", "validation_auc")).out.splitlines()
+    assert (only[0].split(",")[-1], [text.split(",")[-1] for text in only[1:]]) == ("validation_auc", ["0.75"])
+    assert json.loads((await run_at(master, "metrics", job, "--json")).out)["series"][0]["role"] == "trainer"
+    wrong = await run_at(master, "metrics", job, "--metric", "auc")
+    assert (wrong.code, "reported metrics: loss, validation_auc" in wrong.err) == (2, True)
+
+
+async def _compare(master: Client, first: str, second: str) -> None:
+    document = json.loads((await run_at(master, "compare", first, second, "--json")).out)
+    assert document["differences"] == {"params.steps": ["3", "5"], "params.learning_rate": ["0.1", "0.25"]}
+    assert document["metrics"]["validation_auc"] == [0.5, 0.75]
+    assert document["metrics"]["test_auc"] == [0.5, None]
+    shown = [text.split() for text in (await run_at(master, "compare", first, second)).out.splitlines()]
+    assert ["steps", "3", "5"] in shown
+    assert ["name", "job", "[3]", "job", "[5]"] in shown
+    assert ["validation_auc", "0.5000", "0.7500"] in shown
+    assert ["test_auc", "0.5000", "-"] in shown
+    assert (await run_at(master, "compare", first)).code == 2
+
+
+async def _logs(master: Client, job: str) -> None:
+    lines = [f"[trainer-0] {text}" for text in LOG.decode().splitlines()]
+    assert (await run_at(master, "logs", job)).out.splitlines() == lines
+    assert (await run_at(master, "logs", job, "--tail", "1")).out.splitlines() == lines[2:]
+    assert (await run_at(master, "logs", job, "--since", "1h")).out.splitlines() == lines[1:]
+    assert (await run_at(master, "logs", job, "--grep", r"(new|old) rec")).out.splitlines() == lines[:2]
+    both = await run_at(master, "logs", job, "--since", "1h", "--grep", "record", "--json")
+    assert json.loads(both.out) == [lines[1]]
+    for wrong in (("--grep", "("), ("--since", "soon"), ("--since", "1h", "--follow")):
+        assert (await run_at(master, "logs", job, *wrong)).code == 2
+
+
+async def _top(master: Client, job: str) -> None:
+    shown = (await run_at(master, "top")).out
+    assert "nodes: 1 of 1 alive   slots: 1 of 2 in use   jobs: 1 running, 0 queued" in shown
+    assert f"trainer-0 of {job}" in shown
+    assert "job [5]" in shown
+    document = json.loads((await run_at(master, "top", "--json")).out)
+    assert ([one["id"] for one in document["jobs"]], len(document["nodes"])) == ([job], 1)
+
+
+async def _watch(master: Client, job: str) -> None:
+    terminal = Terminal(file=io.StringIO(), force_terminal=True, highlight=False, width=60, height=30)
+
+    def draw() -> None:
+        with Connected(Connection(str(master.http.base_url), TOKEN)) as client:
+            shown = picture(terminal, client.job(job), client.events(job), table(client.metrics(job)), ())
+            assert isinstance(shown, Group)
+            terminal.print(shown)
+
+    await asyncio.to_thread(draw)
+    drawn = terminal.file.getvalue()  # type: ignore[attr-defined]
+    assert "step 3/5, epoch 1" in drawn
+    assert "loss of trainer-0: 0.3333" in drawn
+    assert "validation_auc of trainer-0: 0.75" in drawn
+    assert "━" * 36 in drawn
+
+
+async def test_without_a_terminal_watch_prints_lines_and_has_the_exit_code_of_the_outcome(master: Client) -> None:
+    node = await one_trainer(master)
+    job = (await master.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
+    watching = asyncio.ensure_future(run_at(master, "watch", job))
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.FAILED, exit_code=1, failure=failure("ValueError: broken"))
+    done = await watching
+    assert done.code == 1
+    assert done.out.startswith("toy failed: ")
+    assert "submitted by admin" in done.err
+
+
+async def test_a_shell_completes_jobs_and_workloads(master: Client) -> None:
+    job = (await master.submit(name="first"))["id"]
+    found = await complete(master, "rolecall show to")
+    assert found == [job]
+    assert await complete(master, "rolecall show x") == []
+    assert await complete(master, "rolecall workloads t") == ["toy"]
+    assert await complete(master, "rolecall wat") == ["watch"]
+
+
+async def test_completion_is_silent_without_a_cluster(tmp_path: Path) -> None:
+    words = {"COMP_WORDS": "rolecall show x", "COMP_CWORD": "2", "_ROLECALL_COMPLETE": "complete_bash"}
+    done = await asyncio.to_thread(
+        lambda: run(XDG_CONFIG_HOME=str(tmp_path), ROLECALL_URL="", ROLECALL_TOKEN="", **words)
+    )
+    assert (done.out.strip(), done.err) == ("", "")
+
+
+async def complete(master: Client, typed: str) -> list[str]:
+    """What the completion of a shell offers for the last word."""
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_ROLECALL_COMPLETE": "complete_bash"}
+    return (await run_at(master, **words)).out.split()
+
+
+def test_without_a_cluster_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+    done = run("top", XDG_CONFIG_HOME=str(tmp_path), ROLECALL_URL="", ROLECALL_TOKEN="")
+    assert (done.code, "start one with `rolecall local`" in done.err) == (6, True)

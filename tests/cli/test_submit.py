@@ -1,0 +1,69 @@
+"""`rolecall submit`: files and stdin, dry runs, and waiting for the end."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.master.harness import ONE_TRAINER, Client, Node, line, on_master, one_trainer
+
+from rolecall.spec.state import WorkerState
+
+from .command import run, run_at
+
+JOB = {"workload": "toy", "roles": ONE_TRAINER, "params": {"steps": 5}}
+
+
+@pytest.fixture
+async def master(tmp_path: Path) -> AsyncIterator[Client]:
+    """A master without nodes."""
+    async with on_master(tmp_path / "master") as client:
+        yield client
+
+
+async def test_a_dry_run_shows_where_the_workers_would_run_or_what_the_job_would_wait_for(
+    master: Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("workload: toy\nroles: {parameter-server: 0, trainer: 1}\n")
+    waits = await run_at(master, "submit", str(file), "--dry-run")
+    assert (waits.code, waits.out.count("\n")) == (0, 1)
+    assert waits.out.startswith("the job is valid; it would wait: ")
+    assert "trainer" in waits.out
+    await one_trainer(master)
+    plan = await run_at(master, "submit", str(file), "--dry-run")
+    assert plan.out.splitlines()[-1].split()[:3] == ["0", "trainer-0", "trainer-0"]
+    plan = await run_at(master, "submit", "-", "--set", "params.steps=7", "--dry-run", "--json", given=json.dumps(JOB))
+    assert json.loads(plan.out)["params"]["steps"] == 7
+    refused = await run_at(master, "submit", "-", "--set", "params.step=7", "--dry-run", given="workload: toy")
+    assert refused.code == 5
+    assert "did you mean 'steps'" in refused.err
+    assert (await master.user("GET", "/jobs")).json()["jobs"] == []
+
+
+async def test_wait_prints_only_the_outcome(master: Client) -> None:
+    node = await one_trainer(master)
+    waiting = asyncio.ensure_future(run_at(master, "submit", "-", "--wait", given=json.dumps(JOB)))
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    await node.progress(worker, line("result", metrics={"score": 0.5}))
+    await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+    done = await waiting
+    assert (done.code, done.out) == (0, "toy succeeded: score=0.5000\n")
+    assert done.err == f"job {worker.launch.job}\n"
+
+
+async def test_wait_has_the_exit_code_of_the_outcome(master: Client) -> None:
+    node: Node = await one_trainer(master)
+    waiting = asyncio.ensure_future(run_at(master, "submit", "-", "--wait", "--json", given=json.dumps(JOB)))
+    (worker,) = await node.workers()
+    await master.user("POST", f"/jobs/{worker.launch.job}/cancel")
+    await node.say(worker, WorkerState.STOPPED, exit_code=0)
+    done = await waiting
+    assert (done.code, json.loads(done.out)["state"]) == (3, "cancelled")
+
+
+def test_a_dry_run_has_no_job_to_wait_for() -> None:
+    done = run("submit", "-", "--dry-run", "--wait", given="{}")
+    assert (done.code, "omit --follow and --wait" in done.err) == (2, True)

@@ -1,0 +1,100 @@
+"""`rolecall workloads`: the tree of parameters, and examples that a master accepts."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+from tests.master.harness import make_settings, one_trainer, serving
+
+from rolecall.cli.param_tree import Entry, param_tree
+from rolecall.master import catalogue
+from rolecall.spec.workload import Params
+
+from .command import run_at
+
+
+class Circle(BaseModel):
+    """Round."""
+
+    name: Literal["circle"]
+    radius: Annotated[float, Field(gt=0, lt=2**30)] = 1.0
+
+
+class Square(BaseModel):
+    """Not round."""
+
+    name: Literal["square"]
+
+
+class Column(Params):
+    """A column."""
+
+    column: str
+    """Its name."""
+    inner: tuple["Column", ...] = ()
+
+
+class Drawing(Params):
+    """Parameters of every kind."""
+
+    steps: Annotated[int, Field(ge=1, le=2**40)] = 3
+    """How many."""
+    shape: Annotated[Circle | Square, Field(discriminator="name")] | None = None
+    columns: list[str | Column]
+    mode: Literal["a", "b"] = "a"
+    range: tuple[float, Annotated[int, Field(gt=-1)]] = (0.0, 1)
+    sizes: Annotated[list[int], Field(min_length=2, max_length=2)] = [1, 2]  # noqa: RUF012 - pydantic copies it
+    weights: dict[str, Column] = {}  # noqa: RUF012
+
+
+def lines(entries: tuple[Entry, ...], indent: str = "") -> Iterator[str]:
+    """An entry a line."""
+    for one in entries:
+        yield f"{indent}{one.name}|{one.type}|{one.default}|{one.meaning}"
+        yield from lines(one.inner, indent + " ")
+
+
+def test_nested_parameters_have_types_ranges_defaults_and_meanings() -> None:
+    assert list(lines(param_tree(Drawing.model_json_schema()))) == [
+        "steps|integer ≥ 1 ≤ 2^40|3|How many.",
+        'shape|name: "circle" or name: "square" or null|null|',
+        ' |name: "circle"|None|Round.',
+        "  radius|number > 0 < 2^30|1.0|",
+        ' |name: "square"|None|Not round.',
+        "columns|list of (string or Column)|required|",
+        " column|string|required|Its name.",
+        " inner|list of Column|[]|",
+        'mode|"a" or "b"|"a"|',
+        "range|[number, integer > -1]|[0.0, 1]|",
+        "sizes|list of 2 of integers|[1, 2]|",
+        "weights|object|{}|",
+        " column|string|required|Its name.",
+        " inner|list of Column|[]|",
+    ]
+
+
+def test_a_schema_that_contains_itself_has_an_end() -> None:
+    schema = {"$defs": {"L": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/L"}]}}}}
+    (entry,) = param_tree(schema | {"properties": {"deep": {"$ref": "#/$defs/L"}}})
+    assert entry.type.startswith("list of (integer or list of (integer or list of")
+
+
+@pytest.mark.slow
+async def test_every_example_is_a_job_that_its_workload_accepts(tmp_path: Path) -> None:
+    async with serving(make_settings(tmp_path), catalogue=catalogue.load()) as master:
+        await one_trainer(master)
+        listed = json.loads((await run_at(master, "workloads", "--json")).out)["workloads"]
+        assert len(listed) >= 6
+        for name in [one["name"] for one in listed]:
+            shown = await run_at(master, "workloads", name, "--example")
+            assert json.loads(shown.out)["workload"] == name
+            planned = await run_at(master, "submit", "-", "--dry-run", given=shown.out)
+            assert (planned.code, planned.out.partition(";")[0]) == (0, "the job is valid")
+            schema = json.loads((await run_at(master, "workloads", name, "--schema")).out)
+            tree = (await run_at(master, "workloads", name)).out
+            described = [one["description"].split()[0] for one in schema["properties"].values()]
+            assert all(field in tree for field in (*schema["properties"], *described))
+        assert not json.loads((await run_at(master, "jobs", "--json")).out)["jobs"], "a dry run creates nothing"
