@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rolecall.workloads.reinforce import backward
 from rolecall.workloads.reinforce import params as spec
 from rolecall.workloads.reinforce.algorithms import (
     Algorithm,
@@ -117,6 +118,19 @@ def test_gradients_in_closed_form_are_those_of_autograd(
         losses = update_policy(algorithm, ours, gradients, optimizers[0], batch)
         assert losses["loss"] == pytest.approx(autograd.update(reference, optimizers[1], batch), abs=1e-10)
         torch.testing.assert_close(ours.state_dict(), reference.state_dict(), rtol=0, atol=1e-10)
+
+
+def test_large_batches_pass_in_parts(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, copy = transitions(policy), Policy(DESCRIPTION)
+    copy.load_state_dict(policy.state_dict())
+    algorithm = Reinforce(spec.Reinforce(name="reinforce"))
+    losses: list[dict[str, float]] = []
+    for rows, chosen in ((50, policy), (16, copy)):
+        monkeypatch.setattr(backward, "_ROWS", rows)
+        optimizer = torch.optim.SGD(chosen.parameters(), lr=0.5)
+        losses.append(update_policy(algorithm, chosen, backpropagation(chosen, None), optimizer, batch))
+    assert losses[1] == pytest.approx(losses[0], abs=1e-12)
+    torch.testing.assert_close(copy.state_dict(), policy.state_dict(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

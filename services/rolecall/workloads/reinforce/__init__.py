@@ -6,8 +6,8 @@ the agent and report each reward to it. Environments are Gymnasium's, algorithms
 `params`: the parameters. `check`: checks before the gang starts. `model`: the policy, shared with exports. `build`: its
 initial weights, and all seeds. `observer`: runs environments. `remote`: the agent's calls of the observers.
 `inference`: actions for observers that request them. `tutorial`: the tutorial's protocol. `learner`: updates the
-policy by `algorithms`. `scores`: metrics of episodes. `training`: the agent's loop. `export`: the exported archive and
-a movie. This file, `params` and `check` import neither torch nor Gymnasium.
+policy by `algorithms`, `backward` and `flat`. `scores`: metrics of episodes. `training`: the agent's loop. `export`:
+the exported archive and a movie. This file, `params` and `check` import neither torch nor Gymnasium.
 """
 
 from rolecall.spec.role import Role

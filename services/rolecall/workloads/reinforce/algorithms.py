@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rolecall.workloads.reinforce import params as spec
 from rolecall.workloads.reinforce.backward import Backpropagation, Distribution, distribution
+from rolecall.workloads.reinforce.flat import step_of
 from rolecall.workloads.reinforce.model import Policy
 
 
@@ -79,9 +80,6 @@ class Losses:
     kl: Tensor
     """The KL divergence from the policy that sampled the actions, in nats (Schulman's k3 estimator, 2020)."""
 
-    def total(self, value_coefficient: float, entropy_coefficient: float) -> Tensor:
-        return self.policy + value_coefficient * self.value - entropy_coefficient * self.entropy
-
 
 @dataclass(frozen=True, slots=True)
 class LossGradients:
@@ -113,16 +111,19 @@ class Algorithm(ABC):
         """Indices of the transitions of each optimizer step, in [0, count)."""
 
     @abstractmethod
-    def policy_loss(self, log_probs: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """The policy's loss, and its gradient [b], for log-probabilities [b] of the batch's actions."""
+    def policy_loss(self, log_probs: Tensor, growths: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """The policy's loss, and its gradient [b], for log-probabilities [b] of the batch's actions and the relative
+        growths [b] of their probabilities."""
 
     def losses(self, actions: Distribution, values: Tensor, batch: Transitions) -> tuple[Losses, LossGradients]:
         """The loss of one optimizer step and its gradients, for the distribution of the batch's actions and the values
         [b] under the current policy.
         """
-        policy, log_prob_gradients = self.policy_loss(actions.log_probs, batch)
+        changes = actions.log_probs - batch.log_probs
+        growths = changes.expm1()
+        policy, log_prob_gradients = self.policy_loss(actions.log_probs, growths, batch)
         value, value_gradients = value_loss(values, batch, self.value_clip)
-        losses = Losses(policy, value, actions.entropies.mean(), _kl(actions.log_probs - batch.log_probs))
+        losses = Losses(policy, value, actions.entropies.mean(), kl=(growths - changes).mean())
         return losses, LossGradients(
             log_probs=log_prob_gradients,
             values=value_gradients.mul_(self.value_coefficient),
@@ -155,7 +156,7 @@ class Reinforce(Algorithm):
         """One batch of all transitions: they are off-policy after one optimizer step."""
         yield torch.arange(count)
 
-    def policy_loss(self, log_probs: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, log_probs: Tensor, growths: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
         weights = self._weights(batch)
         return -(log_probs * weights).mean(), weights / -len(weights)
 
@@ -175,9 +176,9 @@ class Ppo(Algorithm):
         for _ in range(self._params.epochs):
             yield from (part for part in torch.randperm(count).split(self._params.minibatch_size) if len(part) > 1)
 
-    def policy_loss(self, log_probs: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, log_probs: Tensor, growths: Tensor, batch: Transitions) -> tuple[Tensor, Tensor]:
         weights = self._weights(batch)
-        ratio = (log_probs - batch.log_probs).exp_()
+        ratio = growths + 1
         gains = ratio * weights
         clipped = ratio.clamp(1 - self._params.clip, 1 + self._params.clip).mul_(weights)
         # The derivative of the ratio is the ratio itself; clipped gains are constant.
@@ -197,21 +198,23 @@ def update_policy(
     transitions: Transitions,
 ) -> dict[str, float]:
     """One policy update. `gradients` are those of the policy. Returns its losses, averaged over the optimizer steps."""
+    # Each operation costs more than its arithmetic, so what is linear in the losses waits for the end.
     history: list[Tensor] = []
+    step = step_of(optimizer)
     for indices in algorithm.minibatches(len(transitions)):
         batch = transitions.select(indices.to(transitions.advantages.device))
         outputs, values = gradients.forward(policy.normalized(batch.observations))
         actions = distribution(policy.head, outputs, batch.actions)
         losses, derivatives = algorithm.losses(actions, values, batch)
-        total = losses.total(algorithm.value_coefficient, algorithm.entropy_coefficient)
-        history.append(torch.stack([total, losses.policy, losses.value, losses.entropy, losses.kl]))
+        history.append(torch.stack([losses.policy, losses.value, losses.entropy, losses.kl]))
         if algorithm.target_kl is not None and losses.kl > algorithm.target_kl:
             break
         gradients.backward(actions.backward(derivatives.log_probs, derivatives.entropy), derivatives.values)
         gradients.clip()
-        optimizer.step()
-    means = torch.stack(history).mean(0).tolist()
-    return dict(zip(("loss", "policy_loss", "value_loss", "entropy", "kl"), means, strict=True))
+        step()
+    policy_loss, value_loss, entropy, kl = torch.stack(history).mean(0).tolist()
+    loss = policy_loss + algorithm.value_coefficient * value_loss - algorithm.entropy_coefficient * entropy
+    return {"loss": loss, "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, "kl": kl}
 
 
 def finish_episodes(
@@ -244,12 +247,10 @@ def finish_episodes(
 
 def normalize(numbers: Tensor, eps: float = 1e-8) -> Tensor:
     """The numbers [b] with mean 0 and deviation 1; a single number is unchanged."""
-    return (numbers - numbers.mean()) / (numbers.std() + eps) if len(numbers) > 1 else numbers
-
-
-def _kl(change: Tensor) -> Tensor:
-    """The k3 estimate from the changes [b] of the sampled actions' log-probabilities."""
-    return (change.expm1() - change).mean()
+    if len(numbers) == 1:
+        return numbers
+    deviation, mean = torch.std_mean(numbers)
+    return (numbers - mean).div_(deviation + eps)
 
 
 def advantages(

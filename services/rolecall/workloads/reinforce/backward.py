@@ -4,12 +4,17 @@ The built-in networks are so small that autograd and per-parameter calls would t
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor, nn
 
+from rolecall.workloads.reinforce.flat import as_one_vector
 from rolecall.workloads.reinforce.model import ActorCritic, CategoricalHead, GaussianHead, Policy
+
+_ROWS = 2048
+"""Transitions in one pass through the layers: the results of more would not fit into a core's cache."""
 
 
 class Distribution(ABC):
@@ -70,7 +75,9 @@ def distribution(head: CategoricalHead | GaussianHead, outputs: Tensor, actions:
 class Backpropagation(ABC):
     """Computes the gradients of a policy's parameters."""
 
-    def __init__(self, max_norm: float | None) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], max_norm: float | None) -> None:
+        self.parameters = parameters
+        """What the optimizer updates."""
         self._max_norm = max_norm
 
     @abstractmethod
@@ -94,9 +101,8 @@ class _Autograd(Backpropagation):
     """Any network."""
 
     def __init__(self, policy: Policy, max_norm: float | None) -> None:
-        super().__init__(max_norm)
+        super().__init__(list(policy.parameters()), max_norm)
         self._network = policy.network
-        self._parameters = list(policy.parameters())
 
     @torch.enable_grad()
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,24 +115,22 @@ class _Autograd(Backpropagation):
         torch.autograd.backward(self._results, [outputs, values])
 
     def _clip(self, max_norm: float) -> None:
-        nn.utils.clip_grad_norm_(self._parameters, max_norm)
+        nn.utils.clip_grad_norm_(self.parameters, max_norm)
 
 
 class _Mlp(Backpropagation):
-    """The built-in network without dropout, with all gradients in one vector."""
+    """The built-in network without dropout, with all parameters in one vector, and all gradients in another."""
 
     def __init__(self, policy: Policy, network: ActorCritic, max_norm: float | None) -> None:
-        super().__init__(max_norm)
-        parameters = list(policy.parameters())
-        self._gradients = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
-        parts = self._gradients.split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
-        self._actor, self._critic = _Layers(network.actor), _Layers(network.critic)
+        vector = as_one_vector(policy)
+        super().__init__([vector], max_norm)
+        assert vector.grad is not None
+        self._gradients = vector.grad
+        self._actor, self._critic = _TrainedLayers(network.actor), _TrainedLayers(network.critic)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        flat = observations.flatten(1)
-        return self._actor.forward(flat), self._critic.forward(flat).squeeze(-1)
+        parts = observations.flatten(1).split(_ROWS)
+        return self._actor.forward(parts), self._critic.forward(parts).squeeze(-1)
 
     def backward(self, outputs: Tensor, values: Tensor) -> None:
         self._actor.backward(outputs)
@@ -137,29 +141,56 @@ class _Mlp(Backpropagation):
         self._gradients.mul_((max_norm / (torch.linalg.vector_norm(self._gradients) + 1e-6)).clamp_(max=1.0))
 
 
-class _Layers:
-    """Linear layers with an activation function between them."""
+class Layers:
+    """The forward pass of linear layers with an activation function between them."""
 
     def __init__(self, modules: nn.Sequential) -> None:
         self._linear = [module for module in modules if isinstance(module, nn.Linear)]
+        # Attributes of modules and parameters cost as much time as a small operation.
+        self._weights = [(module.weight.detach(), module.bias.detach()) for module in self._linear]
         self._tanh = any(isinstance(module, nn.Tanh) for module in modules)
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def outputs(self, inputs: Tensor) -> Tensor:
         """The outputs [b, outputs] of inputs [b, inputs]."""
-        self._inputs = [inputs]
-        for layer in self._linear[:-1]:
-            hidden = F.linear(self._inputs[-1], layer.weight, layer.bias)
-            self._inputs.append(hidden.tanh_() if self._tanh else hidden.relu_())
-        return F.linear(self._inputs[-1], self._linear[-1].weight, self._linear[-1].bias)
+        return F.linear(self._layer_inputs(inputs)[-1], *self._weights[-1])
+
+    def _layer_inputs(self, inputs: Tensor) -> list[Tensor]:
+        found = [inputs]
+        for weight, bias in self._weights[:-1]:
+            hidden = F.linear(found[-1], weight, bias)
+            found.append(hidden.tanh_() if self._tanh else hidden.relu_())
+        return found
+
+
+class _TrainedLayers(Layers):
+    """Also the backward pass. Large inputs pass in parts that fit into a core's cache."""
+
+    def __init__(self, modules: nn.Sequential) -> None:
+        super().__init__(modules)
+        self._gradients = [(_gradient(module.weight), _gradient(module.bias)) for module in self._linear]
+
+    def forward(self, parts: Sequence[Tensor]) -> Tensor:
+        """The outputs [b, outputs] of inputs, which are given in parts [<= _ROWS, inputs]."""
+        self._inputs = [self._layer_inputs(part) for part in parts]
+        outputs = [F.linear(inputs[-1], *self._weights[-1]) for inputs in self._inputs]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def backward(self, gradient: Tensor) -> None:
         """Set the gradients of weights and biases, from that of the outputs."""
-        for index in reversed(range(len(self._linear))):
-            layer, inputs = self._linear[index], self._inputs[index]
-            torch.mm(gradient.t(), inputs, out=layer.weight.grad)
-            torch.sum(gradient, 0, out=layer.bias.grad)
+        for number, (inputs, part) in enumerate(zip(self._inputs, gradient.split(_ROWS), strict=True)):
+            self._backward_part(inputs, part, accumulate=number > 0)
+
+    def _backward_part(self, inputs: list[Tensor], gradient: Tensor, *, accumulate: bool) -> None:
+        for index in reversed(range(len(self._weights))):
+            weight_gradient, bias_gradient = self._gradients[index]
+            if accumulate:
+                weight_gradient.addmm_(gradient.t(), inputs[index])
+                bias_gradient.add_(gradient.sum(0))
+            else:
+                torch.mm(gradient.t(), inputs[index], out=weight_gradient)
+                torch.sum(gradient, 0, out=bias_gradient)
             if index:
-                gradient = self._through_activation(gradient @ layer.weight, inputs)
+                gradient = self._through_activation(gradient @ self._weights[index][0], inputs[index])
 
     def _through_activation(self, gradient: Tensor, results: Tensor) -> Tensor:
         """The gradient of an activation's inputs, from that of its results."""
@@ -168,9 +199,23 @@ class _Layers:
         return torch.ops.aten.threshold_backward(gradient, results, 0)
 
 
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def outputs_of(policy: Policy) -> Callable[[Tensor], Tensor]:
+    """The fastest way to `policy.outputs` without autograd graphs. It keeps references to the parameters."""
+    network = policy.network
+    if not isinstance(network, ActorCritic) or network.has_dropout:
+        return policy.outputs
+    layers = Layers(network.actor)
+    return lambda observations: layers.outputs(policy.normalized(observations).flatten(1))
+
+
 def backpropagation(policy: Policy, max_norm: float | None) -> Backpropagation:
-    """The fastest way for this policy. It keeps references to the gradients, so don't replace them. `max_norm` is that
-    of all gradients."""
+    """The fastest way for this policy. It keeps references to parameters and gradients, so don't replace them.
+    `max_norm` is that of all gradients."""
     network = policy.network
     if isinstance(network, ActorCritic) and not network.has_dropout:
         return _Mlp(policy, network, max_norm)

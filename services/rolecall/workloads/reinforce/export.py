@@ -1,6 +1,7 @@
 """Exports the trained policy: a self-contained zip, and an episode as an animated GIF."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,9 @@ class RenderError(Exception):
     """The environment can't be rendered; the message has the reason."""
 
 
-def record_episode(policy: Policy, params: Params, path: Path) -> None:
-    """Run the first evaluation episode and write it to `path` as a GIF in real time.
+def record_episode(policy: Policy, params: Params, path: Path, expected_steps: float = 0.0) -> None:
+    """Run the first evaluation episode and write it to `path` as a GIF in real time. `expected_steps` is the expected
+    length of the episode, so that only the frames of the movie are rendered.
 
     Raises `RenderError` if the environment can't be rendered.
     """
@@ -67,7 +69,7 @@ def record_episode(policy: Policy, params: Params, path: Path) -> None:
     except InputError as error:
         raise RenderError(str(error)) from error
     try:
-        frames, steps = _run_episode(policy, environment, params)
+        frames, steps = _run_episode(policy, environment, params, math.ceil((expected_steps + 1) / _MAX_FRAMES))
     finally:
         environment.close()
     per_second = environment.metadata.get("render_fps", 30)
@@ -75,12 +77,14 @@ def record_episode(policy: Policy, params: Params, path: Path) -> None:
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=max(_MIN_FRAME_MS, round(duration)), loop=0)
 
 
-def _run_episode(policy: Policy, environment: creation.Env, params: Params) -> tuple[list[Image.Image], int]:
-    """At most `_MAX_FRAMES` evenly spaced frames of an episode, and its number of steps."""
+def _run_episode(
+    policy: Policy, environment: creation.Env, params: Params, every: int
+) -> tuple[list[Image.Image], int]:
+    """At most `_MAX_FRAMES` frames of an episode, one in `every` steps or fewer, and its number of steps."""
     observation, _ = environment.reset(seed=params.evaluation.seed)
-    # Rendering takes longer than acting, and the length is unknown: when there are too many frames, drop every second,
-    # and render half as often.
-    frames, every, steps, ended = [_frame(environment)], 1, 0, False
+    # Rendering takes longer than acting, and the length is only expected: when there are too many frames, drop every
+    # second, and render half as often.
+    frames, steps, ended = [_frame(environment)], 0, False
     while not ended:
         action = policy.act(observation, deterministic=params.evaluation.deterministic)
         observation, _, terminated, truncated, _ = environment.step(action)

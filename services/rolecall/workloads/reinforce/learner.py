@@ -3,11 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rolecall.kit.checkpoint import (
     Tensors,
-    flatten_optimizer,
     random_state,
     restore_optimizer,
     restore_random_state,
@@ -19,6 +18,7 @@ from rolecall.workloads.reinforce import algorithms
 from rolecall.workloads.reinforce.algorithms import Episode, Transitions, advantages, discounted_sums
 from rolecall.workloads.reinforce.backward import backpropagation
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
+from rolecall.workloads.reinforce.flat import join_state, split_state
 from rolecall.workloads.reinforce.model import Normalizer
 from rolecall.workloads.reinforce.params import Params
 
@@ -38,7 +38,9 @@ class Learner:
         self.policy = new_policy(params, spaces).to(device)
         self._reward_normalizer = RewardNormalizer(self.algorithm.gamma)
         self._gradients = backpropagation(self.policy, params.max_grad_norm)
-        self._optimizer = dense_optimizer(params.chosen_optimizer).build(self.policy.parameters())
+        # The tutorial's protocol differentiates by autograd, which sets the gradients of the single parameters.
+        updated = self._parameters if params.protocol == "tutorial" else self._gradients.parameters
+        self._optimizer = dense_optimizer(params.chosen_optimizer).build(updated)
 
     def train(self, update: int, trajectories: dict[int, Trajectory], rate_factor: float) -> dict[str, float]:
         """One update from the trajectories by observer. Returns its mean losses."""
@@ -74,13 +76,17 @@ class Learner:
         named = {_POLICY + name: value for name, value in self.weights().items()}
         rewards = self._reward_normalizer.moments.state_dict()
         named |= {_REWARDS + name: value.clone() for name, value in rewards.items()}
-        return named | flatten_optimizer(self._optimizer) | random_state(self._device)
+        return named | split_state(self._optimizer, self._parameters) | random_state(self._device)
 
     def restore(self, tensors: Tensors) -> None:
         self.policy.load_state_dict(strip_prefix(tensors, _POLICY))
         self._reward_normalizer.moments.load_state_dict(strip_prefix(tensors, _REWARDS))
-        restore_optimizer(self._optimizer, tensors)
+        restore_optimizer(self._optimizer, join_state(tensors, self._optimizer, self._parameters))
         restore_random_state(tensors, self._device)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self.policy.parameters())
 
     def _update_normalizer(self, observations: Tensor) -> None:
         """Call it after the update: sampling and training must use the same statistics."""

@@ -7,12 +7,14 @@ from torch import Tensor
 from torch.distributed import rpc
 
 from rolecall.kit.environments import creation
-from rolecall.kit.environments.rollouts import ActFn, AgentOutputBuffer, Collector, EnvOutputs
+from rolecall.kit.environments.rollouts import ActFn, AgentOutputs, Collector, EnvOutputs
 from rolecall.kit.worker import WorkerContext, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.reinforce import inference, remote
+from rolecall.workloads.reinforce.backward import outputs_of
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of, seeds_of
+from rolecall.workloads.reinforce.model import Policy
 from rolecall.workloads.reinforce.params import Params
 from rolecall.workloads.reinforce.remote import (
     CollectRollout,
@@ -45,6 +47,7 @@ class _Observer:
         self._rank = context.role_rank
         self._device = context.device
         self._policy = new_policy(self._params, creation.describe(self._params.environment)).to(self._device)
+        self._outputs = outputs_of(self._policy)
         self._timeline = context.timeline
         self._eval_collectors: dict[int, Collector] = {}
 
@@ -78,9 +81,9 @@ class _Observer:
             return RolloutResult(None, self._run_environments(self._request_actions))
         self._policy.load_state_dict(request.weights)
         torch.manual_seed(seed_of(self._params.seed, RandomStream.ACTIONS, *key))
-        buffer = AgentOutputBuffer()
-        env_outputs = self._run_environments(lambda observations: self._sample(observations, buffer))
-        return RolloutResult(buffer.agent_outputs(), env_outputs)
+        samples = _Samples()
+        env_outputs = self._run_environments(lambda observations: self._sample(observations, samples))
+        return RolloutResult(samples.agent_outputs(self._policy), env_outputs)
 
     def _run_episode(self, request: RunEpisode) -> None:
         try:
@@ -114,15 +117,16 @@ class _Observer:
         return RolloutResult(None, env_outputs)
 
     @torch.inference_mode()
-    def _sample(self, observations: Tensor, buffer: AgentOutputBuffer) -> Tensor:
+    def _sample(self, observations: Tensor, samples: "_Samples") -> Tensor:
         with self._timeline.span("act"):
-            actions, log_probs = self._policy.sample_actions(observations.to(self._device))
-        buffer.add(observations, actions.cpu(), log_probs.cpu())
+            outputs = self._outputs(observations.to(self._device))
+            actions = self._policy.head.sample(outputs)
+        samples.add(observations, actions, outputs)
         return self._policy.head.to_env_actions(actions)
 
     @torch.inference_mode()
     def _act(self, observations: Tensor) -> Tensor:
-        outputs = self._policy.outputs(observations.to(self._device))
+        outputs = self._outputs(observations.to(self._device))
         head, deterministic = self._policy.head, self._params.evaluation.deterministic
         return head.to_env_actions(head.mode(outputs) if deterministic else head.sample(outputs))
 
@@ -139,3 +143,21 @@ class _Observer:
         changes = {"vectorization": "loop"} if loop else {}
         environment = self._params.environment.model_copy(update=changes)
         return Collector(creation.make_vector(environment, count), check_shutdown)
+
+
+class _Samples:
+    """What the policy saw and chose in each step of a rollout."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, observations: Tensor, actions: Tensor, outputs: Tensor) -> None:
+        """Add one step of n environments: [n, ...], [n, ...] and the network outputs [n, outputs]."""
+        self._steps.append((observations, actions, outputs))
+
+    @torch.no_grad()
+    def agent_outputs(self, policy: Policy) -> AgentOutputs:
+        """The outputs of all steps, whose log-probabilities are computed at once."""
+        observations, actions, outputs = (torch.stack(column) for column in zip(*self._steps, strict=True))
+        log_probs = policy.head.log_probs(outputs.flatten(0, 1), actions.flatten(0, 1)).view(actions.shape[:2])
+        return AgentOutputs(observations, actions.cpu(), log_probs.cpu())

@@ -310,7 +310,7 @@ class Training(JobLoop[UpdatePosition, Params]):
         """Store a movie of the policy."""
         path = self.context.workdir.scratch / "episode.gif"
         try:
-            record_episode(policy, self.params, path)
+            record_episode(policy, self.params, path, (self.position.best or {}).get("evaluation_length", 0.0))
         except RenderError as error:
             self.context.report.event(f"no movie: {error}")
             return
