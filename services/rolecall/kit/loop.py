@@ -16,11 +16,16 @@ import torch.distributed as dist
 from rolecall.kit.params import TrainingParams
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext
+from rolecall.runtime.measuring import measured_step, measurements
 from rolecall.spec.errors import InputError, Stopped
+from rolecall.spec.metric import STEP_PHASES, Phase
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import StopMode
 from rolecall.spec.workload import Params
 
+_SPENT = "spent"
+"""The time spent so far, beside the position in a checkpoint."""
 Batch = TypeVar("Batch")
 AnyParams = TypeVar("AnyParams", bound=Params)
 P = TypeVar("P", bound=TrainingParams)
@@ -45,6 +50,8 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         self.params = context.params
         self.position = position
         self._last_save = time.monotonic()
+        self._resumed = TimeSpent()
+        self._began = measurements.phases.seconds()
 
     @property
     @abstractmethod
@@ -82,20 +89,33 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         self.load(manifest)
         own = {field.name for field in fields(self.position)}  # A newer release can have stored further fields.
         self.position = type(self.position)(**{name: one for name, one in manifest.position.items() if name in own})
+        self._resumed = TimeSpent.model_validate(manifest.position.get(_SPENT, {}))
         if _is_rank_zero():
             self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
 
     def save(self, *, keep: bool = False) -> dict[str, Any] | None:
         """Write a checkpoint; called on all ranks. Returns its manifest on every rank, or None if it was skipped."""
-        if dist.is_initialized():
-            dist.barrier()  # No rank may still update weights that another rank is about to write.
-        parts = _gather_parts(self.save_parts(self.step))
-        manifest: dict[str, Any] | None = None
-        if _is_rank_zero():
-            committed = self.context.checkpoints.commit(self.step, parts, asdict(self.position), keep=keep)
-            manifest = committed.model_dump(mode="json") if committed else None
-        self._last_save = time.monotonic()
-        return _broadcast_manifest(manifest)
+        with measurements.phases.during(Phase.CHECKPOINT):
+            if dist.is_initialized():
+                dist.barrier()  # No rank may still update weights that another rank is about to write.
+            parts = _gather_parts(self.save_parts(self.step))
+            manifest: dict[str, Any] | None = None
+            if _is_rank_zero():
+                position = asdict(self.position) | {_SPENT: self.spent().model_dump()}
+                committed = self.context.checkpoints.commit(self.step, parts, position, keep=keep)
+                manifest = committed.model_dump(mode="json") if committed else None
+            self._last_save = time.monotonic()
+            return _broadcast_manifest(manifest)
+
+    def spent(self) -> TimeSpent:
+        """The time of this job until now, without what was lost with earlier attempts."""
+        now, began, before = measurements.phases.seconds(), self._began, self._resumed
+        return TimeSpent(
+            steps=before.steps + sum(now[phase] - began[phase] for phase in STEP_PHASES),
+            checkpoint=before.checkpoint + now[Phase.CHECKPOINT] - began[Phase.CHECKPOINT],
+            evaluation=before.evaluation + now[Phase.EVALUATION] - began[Phase.EVALUATION],
+            resumed=before.steps + before.checkpoint + before.evaluation,
+        )
 
     def at_checkpoint_step(self, every_steps: int | None) -> bool:
         """True if this step is a multiple of `every_steps`; None means never."""
@@ -133,6 +153,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
     def __init__(self, context: WorkerContext[P]) -> None:
         super().__init__(context, EpochPosition())
         self._checkpoint_pending = False
+        self._measured_step = measured_step(self.train_step)
 
     @property
     def step(self) -> int:
@@ -196,9 +217,10 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         rate = (self.position.samples - first_sample) / (time.monotonic() - began)
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
-        metrics = self.evaluate("test")
-        if metrics is None:
-            metrics = self.evaluate("validation") or {}
+        with measurements.phases.during(Phase.EVALUATION):
+            metrics = self.evaluate("test")
+            if metrics is None:
+                metrics = self.evaluate("validation") or {}
         result = metrics | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
         self.export()
         return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
@@ -213,7 +235,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _train_epoch(self) -> bool:
         """Train on the rest of the current epoch. Returns False after a stop request."""
-        for batch in self.batches(self.position.epoch, self.position.step - self.position.epoch_start):
+        for batch in _timed(self.batches(self.position.epoch, self.position.step - self.position.epoch_start)):
             self._run_step(batch)
             decision = self._agreement.after(self.position.step, self._local_decision)
             due = decision.checkpoint or self.at_checkpoint_step(self.params.checkpoint_every_steps)
@@ -229,7 +251,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
 
     def _run_step(self, batch: Batch) -> None:
         samples = self.samples(batch)
-        loss = self.train_step(batch)
+        loss = self._measured_step(batch)
         self.context.report(
             self.position.step + 1,
             loss=loss,
@@ -237,6 +259,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             steps=self.steps,
             epoch=self.position.epoch + 1,
             metrics=self.step_metrics(),
+            spent=self.spent,
         )
         self.position = replace(self.position, step=self.position.step + 1, samples=self.position.samples + samples)
 
@@ -254,7 +277,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         Raises `InputError` if early stopping gets no score.
         """
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
-        metrics = self.evaluate("validation")
+        with measurements.phases.during(Phase.EVALUATION):
+            metrics = self.evaluate("validation")
         if metrics is None and self.params.early_stopping is not None:
             raise InputError(
                 "early_stopping needs a validation score, but the validation data is empty or too short for one; "
@@ -289,6 +313,16 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         manifest = self.context.checkpoints.resume_from
         if manifest is not None and manifest.keep:
             self.position = replace(self.position, best_checkpoint=manifest.model_dump(mode="json"))
+
+
+def _timed(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches; waiting for each one counts as input."""
+    while True:
+        with measurements.phases.during(Phase.DATA):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def _is_rank_zero() -> bool:

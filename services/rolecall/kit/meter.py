@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from rolecall.kit.grid import Grid
+from rolecall.runtime.measuring import measurements
+from rolecall.spec.metric import Phase
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,7 +54,10 @@ class GpuClock:
 
 
 class Meter:
-    """Records for each step its duration, its compute time, and the span from first to last computation, in seconds."""
+    """Records for each step its duration, its compute time, and the span from first to last computation, in seconds.
+
+    In the worker's metrics, the rest of the span is communication, and the rest of the step is waiting.
+    """
 
     def __init__(self, clock: Clock[Any]) -> None:
         self._clock = clock
@@ -85,6 +90,9 @@ class Meter:
         self.durations.append(between(begin, self._clock.now()))
         self.compute_times.append(sum(between(*call) for call in self._calls))
         self.spans.append(between(self._calls[0][0], self._calls[-1][1]))
+        duration, compute, span = self.durations[-1], self.compute_times[-1], self.spans[-1]
+        measurements.phases.move(Phase.COMPUTE, Phase.COMMUNICATION, span - compute)
+        measurements.phases.move(Phase.COMPUTE, Phase.WAIT, duration - span)
 
 
 def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:

@@ -24,6 +24,7 @@ from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext, enter, own_device
+from rolecall.runtime.measuring import measurements, start_publishing
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
 from rolecall.settings import read_log_format, read_worker
@@ -69,6 +70,8 @@ def play(request: ForkRequest) -> int:
         # First, while the process has one thread and no code of a job has run.
         sandbox = confine(request, read_worker())
         start_beating(outputs.beat)
+        measurements.begin()
+        start_publishing(outputs.measurements)
         _play(request, workdir, outputs.report)
     except Stopped as reason:
         _LOG.info("stopped: %s", reason, extra=about("worker_stopped"))

@@ -26,13 +26,16 @@ class Outputs:
     """The file whose time stamp is the worker's heartbeat."""
     failure: int
     """Empty until the worker fails."""
+    measurements: int
+    """What the worker measures."""
 
     @classmethod
     def open(cls, workdir: Workdir) -> Self:
         """Call it before the worker restricts itself. Raises `OSError`, for example if the disk is full."""
         failure = open_regular(workdir.failure, os.O_WRONLY | os.O_CREAT)
         beat = open_regular(workdir.beat, os.O_WRONLY | os.O_CREAT)
-        return cls(Reporter(workdir.progress), beat, failure)
+        measurements = open_regular(workdir.measurements, os.O_WRONLY | os.O_CREAT)
+        return cls(Reporter(workdir.progress), beat, failure, measurements)
 
     def fail(self, failure: Failure) -> None:
         """Write the failure, which the node reads after the end of the process."""

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, set_gradients, squared_norm
 from rolecall.kit.parameter_server.remote import Shards
+from rolecall.runtime.remote import wait_all
 
 
 class UpdateProtocol(Protocol):
@@ -56,14 +57,14 @@ class ServerOptimizers:
             gathered = self._shards.gather(context_id, step, self._rank)
             set_gradients(self._parameters, dist_autograd.get_gradients(context_id))
             # Equal on all trainers, because DDP and the servers both average over trainers.
-            norm = math.sqrt(squared_norm(self._parameters) + sum(torch.futures.wait_all(gathered)))
+            norm = math.sqrt(squared_norm(self._parameters) + sum(wait_all(gathered)))
             scale = min(1.0, self._max_norm / (norm + 1e-6))
             applied = self._shards.update(step, scale, rate_factor)
             scale_gradients(self._parameters, scale)
         if self._local:
             scale_rates(self._local, rate_factor)
             self._local.step()
-        torch.futures.wait_all(applied)
+        wait_all(applied)
 
     def state(self) -> dict[str, torch.Tensor]:
         """State of the local optimizer; the servers save their own."""

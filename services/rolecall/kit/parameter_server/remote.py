@@ -13,7 +13,9 @@ from torch.futures import Future
 from rolecall.kit.parameter_server.initialization import BLOCK_ROWS, ShardSpec
 from rolecall.kit.parameter_server.shard import Shard, ShardedModule
 from rolecall.runtime.context import WorkerContext, worker_name
-from rolecall.runtime.remote import Mailbox, passed_on
+from rolecall.runtime.measuring import measurements
+from rolecall.runtime.remote import Mailbox, call, passed_on, wait, wait_all
+from rolecall.spec import metric
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 
@@ -31,11 +33,11 @@ class ShardReference:
         return self.call(Shard.compute, method, torch.is_grad_enabled(), inputs)
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        return rpc.rpc_async(self.shard.owner(), _call_remote, args=(self.shard, method.__name__, arguments))
+        return call(self.shard.owner(), _call_remote, self.shard, method.__name__, arguments)
 
     def join(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a method of `Shard` that waits for other trainers, without blocking a thread on the server."""
-        return rpc.rpc_async(self.shard.owner(), _join_remote, args=(self.shard, method.__name__, arguments))
+        return call(self.shard.owner(), _join_remote, self.shard, method.__name__, arguments)
 
 
 def _call_remote(shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Any:
@@ -99,7 +101,7 @@ class Shards:
             yield whole
 
     def _call_all(self, method: Callable[..., Any], *arguments: Any) -> list[Any]:
-        return torch.futures.wait_all([shard.call(method, *arguments) for shard in self._shards])
+        return wait_all([shard.call(method, *arguments) for shard in self._shards])
 
 
 def make_shards(modules: Sequence[ShardedModule], trainers: int, *, synchronous: bool = True) -> Shards:
@@ -151,6 +153,8 @@ class ShardedEmbedding(nn.Module):
 
     def look_up(self, distinct: Tensor, inverse: Tensor) -> Tensor:
         """As `forward` for `distinct[inverse]`, where `distinct` has no id twice."""
+        measurements.add(metric.LOOK_UP_IDS, inverse.numel())
+        measurements.add(metric.LOOK_UP_DISTINCT, distinct.numel())
         return look_up(distinct, inverse, len(self._shards), self._request)
 
     def _request(self, shard: int, rows: Tensor) -> Future[Tensor]:
@@ -168,7 +172,7 @@ def look_up(ids: Tensor, inverse: Tensor, count: int, request: Callable[[int, Te
     sizes = torch.bincount(owners, minlength=count).tolist()
     local_rows = (ids[by_owner] // count).split(sizes)
     replies = [request(shard, rows) for shard, rows in enumerate(local_rows)]
-    vectors = torch.cat([reply.wait() for reply in replies])
+    vectors = torch.cat([wait(reply) for reply in replies])
     position = torch.empty_like(by_owner)
     position[by_owner] = torch.arange(len(by_owner))
     return F.embedding(position[inverse].to(vectors.device), vectors)

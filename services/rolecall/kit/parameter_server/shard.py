@@ -1,6 +1,7 @@
 """The parameter servers' side of sharded modules: shards and their optimizers, and the `run` of a server."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,9 @@ from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
 from rolecall.runtime.context import WorkerContext, current
+from rolecall.runtime.measuring import measurements
 from rolecall.runtime.remote import StepBarrier
+from rolecall.spec import metric
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -76,6 +79,7 @@ class Shard:
         self._gathering = StepBarrier(contributors, self._gather)
         self._lock = threading.Lock()
         self._updated: int | None = None
+        measurements.add(metric.TABLE_BYTES, sum(one.nbytes for one in self._module.parameters()))
 
     def device_type(self) -> str:
         """The type of the shard's device: `cpu` or `cuda`."""
@@ -86,9 +90,14 @@ class Shard:
         if self._device.type == "cuda":
             # A call with tensors on a GPU runs on a stream of its own. Weights change on the default stream.
             torch.cuda.current_stream(self._device).wait_stream(torch.cuda.default_stream(self._device))
+        began = time.perf_counter()
         with torch.set_grad_enabled(grad):
             output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs))
-            return output.to(inputs[0].device)
+            result = output.to(inputs[0].device)
+        measurements.add(metric.SERVED_CALLS)
+        measurements.add(metric.SERVED_ROWS, len(inputs[0]))
+        measurements.add(metric.SERVED_SECONDS, time.perf_counter() - began)
+        return result
 
     def apply(self, context_id: int, step: int, trainer: int, rate_factor: float) -> Future[None]:
         """Receive trainer `trainer`'s gradients of `step`; the future completes after they are applied."""
@@ -139,17 +148,22 @@ class Shard:
 
     def _average_gradients(self, contexts: list[int]) -> None:
         """Set `grad` to the mean over the trainers, as DDP does: each trainer's loss is scaled for that."""
+        began = time.perf_counter()
         first, *others = (dist_autograd.get_gradients(context) for context in contexts)
         for parameter in self._module.parameters():
             mean = sum((gradients[parameter] for gradients in others), first[parameter]) / self._trainers
             parameter.grad = mean.coalesce() if mean.is_sparse else mean
+        measurements.add(metric.UPDATE_SECONDS, time.perf_counter() - began)
 
     def _step(self, rate_factor: float) -> None:
+        began = time.perf_counter()
         scale_rates(self._optimizer, rate_factor)
         self._optimizer.step()
         if self._device.type == "cuda":
             # The trainers release their gradients, which are memory of other streams, after the reply.
             torch.cuda.current_stream(self._device).synchronize()
+        measurements.add(metric.UPDATES)
+        measurements.add(metric.UPDATE_SECONDS, time.perf_counter() - began)
 
 
 def serve(context: WorkerContext[Any]) -> None:

@@ -15,7 +15,16 @@ from rolecall.master.waking import TICK_S
 from rolecall.master.weak_settings import weaknesses
 from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
-from rolecall.spec.api import FindingList, Health, NodeList, Readiness, RoleDocument, WorkloadDocument, WorkloadList
+from rolecall.spec.api import (
+    FindingList,
+    Health,
+    MetricDocument,
+    NodeList,
+    Readiness,
+    RoleDocument,
+    WorkloadDocument,
+    WorkloadList,
+)
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.workload import Workload
 
@@ -91,5 +100,9 @@ def _workload(workload: Workload[Any]) -> WorkloadDocument:
         for role, count in workload.roles.items()
     }
     return WorkloadDocument(
-        name=workload.name, summary=workload.summary, roles=roles, params=schema_of(workload.params)
+        name=workload.name,
+        summary=workload.summary,
+        roles=roles,
+        params=schema_of(workload.params),
+        metrics=[MetricDocument.model_validate(one, from_attributes=True) for one in workload.metrics],
     )

@@ -8,6 +8,8 @@ import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.worker import Phase, call, measurements, wait
+
 Kind = Literal["activation", "gradient", "labels"]
 Key = tuple[Kind, int]
 """The kind of tensor, and its micro-batch."""
@@ -32,7 +34,8 @@ class Inbox:
     def take(self, key: Key) -> torch.Tensor:
         """Called by the main thread: wait for the tensor with this key; raises the error of a failed transfer."""
         with self._changed:
-            self._changed.wait_for(lambda: key in self._received or self._error is not None)
+            with measurements.phases.during(Phase.COMMUNICATION):
+                self._changed.wait_for(lambda: key in self._received or self._error is not None)
             if self._error is not None:
                 raise self._error
             tensor, taken = self._received.pop(key)
@@ -70,7 +73,7 @@ class Outbox:
     def send(self, kind: Kind, micro_batch: int, tensor: torch.Tensor, *, max_pending: int | None = None) -> None:
         """Returns at once, or with `max_pending` when at most that many sent tensors are not yet taken."""
         sent = tensor if self._accepts_gpu else tensor.cpu()
-        delivery = rpc.rpc_async(self._name, deliver, args=((kind, micro_batch), sent))
+        delivery = call(self._name, deliver, (kind, micro_batch), sent)
         delivery.add_done_callback(_report_failure)
         self._pending.append(delivery)
         if max_pending is not None:
@@ -82,7 +85,7 @@ class Outbox:
 
     def _wait(self, max_pending: int) -> None:
         while len(self._pending) > max_pending:
-            self._pending.popleft().wait()
+            wait(self._pending.popleft())
 
 
 def _report_failure(delivery: Future[None]) -> None:

@@ -14,9 +14,10 @@ from torch.futures import Future
 
 from rolecall.kit.data_order import derive_seed, share_of
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
-from rolecall.kit.pipelining import one_forward_one_backward
-from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, worker_name
+from rolecall.kit.pipelining import most_in_flight, one_forward_one_backward
+from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, measured_step, measurements, worker_name
 from rolecall.spec.errors import Stopped
+from rolecall.spec.metric import IN_FLIGHT
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.workloads.resnet_pipeline.build import block_costs, whole_model
@@ -88,6 +89,8 @@ class PipelineStage:
         """Build this stage's blocks; `partition` has the block names of all stages."""
         self._part = ModelPart(self._params, classes, partition[self._index], self._context.device)
         self._metrics = ClassMetricsAccumulator(classes, self._context.device, SAMPLE_LOSSES[self._params.loss])
+        order = one_forward_one_backward(self._stages, self._params.micro_batches)
+        measurements.set(IN_FLIGHT, most_in_flight(order[self._index]))
 
     def adopt(self, shard: "rpc.RRef[Shard]") -> None:
         """Use the part of a shard that the master created in this process; raises the error of its creation."""
@@ -102,6 +105,7 @@ class PipelineStage:
 
     # Training.
 
+    @measured_step
     def train(self, epoch: int, step: int, rate_factor: float) -> float:
         """One optimizer step on batch `step` of `epoch`. Returns the mean loss at a last stage, elsewhere 0."""
         # Dropout depends only on the position, so checkpoints need no generator state.

@@ -19,6 +19,7 @@ from rolecall.kit.parameter_server import (
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment
+from rolecall.kit.worker import wait
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
 
@@ -77,12 +78,12 @@ class RemoteDecoder:
 
     def _at_servers(self, hidden: Tensor, targets: Tensor) -> Tensor:
         answers = [shard.compute("loss_terms", hidden, targets) for shard in self._shards]
-        return combine_loss_terms([answer.wait() for answer in answers])
+        return combine_loss_terms([wait(answer) for answer in answers])
 
     def _at_trainer(self, hidden: Tensor, targets: Tensor) -> Tensor:
         answers = [shard.compute("forward", hidden) for shard in self._shards]
         columns = logit_columns(targets, [shard.spec.size for shard in self._shards])
-        return token_losses(torch.cat([answer.wait() for answer in answers], 1), columns)
+        return token_losses(torch.cat([wait(answer) for answer in answers], 1), columns)
 
 
 def logit_columns(tokens: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -18,6 +18,7 @@ from rolecall.kit.parameter_server import EmbeddingShard, ShardSpec, Uniform, lo
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment
+from rolecall.kit.worker import call
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.remote import DecoderShard, logit_columns, token_losses
@@ -43,8 +44,7 @@ def remote_method_async(
     method: Callable[Concatenate[M, P], T], module: rpc.RRef[M], *arguments: P.args, **named: P.kwargs
 ) -> Future[T]:
     """As `remote_method`, without waiting for the result."""
-    call = (method, module, torch.is_grad_enabled(), arguments, named)
-    return rpc.rpc_async(module.owner(), _call_method, args=call)
+    return call(module.owner(), _call_method, method, module, torch.is_grad_enabled(), arguments, named)
 
 
 def _call_method(
