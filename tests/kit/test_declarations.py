@@ -21,9 +21,7 @@ def test_an_indexed_metric_matches_every_number_and_stays_out_of_prometheus() ->
     assert places([metric]) == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["", "Loss", "1st", "_loss", "loss-mean", "loss__mean", "loss_", "a{index}", "x" + "\n"]
-)
+@pytest.mark.parametrize("name", ["", "Loss", "1st", "_loss", "loss-mean", "loss__mean", "loss_", "a{index}", "x\n"])
 def test_names_follow_the_rules(name: str) -> None:
     with pytest.raises(ValueError, match="use lowercase letters"):
         Metric(name, "Anything.")
@@ -32,7 +30,7 @@ def test_names_follow_the_rules(name: str) -> None:
 def test_two_metrics_never_share_a_name() -> None:
     with pytest.raises(ValueError, match="two metrics are reported as 'validation_loss'"):
         places([Metric("loss", "One.", splits=EVALUATED), Metric("validation_loss", "Another.")])
-    with pytest.raises(ValueError, match="no split|at least one split"):
+    with pytest.raises(ValueError, match="at least one split"):
         Metric("loss", "None.", splits=())
     with pytest.raises(ValueError, match="declare at most"):
         places([Metric(f"m{number}", "One of many.") for number in range(MAX_DECLARED + 1)])

@@ -40,6 +40,7 @@ from rolecall.master.api.error_handlers import RESPONSES, SCHEMA, add_problem_ha
 from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.standby import ExitGate, StandbyGate
+from rolecall.master.api.timing import Timed
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.program import Master, Program
@@ -108,6 +109,7 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(Gate)
     app.add_middleware(StandbyGate)
     app.add_middleware(ExitGate)
+    app.add_middleware(Timed)
     add_problem_handlers(app)
     return app
 

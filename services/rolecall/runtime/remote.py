@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch.distributed import rpc
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
 from rolecall.runtime.measuring import measurements
 from rolecall.spec import metric
@@ -25,7 +26,7 @@ def call(
     to: str | rpc.WorkerInfo,
     function: Callable[..., Any],
     *arguments: Any,
-    timeout: float = rpc.constants.UNSET_RPC_TIMEOUT,
+    timeout: float = UNSET_RPC_TIMEOUT,
 ) -> torch.futures.Future[Any]:
     """Call a function on another worker, as `rpc.rpc_async` does. A timeout of 0 is none."""
     sent = time.perf_counter()
