@@ -61,6 +61,12 @@ class NodeCollector(Collector):
         }
         for name, (value, meaning) in counts.items():
             yield CounterMetricFamily(f"rolecall_node_{name}", meaning, value)
+        end = self._daemon.link.certificate_end
+        about = "When the master's certificate expires; without TLS, there is no value."
+        expiry = GaugeMetricFamily("rolecall_node_certificate_expiry_timestamp_seconds", about)
+        if end is not None:
+            expiry.add_metric((), end)
+        yield expiry
         exits = CounterMetricFamily("rolecall_node_worker_exits", "Workers that ended, by how.", labels=("reason",))
         yield _by_label(exits, pool.exits)
 
