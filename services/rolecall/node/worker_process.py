@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -211,5 +212,11 @@ def _legal(metric: WorkerMetric, found: Any) -> dict[str, float]:
     if not isinstance(found, dict):
         return {}
     by_label = cast(dict[str, Any], found)
-    numbers = {label: by_label[label] for label in metric.values if isinstance(by_label.get(label), int | float)}
-    return {label: float(value) for label, value in numbers.items() if math.isfinite(value)}
+    return {label: number for label in metric.values if (number := _number(by_label.get(label))) is not None}
+
+
+def _number(found: Any) -> float | None:
+    """A finite number, or None for anything else, such as an integer that no float can hold."""
+    with suppress(TypeError, OverflowError):
+        return float(found) if math.isfinite(found) else None
+    return None

@@ -36,8 +36,9 @@ class Phases:
         before, since = self._current
         if threading.get_ident() == self._thread and phase is not before:
             now = self._clock()
-            self._seconds[before] += now - since
+            # In this order, and the opposite one in `seconds`: a reading in between lacks time, but has none twice.
             self._current = phase, now
+            self._seconds[before] += now - since
         return before
 
     @contextmanager
@@ -56,7 +57,8 @@ class Phases:
 
     def seconds(self) -> dict[Phase, float]:
         """The seconds of each phase until now."""
-        (phase, since), found = self._current, self._seconds.copy()
+        found = self._seconds.copy()
+        phase, since = self._current
         found[phase] += self._clock() - since
         return found
 
