@@ -11,7 +11,7 @@ from rolecall.spec.labels import LabelChanges, Labels
 from rolecall.spec.model import Request, Value
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.redaction import Redacted, RedactedObject
-from rolecall.spec.report import Failure, StartTimes
+from rolecall.spec.report import Failure, StartTimes, TimeSpent
 from rolecall.spec.resources import Resources, RoleDemand
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
@@ -106,6 +106,8 @@ class Progress(Value):
     """From the submission (of a first attempt) or the requeue (of a later one) to the first optimizer step."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Other values that the workload reports, such as `validation_auc`."""
+    spent: TimeSpent | None = None
+    """How the job spent its time, if the workload reports it."""
 
 
 class WorkerDocument(Value):
