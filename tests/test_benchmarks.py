@@ -80,6 +80,7 @@ def _prepare(_folder: Path) -> Step:
     return step
 
 
+@pytest.mark.slow
 def test_a_process_is_measured_from_outside(tmp_path: Path) -> None:
     run = alone(_prepare, 25, units_per_step=3.0, scale=2.0)(tmp_path)
     assert run.rate == pytest.approx(6e3 / run.step_ms)
@@ -88,6 +89,7 @@ def test_a_process_is_measured_from_outside(tmp_path: Path) -> None:
     assert run.peak_bytes["process"] > 2**27, "torch alone is larger"
 
 
+@pytest.mark.slow
 def test_a_gang_is_measured_in_its_steady_state(tmp_path: Path) -> None:
     params = {
         "text": {"synthetic": {"tokens": 3000, "vocabulary": 20}, "validation": 0.0},

@@ -17,6 +17,7 @@ _T = TypeVar("_T")
 REQUEST = {"workload": "toy", "roles": ONE_TRAINER, "labels": {"team": "a"}}
 
 
+@pytest.mark.slow
 async def test_a_job_is_submitted_followed_read_and_changed(tmp_path: Path) -> None:
     async with serving(make_settings(tmp_path / "master")) as master:
         node = await one_trainer(master)

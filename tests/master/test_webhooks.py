@@ -130,6 +130,7 @@ async def webhook_events(client: Client, job: str, count: int = 1) -> list[str]:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_webhook_is_signed_and_survives_failures_and_a_restart(tmp_path: Path) -> None:
     clock = ManualClock()
     with receiver(503, 302) as (port, received):
@@ -161,6 +162,7 @@ async def test_a_webhook_is_signed_and_survives_failures_and_a_restart(tmp_path:
         assert (message["data"]["labels"], message["data"]["state"]) == ({"team": "a"}, "cancelled")
 
 
+@pytest.mark.slow
 async def test_a_webhook_to_a_private_address_or_another_host_is_not_sent(tmp_path: Path) -> None:
     with receiver() as (port, received):
         async with on_master(tmp_path, webhook_hosts=(f"localhost:{port}",)) as client:

@@ -56,13 +56,13 @@ def test_a_hash_never_changes() -> None:
 @pytest.mark.parametrize(
     ("pooling", "label"),
     [
-        ("sum", {}),
-        *(pytest.param(pooling, {}, marks=pytest.mark.slow) for pooling in ("mean", "none")),
+        *((pooling, {}) for pooling in ("sum", "mean", "none")),
         ("sum", {"classes": [1, 0, "unseen"]}),
-        pytest.param("sum", {"numeric": True}, marks=pytest.mark.slow),
+        ("sum", {"numeric": True}),
     ],
 )
 @pytest.mark.parametrize("own", [False, True])
+@pytest.mark.slow
 def test_a_fresh_process_gives_the_scores_of_training(
     tmp_path: Path, plugins: Path, pooling: str, label: dict[str, Any], own: bool
 ) -> None:
