@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rolecall.master.goodput import Loss, goodput, past_of
+from rolecall.master.goodput import Loss, goodput, lost, past_of
 from rolecall.master.job_metrics import cause_of
 from rolecall.master.store.records import AttemptSummary
 from rolecall.spec.report import TimeSpent
@@ -52,6 +52,16 @@ def test_every_second_of_a_restarted_job_has_a_cause() -> None:
         Loss.OTHER: 5,
     }
     assert sum(found.lost.values()) + spent.steps == 200
+
+
+@pytest.mark.parametrize(("state", "cause"), [(JobState.QUEUED, Loss.QUEUE), (JobState.PAUSED, Loss.PAUSED)])
+def test_a_job_between_two_attempts_loses_its_time_to_waiting(state: JobState, cause: Loss) -> None:
+    first = attempt(1, queued=0, started=10, first_step=15, ended=100)
+    spent = TimeSpent(steps=85.0)
+    found = lost([first], spent, state, created_at=START, now=at(150))
+    assert found[cause] == 50 + (10 if state is JobState.QUEUED else 0)
+    assert sum(found.values()) + spent.steps == 150
+    assert lost([], spent, state, created_at=START, now=at(150)) == {}
 
 
 def test_an_attempt_without_a_step_was_all_start() -> None:

@@ -107,7 +107,11 @@ async def test_declared_metrics_and_results_stay_for_an_hour(tmp_path: Path) -> 
         assert by(found, "rolecall_job_result", "metric", "split") == {("auc", "test"): 0.9}
         assert by(found, "rolecall_job_state", "job", "state") == {(job, "succeeded"): 1}
         assert by(found, "rolecall_job_goodput_ratio", "job") == {(job,): pytest.approx(0.6, abs=0.05)}
-        assert by(found, "rolecall_job_lost_seconds", "cause")["checkpoint",] == 1
+        lost = by(found, "rolecall_job_lost_seconds", "cause")
+        assert lost["checkpoint",] == 1
+        document = await client.job(job)
+        assert document["goodput"] == by(found, "rolecall_job_goodput_ratio", "job")[job,]
+        assert {(cause,): seconds for cause, seconds in document["lost_s"].items()} == lost
         assert by(found, "rolecall_job_step", "job") == {}, "it has ended"
         clock.advance(3601)
         found = await scraped(client)

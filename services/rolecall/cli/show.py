@@ -7,7 +7,7 @@ from rich.markup import escape
 
 from rolecall.cli.follow import follow
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import age, number, out, print_json, print_table, progress, roles, state
+from rolecall.cli.output import age, goodput, number, out, print_json, print_table, progress, roles, state
 from rolecall.spec.job import JobDocument
 
 Follow = Annotated[
@@ -39,6 +39,7 @@ def _print_facts(job: JobDocument) -> None:
         "waits": escape(job.waiting_for or ""),
         "submitted": f"{age(job.created_at)} ago",
         "progress": progress(job.progress, ended=job.state.ended),
+        "goodput": escape(goodput(job)),
         "start": f"{start.total:.2f} s (queue {start.queue:.2f}, spawn {start.spawn:.2f}, join {start.join:.2f}, "
         f"first step {start.first_step:.2f})"
         if start

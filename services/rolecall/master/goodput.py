@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from rolecall.master.store.records import AttemptSummary
 from rolecall.spec.report import TimeSpent
+from rolecall.spec.state import JobState
 
 
 class Loss(StrEnum):
@@ -82,8 +83,27 @@ def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at
         Loss.REPEATED: max(0.0, past.run - spent.resumed),
         Loss.OTHER: max(0.0, run - (spent.total - spent.resumed)),
     }
+    return Goodput(useful_share(spent, created_at=created_at, until=until), lost)
+
+
+def useful_share(spent: TimeSpent, *, created_at: datetime, until: datetime) -> float:
+    """The share of the time from the submission to `until` that retained optimizer steps took."""
     wall = _seconds(created_at, until)
-    return Goodput(min(1.0, spent.steps / wall) if wall else 0.0, lost)
+    return min(1.0, spent.steps / wall) if wall else 0.0
+
+
+def lost(
+    attempts: Sequence[AttemptSummary], spent: TimeSpent, state: JobState, *, created_at: datetime, now: datetime
+) -> dict[Loss, float]:
+    """What the time of a job in `state` was lost to until now, or its end. Empty before the first attempt."""
+    if not attempts:
+        return {}
+    *before, last = attempts
+    until = last.ended_at or now
+    found = goodput(past_of(before, created_at), last, spent, created_at=created_at, until=until).lost
+    if not state.ended:
+        found[Loss.PAUSED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(until, now)
+    return found
 
 
 def _seconds(begin: datetime, end: datetime) -> float:

@@ -157,6 +157,9 @@ class JobOverview(Value):
     restarts: int = 0
     """Failed attempts since the submission or the last retry by hand."""
     progress: Progress
+    goodput: float | None = None
+    """The share of the time since the submission that retained optimizer steps took; null if the workload doesn't
+    report it."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -173,6 +176,9 @@ class JobDocument(JobOverview):
     deadline_s: float | None
     notify: ShownUrl | None = None
     """The host of its webhook."""
+    lost_s: dict[str, float] | None = None
+    """The seconds that no retained step took, by cause: `queue`, `paused`, `start`, `checkpoint`, `evaluation`,
+    `repeated` (steps that a failed attempt lost) and `other`. Null if the workload doesn't report it."""
     attempts: list[AttemptDocument]
     result: RedactedObject | None
     """The workload's final metrics."""
