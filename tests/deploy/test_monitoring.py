@@ -137,12 +137,14 @@ def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     program("prometheus")
-    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")
-    job = cluster.submit(long_job(rows))
+    ended = cluster.submit(short_job(rows))
+    cluster.wait_for(ended, "succeeded")
+    job = cluster.submit(long_job(rows, checkpoint_every_s=1.0))
     cluster.until(job, past_step(0))
     with _prometheus(cluster, tmp_path / "prometheus") as prometheus:
         _await(lambda: _down(prometheus, targets=len(cluster.pids)))
         _await(lambda: _without_data(prometheus, job))
+        _await(lambda: _without_time(prometheus, job, ended))
         _await(lambda: _not_offered(prometheus, job))
         assert [name for name in _metrics() if not _query(prometheus, name)] == []
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
@@ -177,6 +179,20 @@ def _without_data(prometheus: httpx.Client, job: str) -> list[str]:
         for target in panel["targets"]
         if not _query(prometheus, target["expr"].replace("$job", job).replace("$__rate_interval", "10s"))
     ]
+
+
+def _without_time(prometheus: httpx.Client, *jobs: str) -> list[str]:
+    """The events of jobs that the job's dashboard doesn't mark at a time of the last minutes, in milliseconds."""
+    events = DASHBOARDS["job"]["annotations"]["list"]
+    assert all(event["useValueForTime"] for event in events)
+    times = {
+        event["name"]: [
+            float(found["value"][1]) for job in jobs for found in _query(prometheus, event["expr"].replace("$job", job))
+        ]
+        for event in events
+    }
+    now = 1000 * time.time()
+    return [name for name, found in times.items() if not found or not all(now - 6e5 < at <= now for at in found)]
 
 
 def _not_offered(prometheus: httpx.Client, job: str) -> list[str]:

@@ -132,6 +132,12 @@ def _times(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
     submitted = [([one.job.id, one.job.workload], one.job.created_at.timestamp()) for one in found.running]
     about = "When the job was submitted."
     yield gauge("rolecall_job_submitted_timestamp_seconds", about, _JOB, submitted)
+    started = [([one.job.id, one.job.workload], one.attempt.started_at.timestamp()) for one in found.running]
+    about = "When the running attempt was placed."
+    yield gauge("rolecall_job_attempt_started_timestamp_seconds", about, _JOB, started)
+    ended = [([job.id, job.workload, job.state.value], job.ended_at.timestamp()) for job in found.ended]
+    about = "When the job ended, with its state; for an hour."
+    yield gauge("rolecall_job_ended_timestamp_seconds", about, [*_JOB, "state"], ended)
     workloads = found.workloads
     stored = [([job, workloads[job]], at.timestamp()) for job, at in found.checkpoints.items()]
     about = "When the newest checkpoint of the running job was recorded."
