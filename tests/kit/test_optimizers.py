@@ -12,8 +12,8 @@ from rolecall.kit import optimizers, params
     ("chosen", "kind", "expected"),
     [
         (params.Sgd(name="sgd", lr=0.5, momentum=0.9), SGD, {"lr": 0.5, "momentum": 0.9, "weight_decay": 0.0}),
-        (params.Adam(name="adam", eps=1e-6), Adam, {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-6}),
-        (params.AdamW(name="adamw", lr=0.1), AdamW, {"lr": 0.1, "weight_decay": 0.01}),
+        (params.Adam(name="adam", eps=1e-6), Adam, {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-6, "fused": True}),
+        (params.AdamW(name="adamw", lr=0.1), AdamW, {"lr": 0.1, "weight_decay": 0.01, "fused": True}),
     ],
 )
 def test_dense_optimizers(

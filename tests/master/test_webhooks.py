@@ -5,7 +5,9 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -47,6 +49,8 @@ HOSTS = ("hooks.example.com", "*.example.org", "other.example:8443")
         ("https://hooks.example.com/" + "a" * 2000, "up to 2000"),
         ("https://hooks.example.com\\@evil.com/", "printable ASCII"),
         ("https://hooks.example.com%2f.evil.example/", "not an http or https URL with a host name"),
+        ("https://a..example.org/", "not an http or https URL with a host name"),
+        (f"https://{'a' * 64}.example.org/", "not an http or https URL with a host name"),
         ("", "not an http or https URL"),
     ],
 )
@@ -71,6 +75,7 @@ def test_only_allowed_hosts_are_accepted(url: str, said: str | None) -> None:
         "::",
         "fe80::1%eth0",
         "fc00::1",
+        "fec0::1",
         "ff02::1",
         "::ffff:10.0.0.1",
         "64:ff9b::a00:1",
@@ -179,3 +184,24 @@ async def test_a_webhook_to_a_private_address_or_another_host_is_not_sent(tmp_pa
                         break
                     await asyncio.sleep(0.05)
         assert received == []
+
+
+async def test_a_name_server_that_hangs_does_not_delay_the_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered, resolve = threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def hang(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host == "slow.example.org":
+            asked.set()
+            answered.wait(30)
+        return resolve(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    async with on_master(tmp_path, webhook_hosts=("*.example.org",)) as client:
+        job = (await client.submit(notify="https://slow.example.org/"))["id"]
+        await client.user("POST", f"/jobs/{job}/cancel")
+        assert await asyncio.to_thread(asked.wait, 15)
+        begin = time.monotonic()
+    answered.set()
+    assert time.monotonic() - begin < 10

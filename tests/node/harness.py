@@ -288,3 +288,15 @@ def working_node(data: Path, **settings: Any) -> Iterator[ScriptedMaster]:
             assert node.poll() is None, "the daemon ended"
         finally:
             end(node)
+
+
+@contextmanager
+def running_node(
+    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), prelude: str = "", **settings: str
+) -> Iterator[subprocess.Popen[str]]:
+    """A node for the duration of the context."""
+    node = start_node(master, data, before, prelude, **settings)
+    try:
+        yield node
+    finally:
+        end(node)

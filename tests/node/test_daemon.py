@@ -6,10 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from socket import AF_INET
-from typing import Any
 
 import httpx
 import psutil
@@ -22,14 +19,11 @@ from tests.node.harness import (
     end,
     gone,
     launch,
-    start_node,
+    running_node,
     working_node,
 )
 
-from rolecall import __version__
 from rolecall.node.reconcile import Key
-from rolecall.node.self_check import CHECK_EVERY_S
-from rolecall.spec.finding import Finding, Level
 from rolecall.spec.state import StopMode, WorkerState
 
 # Each starts a fork server, which imports torch.
@@ -269,7 +263,7 @@ def test_metrics_show_a_worker_as_long_as_it_is_there(master: ScriptedMaster) ->
 
 def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    with _node(master, tmp_path) as node:
+    with running_node(master, tmp_path) as node:
         with master.serving():
             key = master.want(launch("away", "stay"))
             pid = master.joined(key).pid or 0
@@ -285,7 +279,7 @@ def test_workers_go_on_while_the_master_is_away_and_their_end_is_told_later(tmp_
 
 def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    with master.serving(), _node(master, tmp_path) as node:
+    with master.serving(), running_node(master, tmp_path) as node:
         key = master.want(launch("forker", "stay"))
         pid = master.joined(key).pid or 0
         (server,) = descendants(node.pid) - {pid}
@@ -303,7 +297,7 @@ def test_a_dead_fork_server_fails_its_workers_and_is_started_again(tmp_path: Pat
 
 def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    with master.serving(), _node(master, tmp_path) as node:
+    with master.serving(), running_node(master, tmp_path) as node:
         key = master.want(launch("doomed", "breed"))
         master.joined(key)
         master.wait(lambda: "child" in master.text(key))
@@ -315,7 +309,7 @@ def test_nothing_outlives_a_killed_node(tmp_path: Path) -> None:
 
 def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="10") as node:
+    with master.serving(), running_node(master, tmp_path, ROLECALL_STOP_GRACE_S="10") as node:
         key = master.want(launch("drained", "obey"))
         master.joined(key)
         family = descendants(node.pid)
@@ -328,7 +322,7 @@ def test_a_node_that_is_told_to_end_drains(tmp_path: Path) -> None:
 
 def test_a_second_signal_hurries(tmp_path: Path) -> None:
     master = ScriptedMaster()
-    with master.serving(), _node(master, tmp_path, ROLECALL_STOP_GRACE_S="60") as node:
+    with master.serving(), running_node(master, tmp_path, ROLECALL_STOP_GRACE_S="60") as node:
         master.joined(master.want(launch("hurried", "stay")))
         family = descendants(node.pid)
         node.send_signal(signal.SIGINT)
@@ -353,117 +347,11 @@ def test_a_data_folder_that_hangs_does_not_delay_the_exit(tmp_path: Path) -> Non
     master, started = ScriptedMaster(), tmp_path / "started"
     os.mkfifo(started)
     prelude = HANGING_FOLDER.format(started=str(started))
-    with master.serving(), _node(master, tmp_path / "data", prelude=prelude) as node:
+    with master.serving(), running_node(master, tmp_path / "data", prelude=prelude) as node:
         started.read_text()
         node.send_signal(signal.SIGTERM)
         assert node.wait(5) == 0
         assert master.left == ["n"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"ROLECALL_NODE_TOKEN": "another-token-for-nodes"}, "ROLECALL_NODE_TOKEN"),
-        ({"ROLECALL_NODE_NAME": "taken"}, "ROLECALL_NODE_NAME"),
-        ({"ROLECALL_NODE_NAME": "Not Legal"}, "ROLECALL_NODE_NAME"),
-    ],
-)
-def test_a_refused_node_says_what_to_do(
-    tmp_path: Path, settings: dict[str, Any], says: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    master = ScriptedMaster()
-    with master.serving():
-        node = start_node(master, tmp_path, **settings)
-        assert node.wait(60) != 0
-    assert re.search(f"SettingsError: .*{says}", capfd.readouterr().err)
-
-
-def finding(master: ScriptedMaster, check: str) -> Finding:
-    """The finding of a check in the newest heartbeat."""
-    return next(one for one in master.beats[-1].findings if one.check == check)
-
-
-def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_path: Path) -> None:
-    master = ScriptedMaster()
-    master.ahead_s, master.reported_version = 41.0, "9.9"
-    with master.serving(), _node(master, tmp_path):
-        master.wait(lambda: master.beats, 60)
-        assert all(beat.findings for beat in master.beats)
-        clock, version = finding(master, "clock"), finding(master, "version")
-        assert (clock.level, clock.message) == (Level.ERROR, "its clock is 41 s behind the master's")
-        assert (version.level, version.message) == (
-            Level.ERROR,
-            f"its version is {__version__}, the master's is 9.9",
-        )
-        master.ahead_s, master.reported_version = 0.0, __version__
-        master.wait(lambda: finding(master, "clock").level is Level.OK, 2 * CHECK_EVERY_S)
-        assert finding(master, "version").level is Level.OK
-
-
-def test_a_node_that_enters_again_reports_before_a_look_that_takes_long(tmp_path: Path) -> None:
-    master = ScriptedMaster()
-    with master.serving(), _node(master, tmp_path):
-        master.wait(lambda: master.beats, 60)
-        master.check_delay_s, master.has_forgotten = 8.0, True
-        master.wait(lambda: len(master.specs) > 1)
-        entered, beats = time.monotonic(), len(master.beats)
-        master.wait(lambda: len(master.beats) > beats)
-        assert time.monotonic() - entered < 5
-        assert master.beats[-1].findings
-
-
-@pytest.fixture
-def outer() -> str:
-    """An address of this machine that is none of loopback's."""
-    addresses = [one.address for some in psutil.net_if_addrs().values() for one in some if one.family == AF_INET]
-    found = next((address for address in addresses if not address.startswith("127.")), None)
-    if os.geteuid() != 0 or found is None:
-        pytest.skip("a mount namespace needs root, and the machine an address besides loopback")
-    return found
-
-
-def _resolving(folder: Path, address: str) -> tuple[Path, tuple[str, ...]]:
-    """A file of hosts in which `master.test` has this address, and what a program is started with to read it."""
-    hosts = folder / "hosts"
-    hosts.write_text(f"{address} master.test\n")
-    return hosts, ("unshare", "-m", "sh", "-c", f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh")
-
-
-def test_a_node_whose_address_changes_registers_again(tmp_path: Path, outer: str) -> None:
-    """As in a container that is taken off its network and put on it again."""
-    master = ScriptedMaster("0.0.0.0")
-    hosts, before = _resolving(tmp_path, "127.0.0.1")
-    with master.serving(), _node(master, tmp_path / "data", before, MASTER_ADDR="master.test"):
-        master.wait(lambda: master.beats, 60)
-        hosts.write_text(f"{outer} master.test\n")
-        master.wait(lambda: len(master.specs) > 1, 3 * CHECK_EVERY_S)
-    assert [spec.address for spec in master.specs] == ["127.0.0.1", outer]
-    assert len({spec.started for spec in master.specs}) == 1
-
-
-def test_a_node_that_was_cut_off_finds_its_way_before_it_is_heard(tmp_path: Path, outer: str) -> None:
-    """Else it is sent workers that listen where nobody reaches them, or on an interface that is gone."""
-    master = ScriptedMaster("0.0.0.0")
-    hosts, before = _resolving(tmp_path, "127.0.0.1")
-    with _node(master, tmp_path / "data", before, MASTER_ADDR="master.test"):
-        with master.serving():
-            master.wait(lambda: master.beats, 60)
-        hosts.write_text(f"{outer} master.test\n")
-        beats = len(master.beats)
-        with master.serving():
-            master.wait(lambda: len(master.beats) > beats, 20)
-            assert [spec.address for spec in master.specs] == ["127.0.0.1", outer]
-
-
-@contextmanager
-def _node(
-    master: ScriptedMaster, data: Path, before: tuple[str, ...] = (), prelude: str = "", **settings: str
-) -> Iterator[subprocess.Popen[str]]:
-    node = start_node(master, data, before, prelude, **settings)
-    try:
-        yield node
-    finally:
-        end(node)
 
 
 def _leaves(node: subprocess.Popen[str], master: ScriptedMaster) -> None:

@@ -12,11 +12,11 @@ Schema = Mapping[str, Any]
 Problem = dict[str, str]
 Path = tuple[str | int, ...]
 MAX_PROBLEMS = 20
+"""The maximum number of problems in one response."""
 _READ_ERRORS = 1000
 _WRONG_KIND = "wrong_kind"
 _DEEPER = {"union_tag_invalid", "union_tag_not_found"}
 """Errors of an object's entry that pydantic reports at the object."""
-"""The maximum number of problems in one response."""
 _READ_CHARS = 8192
 """The length to which a text is cut before redaction. No URL in a valid parameter is longer."""
 _GIVEN_CHARS = 200

@@ -7,15 +7,14 @@ to another address in between.
 import asyncio
 import logging
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
 
+from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.edge.logs import about
 from rolecall.master.clock import Clock
-from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import events, jobs, labels, notifications
 from rolecall.master.store.database import Database
@@ -48,32 +47,30 @@ class Notifier:
     def __post_init__(self) -> None:
         self.pulse = Pulse(self.clock.monotonic)
         self._errors = ErrorLog()
-        self._idle = Signal()
 
     async def run(self) -> None:
         """Run passes until cancelled."""
-        with ThreadPoolExecutor(_AT_ONCE, "webhooks") as pool:
-            while True:
-                try:
-                    await self.deliver(pool)
-                    self._errors.recovered("sending webhooks")
-                    self.pulse.succeeded()
-                except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
-                    self._errors.failed("sending webhooks", error)
-                    self.pulse.failed(error)
-                await wait(self._idle.ticket(), _TICK_S)
+        while True:
+            try:
+                await self.deliver()
+                self._errors.recovered("sending webhooks")
+                self.pulse.succeeded()
+            except Exception as error:  # noqa: BLE001 - a loop's tick: one failed pass must not end the loop
+                self._errors.failed("sending webhooks", error)
+                self.pulse.failed(error)
+            await asyncio.sleep(_TICK_S)
 
-    async def deliver(self, pool: ThreadPoolExecutor) -> None:
+    async def deliver(self) -> None:
         """Send the notifications that are due."""
         async with self.database.read() as connection:
             due = await notifications.due(connection, self.clock.now(), _AT_ONCE)
-        await asyncio.gather(*(self._deliver(one, pool) for one in due))
+        await asyncio.gather(*map(self._deliver, due))
 
-    async def _deliver(self, one: NotificationRecord, pool: ThreadPoolExecutor) -> None:
+    async def _deliver(self, one: NotificationRecord) -> None:
         shown, tries = only_host(one.notify), one.tries + 1
         try:
             async with asyncio.timeout(_TIMEOUT_S):
-                await self._send(one, pool)
+                await self._send(one)
         except (Undelivered, TimeoutError, httpx.HTTPError) as error:
             why = str(error) if isinstance(error, Undelivered) else type(error).__name__
             again = next_try(tries, self.clock.now())
@@ -91,7 +88,7 @@ class Notifier:
             if await jobs.find(connection, one.job) is not None:
                 await events.add(connection, one.job, self.clock.now(), "webhook", message)
 
-    async def _send(self, one: NotificationRecord, pool: ThreadPoolExecutor) -> None:
+    async def _send(self, one: NotificationRecord) -> None:
         async with self.database.read() as connection:
             job = await jobs.get(connection, one.job)
             labeled = await labels.of_jobs(connection, [one.job])
@@ -99,7 +96,7 @@ class Notifier:
         if problem := url_problem(one.notify, self.hosts):
             raise Undelivered(problem)
         url = httpx.URL(one.notify)
-        address = await self._resolve(url, pool)
+        address = await _resolve(url, self.networks)
         secret = secret_of(self.signing_key, one.owner)
         headers = signed_headers(secret, f"msg_{one.job}_{one.id}", self.clock.now(), body)
         headers |= {"Host": url.netloc.decode("ascii"), "User-Agent": "Rolecall"}
@@ -114,18 +111,16 @@ class Notifier:
             if not answer.is_success:
                 raise Undelivered(f"the answer was {answer.status_code}")
 
-    async def _resolve(self, url: httpx.URL, pool: ThreadPoolExecutor) -> str:
-        """The checked address of the URL's host."""
-        port = urlsplit(str(url)).port or (443 if url.scheme == "https" else 80)
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.run_in_executor(
-                pool, lambda: socket.getaddrinfo(url.host, port, type=socket.SOCK_STREAM)
-            )
-        except OSError as error:
-            raise Undelivered(f"its name can't be resolved: {error.strerror}") from None
-        addresses = [str(one[4][0]) for one in found]
-        # All of them, so that a name with a public and a private address is not accepted by chance.
-        if problem := next(filter(None, (address_problem(one, self.networks) for one in addresses)), None):
-            raise Undelivered(problem)
-        return addresses[0]
+
+async def _resolve(url: httpx.URL, networks: tuple[str, ...]) -> str:
+    """The checked address of the URL's host."""
+    port = urlsplit(str(url)).port or (443 if url.scheme == "https" else 80)
+    try:
+        found = await run_in_daemon_thread(socket.getaddrinfo, url.host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise Undelivered(f"its name can't be resolved: {error.strerror}") from None
+    addresses = [str(one[4][0]) for one in found]
+    # All of them, so that a name with a public and a private address is not accepted by chance.
+    if problem := next(filter(None, (address_problem(one, networks) for one in addresses)), None):
+        raise Undelivered(problem)
+    return addresses[0]

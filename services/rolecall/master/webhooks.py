@@ -18,7 +18,8 @@ from rolecall.spec.visible import one_line
 from rolecall.spec.webhook import MAX_URL, Notification, NotifiedJob
 
 _TEXT = re.compile(r"[^\s\\<>\"^`{|}]*")
-_HOST = re.compile("[a-z0-9.-]+")
+_HOST = re.compile(r"(?:[a-z0-9-]{1,63}\.)*[a-z0-9-]{1,63}")
+"""Python refuses to resolve names with empty or longer labels."""
 _PORTS = {"https": 443, "http": 80}
 _TRANSLATED = IPv6Network("64:ff9b::/96")
 _DELAYS_S = (5.0, 30.0, 120.0, 600.0, 1800.0, 3600.0, 7200.0)
@@ -57,7 +58,8 @@ def address_problem(address: str, networks: Iterable[str]) -> str | None:
     found = _embedded(ip_address(address.partition("%")[0]))
     if any(found in ip_network(network) for network in networks):
         return None
-    public = found.is_global and not found.is_multicast and not found.is_reserved
+    is_site_local = isinstance(found, IPv6Address) and found.is_site_local
+    public = found.is_global and not (found.is_multicast or found.is_reserved or is_site_local)
     return None if public else f"its address {found} is not public"
 
 

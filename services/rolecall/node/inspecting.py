@@ -31,6 +31,7 @@ class Finished:
     """The end of an inspection: the answer, or the reason why there is none."""
 
     id: int
+    kind: str
     body: bytes = b""
     silent: str = ""
 
@@ -67,7 +68,7 @@ class Inspected:
         if body is None and not silent:
             return None
         self._pending = None
-        return Finished(pending.id, body or b"", silent)
+        return Finished(pending.id, pending.kind, body or b"", silent)
 
     def _read(self, pending: Inspection) -> bytes | None:
         """The answer to the inspection; None while it is not complete."""

@@ -213,7 +213,8 @@ class WorkerPool:
 
         async def send() -> None:
             try:
-                clock = await measure_clock(self._client, worker.launch.worker.node)
+                has_times = finished.kind == "timeline" and not finished.silent
+                clock = await measure_clock(self._client, worker.launch.worker.node) if has_times else {}
                 silent = {"silent": finished.silent} if finished.silent else {}
                 await self._client.answer(worker.key, finished.id, finished.body, silent | clock)
             except Exception as error:  # noqa: BLE001 - a task that raises would end the daemon

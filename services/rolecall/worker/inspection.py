@@ -53,23 +53,33 @@ class Inspector:
                 _LOG.exception("an inspection failed", extra=about("inspection_failed"))
 
     def answer_to(self, inspection: Inspection) -> bytes:
-        """The answer as JSON, in at most `inspection.max_bytes` bytes."""
+        """The answer as JSON; an error if it would have more than `inspection.max_bytes` bytes."""
         try:
-            match inspection.kind:
-                case "timeline":
-                    return self._window(inspection.max_bytes)
-                case "stacks":
-                    return _encode(Answer(stacks=tuple(stacks())))
-                case "profile":
-                    return _encode(self._profile(inspection.steps))
-                case unknown:
-                    return _encode(Answer(error=f"this release of Rolecall has no inspection {unknown}"))
+            body = self._answer(inspection)
         except Exception as error:  # noqa: BLE001 - the user must get the reason
             return _encode(Answer(error=f"{type(error).__name__}: {error}"))
+        if len(body) > inspection.max_bytes:
+            problem = (
+                f"its answer has {len(body)} bytes; a worker of this gang can send {inspection.max_bytes} bytes at most"
+            )
+            return _encode(Answer(error=problem))
+        return body
+
+    def _answer(self, inspection: Inspection) -> bytes:
+        match inspection.kind:
+            case "timeline":
+                return self._window(inspection.max_bytes)
+            case "stacks":
+                return _encode(Answer(stacks=tuple(stacks())))
+            case "profile":
+                return _encode(self._profile(inspection.steps))
+            case unknown:
+                return _encode(Answer(error=f"this release of Rolecall has no inspection {unknown}"))
 
     def _window(self, max_bytes: int) -> bytes:
+        """The newest part of the timeline that fits, if one does."""
         wanted = max_bytes
-        while len(body := _encode(Answer(window=self.timeline.window(wanted)))) > max_bytes:
+        while len(body := _encode(Answer(window=self.timeline.window(wanted)))) > max_bytes and wanted:
             wanted //= 2
         return body
 

@@ -80,7 +80,7 @@ def play(request: ForkRequest) -> int:
         try:
             _play(request, workdir, outputs.report, inspector)
         finally:
-            outputs.leave(inspector.timeline.window(WINDOW_BYTES))
+            _leave_timeline(outputs, inspector.timeline)
     except Stopped as reason:
         _LOG.info("stopped: %s", reason, extra=about("worker_stopped"))
         return STOPPED
@@ -106,6 +106,14 @@ def _play(request: ForkRequest, workdir: Workdir, report: Reporter, inspector: I
     with closing(context.report), joined, closing(_profiler(context)) as profiler:
         inspector.start_profile = profiler.start
         role.run(context)
+
+
+def _leave_timeline(outputs: Outputs, timeline: Timeline) -> None:
+    """Write the last window of the timeline. What a workload records wrongly must not change the result of its job."""
+    try:
+        outputs.leave(timeline.window(WINDOW_BYTES))
+    except ValidationError as error:
+        _LOG.warning("the worker leaves no timeline: %s", error, extra=about("timeline_invalid"))
 
 
 def _legal_params(workload: Workload[Any], given: dict[str, Any]) -> Params:

@@ -56,15 +56,20 @@ def test_images_need_no_gradient() -> None:
     assert model[0].weight.grad is not None
 
 
-@pytest.mark.parametrize("kind", ["frozen", "computed", "hook", "padding", "image"])
+@pytest.mark.parametrize("kind", ["frozen", "computed", "hook", "hook on .grad", "padding", "image"])
 def test_other_convolutions_are_not_split(kind: str) -> None:
     conv, deferred = nn.Conv2d(3, 4, 3, padding="same" if kind == "padding" else 0), list[WeightPass]()
-    if kind == "frozen":
-        conv.weight.requires_grad_(False)
-    elif kind == "computed":
-        parametrizations.weight_norm(conv)
-    else:
-        conv.weight.register_hook(lambda gradient: gradient * 2)
+    match kind:
+        case "frozen":
+            conv.weight.requires_grad_(False)
+        case "computed":
+            parametrizations.weight_norm(conv)
+        case "hook":
+            conv.weight.register_hook(lambda gradient: gradient * 2)
+        case "hook on .grad":
+            conv.weight.register_post_accumulate_grad_hook(lambda weight: None)
+        case _:
+            pass  # The padding or the image differs.
     split_backward(conv, deferred)
     images = torch.rand(1, 3, 5, 5)
     conv(images[0] if kind == "image" else images).sum().backward()

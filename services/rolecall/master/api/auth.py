@@ -57,7 +57,7 @@ class TokenStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The check of a request by its path and its `Authorization` header."""
+    """The check of a request by its path, and its `Authorization` header or its session's cookie."""
 
     status: TokenStatus
     wanted: str
@@ -65,7 +65,7 @@ class Admission:
     challenge: str
     """The value of `WWW-Authenticate`."""
     token: str
-    """The presented token; empty if there is none."""
+    """The presented token; empty if there is none, or if a session stands for it."""
     caller: Principal | None = None
     """The principal of the token, unless it is the token of an attempt."""
     job: str = ""

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
@@ -40,6 +41,7 @@ _CONTROLS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(controls_job)]
 _SVG_STEPS = 3
 _LEFT_NOTHING = "it left no timeline: it was killed, or has not run"
 Format = Literal["json", "trace", "svg"]
+_Shown = TypeVar("_Shown", WorkerStacks, Profiled)
 
 
 @router.get(
@@ -67,16 +69,18 @@ async def show_timeline(
     """
     record, members = await _members(master, job, attempt)
     live = record.state.holds_slots and members[0].attempt == record.attempt
-    asked = [member for member in members if live and not member.state.ended]
-    replies = await master.inspections.ask("timeline", asked)
+    asked = {member.rank: member for member in members if live and not member.state.ended}
+    replies = await master.inspections.ask("timeline", list(asked.values()))
     chosen = steps or (_SVG_STEPS if format == "svg" else None)
     machines = await _machines(master, members)
 
     def render() -> tuple[bytes, str]:
-        recorded, missing = list[Recorded](), list[Silent]()
-        for member in members:
-            found = _recorded(member, replies.get(member.rank)) if member in asked else _left(master, member)
-            (recorded if isinstance(found, Recorded) else missing).append(found)  # type: ignore[arg-type]
+        found = [
+            _recorded(member, replies.get(member.rank)) if member.rank in asked else _left(master, member)
+            for member in members
+        ]
+        recorded = [one for one in found if isinstance(one, Recorded)]
+        missing = [one for one in found if isinstance(one, Silent)]
         document = timeline(job, members[0].attempt, recorded, missing, machines, steps=chosen, live=bool(asked))
         if format == "svg":
             return timeline_svg(document).encode(), "image/svg+xml"
@@ -98,14 +102,8 @@ async def show_stacks(job: str, master: Running) -> StacksDocument:
     """
     members = await _running(master, job)
     replies = await master.inspections.ask("stacks", members)
-    found, missing = list[WorkerStacks](), list[Silent]()
-    for member in members:
-        answer = _answer(replies.get(member.rank))
-        if answer.stacks is None:
-            missing.append(silent(member, _reason(answer)))
-        else:
-            found.append(WorkerStacks(**_identity(member), threads=answer.stacks))
-    return StacksDocument(job=job, attempt=members[0].attempt, workers=tuple(found), silent=tuple(missing))
+    found, missing = _sort_out(members, replies, _stacks)
+    return StacksDocument(job=job, attempt=members[0].attempt, workers=found, silent=missing)
 
 
 @router.post("/profile", status_code=202, dependencies=_CONTROLS, summary="Profile running workers")
@@ -119,14 +117,8 @@ async def start_profile(job: str, request: ProfileRequest, master: Running) -> P
     if not members:
         raise NotFound(f"job {job} has no running worker of this role and rank")
     replies = await master.inspections.ask("profile", members, request.steps)
-    found, missing = list[Profiled](), list[Silent]()
-    for member in members:
-        answer = _answer(replies.get(member.rank))
-        if answer.artifact is None:
-            missing.append(silent(member, _reason(answer)))
-        else:
-            found.append(Profiled(**_identity(member), artifact=answer.artifact))
-    return ProfileDocument(job=job, attempt=members[0].attempt, workers=tuple(found), silent=tuple(missing))
+    found, missing = _sort_out(members, replies, _profiled)
+    return ProfileDocument(job=job, attempt=members[0].attempt, workers=found, silent=missing)
 
 
 @internal_router.put(
@@ -185,6 +177,30 @@ async def _machines(master: Master, members: list[WorkerRecord]) -> dict[str, st
     async with master.database.read() as connection:
         known = (await node_store.load(connection, {member.node for member in members})).known
     return {name: node.spec.machine.boot_id for name, node in known.items()}
+
+
+def _sort_out(
+    members: Sequence[WorkerRecord],
+    replies: Mapping[int, Reply],
+    shown: Callable[[WorkerRecord, Answer], _Shown | None],
+) -> tuple[tuple[_Shown, ...], tuple[Silent, ...]]:
+    """What the workers answered, and the workers without an answer. `shown` returns None for those."""
+    found, missing = list[_Shown](), list[Silent]()
+    for member in members:
+        answer = _answer(replies.get(member.rank))
+        if (one := shown(member, answer)) is not None:
+            found.append(one)
+        else:
+            missing.append(silent(member, _reason(answer)))
+    return tuple(found), tuple(missing)
+
+
+def _stacks(member: WorkerRecord, answer: Answer) -> WorkerStacks | None:
+    return None if answer.stacks is None else WorkerStacks(**_identity(member), threads=answer.stacks)
+
+
+def _profiled(member: WorkerRecord, answer: Answer) -> Profiled | None:
+    return None if answer.artifact is None else Profiled(**_identity(member), artifact=answer.artifact)
 
 
 def _recorded(member: WorkerRecord, reply: Reply | None) -> Recorded | Silent:

@@ -49,8 +49,8 @@ def _describe_requests(components: Document, catalogue: Catalogue) -> None:
     )
     components |= {f"{_PARAMS}{name}": one for name, one in definitions.get("$defs", {}).items()}
     references = {kind: reference for (kind, _), reference in own.items()}
+    properties = request["properties"]
     for name in names:
-        properties = request["properties"]
         workload = {"const": name, "type": "string", "description": catalogue.workloads[name].summary}
         params = {"description": properties["params"].get("description", ""), **references[kinds[name]]}
         fields = {"properties": {**properties, "workload": workload, "params": params}}

@@ -12,14 +12,14 @@ from rolecall.master.store.schema import labels
 async def put(connection: AsyncConnection, job: str, given: Mapping[str, str]) -> None:
     """Set labels of `job`; the others stay."""
     await remove(connection, job, given)
-    if given:
-        rows = [{"job": job, "name": name, "value": value} for name, value in given.items()]
+    if rows := [{"job": job, "name": name, "value": value} for name, value in given.items()]:
         await connection.execute(insert(labels), rows)
 
 
 async def remove(connection: AsyncConnection, job: str, names: Iterable[str]) -> None:
     """Remove these labels of `job`, if it has them."""
-    await connection.execute(delete(labels).where(labels.c.job == job, labels.c.name.in_(tuple(names))))
+    if given := tuple(names):  # Most jobs have no labels.
+        await connection.execute(delete(labels).where(labels.c.job == job, labels.c.name.in_(given)))
 
 
 async def of_jobs(connection: AsyncConnection, ids: Collection[str]) -> dict[str, dict[str, str]]:

@@ -25,7 +25,8 @@ def ago(moment: datetime | None, now: datetime) -> str:
 
 
 def number(value: object) -> str:
-    """A number with four significant digits, such as `0.0001234` or `12,340`; other values as they are."""
+    """An integer, or a number from 1000 on, without decimals, such as `12,345`; a smaller number with four significant
+    digits, such as `0.0001234`; other values as they are."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or abs(value) >= 1000:

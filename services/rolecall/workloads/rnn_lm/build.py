@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rolecall.kit.builders import build
 from rolecall.kit.data_order import derive_seed
-from rolecall.kit.optimizers import OptimizerChoice, dense_optimizer
+from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.parameter_server import (
     ShardedModule,
     Shards,
@@ -61,13 +61,12 @@ def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[Sh
     """
     first = max(1, servers // 3) if servers > 1 else 0
     embedding, decoder = (range(first), range(first, servers)) if first else (range(1), range(1))
+    optimizer = dense_optimizer(params.optimizer)
     if params.protocol == "tutorial":
-        optimizer = dense_optimizer(params.optimizer)
         return [
             ShardedModule("embedding", vocabulary, partial(EmbeddingTable, params), optimizer, embedding),
             ShardedModule("decoder", vocabulary, partial(Decoder, params), optimizer, decoder),
         ]
-    optimizer = _optimizer(params)
     table = sharded_embedding(
         "embedding",
         vocabulary,
@@ -87,7 +86,7 @@ def make_updates(context: WorkerContext[Params], shards: Shards, recurrent: nn.M
     if params.protocol == "tutorial":
         return None
     decoder, embedding = (Shards(shards.of(name)) for name in ("decoder", "embedding"))
-    local = _optimizer(params).build(recurrent.parameters())
+    local = dense_optimizer(params.optimizer).build(recurrent.parameters())
     return OverlappedUpdates(decoder, embedding, context.role_rank, local, max_norm=params.max_grad_norm)
 
 
@@ -113,10 +112,3 @@ def make_protocol(
         return TutorialProtocol(model.rnn_model.parameter_rrefs(), dense_optimizer(params.optimizer), in_step=True)
     assert updates is not None
     return updates
-
-
-def _optimizer(params: Params) -> OptimizerChoice:
-    """The optimizer of all weights; Adam in one pass over them."""
-    chosen = dense_optimizer(params.optimizer)
-    fused = {} if params.optimizer.name == "sgd" else {"fused": True}
-    return OptimizerChoice(chosen.kind, chosen.arguments | fused)

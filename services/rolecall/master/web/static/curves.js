@@ -5,6 +5,15 @@ const POINTS = 1000;
 const EVERY_MS = 3000;
 const COLORS = ["#2f6bff", "#e0632b", "#179a61", "#a24ad6", "#c2a200", "#d6336c", "#0fa3b1", "#7a7f87"];
 const NOT_METRICS = new Set(["at", "step"]);
+const ENDED = new Set(["succeeded", "failed", "cancelled"]);
+
+// The series and the state of a job, null if the user can't see it. Throws while the master can't answer.
+async function read(job) {
+  const answers = await Promise.all([`/jobs/${job}/metrics?points=${POINTS}`, `/jobs/${job}`].map((url) => fetch(url)));
+  if (answers.some((answer) => answer.status >= 500)) throw new Error(`no answer about ${job}`);
+  const [series, document_] = await Promise.all(answers.map((answer) => (answer.ok ? answer.json() : null)));
+  return { job, series, state: document_?.state };
+}
 
 // An exponential moving average whose start is not biased towards 0; the weight is that of the past.
 function smoothed(values, weight) {
@@ -122,15 +131,8 @@ function startCurves(box) {
     box.dataset.points = String(Math.max(...tables.map(([steps]) => steps.length)));
   }
 
-  async function load() {
-    let isLive = false;
-    for (const job of jobs) {
-      const [series, document_] = await Promise.all(
-        [`/jobs/${job}/metrics?points=${POINTS}`, `/jobs/${job}`].map((url) => fetch(url).then((answer) => (answer.ok ? answer.json() : null))),
-      );
-      if (series) data.set(job, series.series);
-      isLive ||= document_ && !["succeeded", "failed", "cancelled"].includes(document_.state);
-    }
+  function show(found) {
+    for (const { job, series } of found) if (series) data.set(job, series.series);
     const names = metricsOf([...data.values()].flat());
     if (names.join() !== [...metric.options].map((option) => option.value).join()) {
       const chosen = metric.value;
@@ -138,12 +140,18 @@ function startCurves(box) {
       if (names.includes(chosen)) metric.value = chosen;
     }
     draw();
-    if (isLive) setTimeout(() => load().catch(() => setTimeout(load, EVERY_MS)), EVERY_MS);
+  }
+
+  // Shows the newest values until all jobs have ended. While the master can't answer, the curves stay as they are.
+  async function follow() {
+    const found = await Promise.all(jobs.map(read)).catch(() => null);
+    if (found) show(found);
+    if (!found || found.some(({ state }) => state && !ENDED.has(state))) setTimeout(follow, EVERY_MS);
   }
 
   for (const control of [metric, log, weight]) control.addEventListener("input", draw);
   new ResizeObserver(() => plot?.setSize({ width: place.clientWidth, height: 320 })).observe(place);
-  load();
+  follow();
 }
 
 document.querySelectorAll(".curves").forEach(startCurves);
