@@ -171,7 +171,7 @@ async def limited(
 ) -> AsyncIterator[tuple[Client, tuple[str, int]]]:
     """A master with these limits and its address, with HTTPS if it is to be `secure`."""
     monkeypatch.setattr(server, "LIMITS", limits)
-    values, verify = secure or ({}, True)
+    values, verify = secure or ({}, ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     async with serving(make_settings(tmp_path, **values), verify) as client:
         assert client.http.base_url.port is not None
         yield client, (client.http.base_url.host, client.http.base_url.port)
