@@ -5,7 +5,7 @@ from io import StringIO
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.output import Terminal, roles
+from rolecall.cli.output import Terminal, goodput, roles
 from rolecall.spec.job import JobDocument
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
@@ -39,3 +39,10 @@ def test_the_gang_is_shown_with_what_was_asked_for_its_workers() -> None:
     assert roles(document) == (
         "2 parameter-server with a GPU and 4 threads, 1 trainer with 1 thread, 1 stage, 1 observer on the CPU"
     )
+
+
+def test_the_greatest_loss_of_time_is_shown_first() -> None:
+    lost = {"queue": 70.0, "start": 5.0, "checkpoint": 0.0, "repeated": 130.0}
+    document = JobDocument.model_construct(goodput=0.42, lost_s=lost)
+    assert goodput(document) == "42% (lost to repeated 2m10s, queue 1m10s, start 5s)"
+    assert not goodput(JobDocument.model_construct(goodput=None, lost_s=None))

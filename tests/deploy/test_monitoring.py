@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -15,6 +16,7 @@ import httpx
 import psutil
 import pytest
 import yaml
+from monitoring import reference
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
 from tests.deploy.manifests import program
@@ -62,9 +64,39 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
         (tmp_path / Path(path).name).write_text("a-token-of-the-tests")
         text = text.replace(path, str(tmp_path / Path(path).name))
     (tmp_path / "prometheus.yml").write_text(text)
+    (tmp_path / "rules").symlink_to(MONITORING / "rules")
     command = [program("promtool"), "check", "config", tmp_path / "prometheus.yml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_fires_in_time_and_has_a_runbook(tmp_path: Path) -> None:
+    shutil.copy(MONITORING / "rules/rolecall.yaml", tmp_path)
+    shutil.copy(Path(__file__).parent / "rules_test.yaml", tmp_path)
+    command = [program("promtool"), "test", "rules", "rules_test.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    alerts = [rule for group in _rules()["groups"] for rule in group["rules"] if "alert" in rule]
+    tests = yaml.safe_load((tmp_path / "rules_test.yaml").read_text())["tests"]
+    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    assert fired == {alert["alert"] for alert in alerts}
+    headings = re.findall(r"^### (\w+)$", (MONITORING.parent / "docs/operations.md").read_text(), re.MULTILINE)
+    for alert in alerts:
+        assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{alert['alert'].lower()}"
+        assert alert["alert"] in headings
+
+
+def test_kubernetes_gets_the_same_rules() -> None:
+    manifest = MONITORING.parent / "k8s/components/monitoring/prometheus-rule.yaml"
+    assert yaml.safe_load(manifest.read_text())["spec"] == _rules()
+
+
+def test_the_page_of_the_metrics_is_current() -> None:
+    assert reference.PATH.read_text() == reference.page(), "run python -m monitoring.reference"
+
+
+def _rules() -> dict[str, Any]:
+    return yaml.safe_load((MONITORING / "rules/rolecall.yaml").read_text())
 
 
 def test_grafana_is_told_where_everything_is() -> None:
@@ -105,12 +137,14 @@ def _overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
     program("prometheus")
-    cluster.wait_for(cluster.submit(short_job(rows)), "succeeded")
-    job = cluster.submit(long_job(rows))
+    ended = cluster.submit(short_job(rows))
+    cluster.wait_for(ended, "succeeded")
+    job = cluster.submit(long_job(rows, checkpoint_every_s=1.0))
     cluster.until(job, past_step(0))
     with _prometheus(cluster, tmp_path / "prometheus") as prometheus:
         _await(lambda: _down(prometheus, targets=len(cluster.pids)))
         _await(lambda: _without_data(prometheus, job))
+        _await(lambda: _without_time(prometheus, job, ended))
         _await(lambda: _not_offered(prometheus, job))
         assert [name for name in _metrics() if not _query(prometheus, name)] == []
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
@@ -147,6 +181,20 @@ def _without_data(prometheus: httpx.Client, job: str) -> list[str]:
     ]
 
 
+def _without_time(prometheus: httpx.Client, *jobs: str) -> list[str]:
+    """The events of jobs that the job's dashboard doesn't mark at a time of the last minutes, in milliseconds."""
+    events = DASHBOARDS["job"]["annotations"]["list"]
+    assert all(event["useValueForTime"] for event in events)
+    times = {
+        event["name"]: [
+            float(found["value"][1]) for job in jobs for found in _query(prometheus, event["expr"].replace("$job", job))
+        ]
+        for event in events
+    }
+    now = 1000 * time.time()
+    return [name for name, found in times.items() if not found or not all(now - 6e5 < at <= now for at in found)]
+
+
 def _not_offered(prometheus: httpx.Client, job: str) -> list[str]:
     """Whether the job dashboard's variable offers the job."""
     (variable,) = [one for one in DASHBOARDS["job"]["templating"]["list"] if one["name"] == "job"]
@@ -167,6 +215,7 @@ def _prometheus(cluster: Cluster, folder: Path) -> Iterator[httpx.Client]:
     """A real Prometheus with the shipped configuration, told where this cluster's programs and tokens are."""
     folder.mkdir()
     (folder / "prometheus.yml").write_text(yaml.safe_dump(_moved(cluster, folder)))
+    (folder / "rules").symlink_to(MONITORING / "rules")
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     options = {"config.file": folder / "prometheus.yml", "storage.tsdb.path": folder / "data"}

@@ -54,21 +54,26 @@ def test_the_work_of_a_stage_is_measured_and_its_messages_are_not() -> None:
     timeline = Timeline(clock.now)
     meter = Meter(clock, timeline)
     meter.watch(stage)
-    with meter.step():
+    with timeline.step(1), meter.step():
+        clock.pass_by(5.0)
         assert stage.forward_one_chunk(0, 1.0) == "activations"
         stage.get_fwd_send_ops(0, 10.0)
         stage.backward_one_chunk(0, 2.0, full_backward=False)
         stage.backward_weight_one_chunk(0, 3.0)
         stage.backward_one_chunk(1, 4.0)
+        clock.pass_by(6.0)
     assert meter.compute_times.tolist() == [10.0]
     spans = [(span.name, span.begin_s, span.seconds, span.micro_batch) for span in timeline.window(1 << 20).spans]
     assert spans == [
-        ("F", 0.0, 1.0, 0),
-        ("wait", 1.0, 10.0, None),
-        ("I", 11.0, 2.0, 0),
-        ("W", 13.0, 3.0, 0),
-        ("B", 16.0, 4.0, 1),
+        ("wait", 0.0, 5.0, None),
+        ("F", 5.0, 1.0, 0),
+        ("wait", 6.0, 10.0, None),
+        ("I", 16.0, 2.0, 0),
+        ("W", 18.0, 3.0, 0),
+        ("B", 21.0, 4.0, 1),
+        ("wait", 25.0, 6.0, None),
     ]
+    assert (timeline.seconds()["compute"], timeline.seconds()["wait"]) == (10.0, 21.0)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: moments are marks in its stream")

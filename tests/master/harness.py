@@ -28,6 +28,7 @@ from rolecall.master.store.database import Database, sqlite_url
 from rolecall.settings import MasterSettings
 from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding
+from rolecall.spec.metric import EVALUATED, Metric
 from rolecall.spec.node import Gpu, Machine, NodeSpec, NodeState
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.role import Role
@@ -63,6 +64,11 @@ TOY = Workload(
         Role.TRAINER: RoleCount(default=2),
         Role.OBSERVER: RoleCount(default=0, least=0),
     },
+    metrics=(
+        Metric("loss", "Its loss.", direction="lower"),
+        Metric("auc", "Its score.", "ratio", "higher", EVALUATED),
+        Metric("trainer_{index}_loss", "A trainer's loss."),
+    ),
     expendable=frozenset({Role.OBSERVER}),
     cpu_only=frozenset({Role.OBSERVER}),
     check_counts=_even,

@@ -193,6 +193,13 @@ async def test_what_can_be_read_of_the_cluster(client: Client) -> None:
     workloads = (await client.user("GET", "/workloads")).json()
     assert workloads["workloads"][0]["params"]["properties"]["steps"]["minimum"] == 1
     assert "sad" in workloads["broken"]
+    assert workloads["workloads"][0]["metrics"][1] == {
+        "name": "auc",
+        "help": "Its score.",
+        "unit": "ratio",
+        "direction": "higher",
+        "reported": {"validation": "validation_auc", "test": "test_auc"},
+    }
     (node,) = (await client.user("GET", "/nodes")).json()["nodes"]
     assert node["alive"]
     ready = (await client.user("GET", "/readyz")).json()

@@ -12,9 +12,10 @@ from sqlalchemy import Engine, event
 from rolecall.master import metrics
 from rolecall.master.placement import Seating
 from rolecall.spec.plan import WorkerPlan
+from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, line, on_master, one_trainer
+from .harness import ONE_TRAINER, Client, ManualClock, failure, line, on_master, one_trainer
 
 
 async def scraped(client: Client) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
@@ -25,6 +26,13 @@ async def scraped(client: Client) -> dict[str, dict[frozenset[tuple[str, str]], 
     for sample in samples:
         found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
     return found
+
+
+def by(
+    found: dict[str, dict[frozenset[tuple[str, str]], float]], name: str, *labels: str
+) -> dict[tuple[str, ...], float]:
+    """The samples of one name, by the values of some of its labels."""
+    return {tuple(dict(key)[label] for label in labels): value for key, value in found.get(name, {}).items()}
 
 
 async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
@@ -69,3 +77,67 @@ async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
     assert not [statement for statement in asked if "params" in statement]
     assert computed
     assert threading.main_thread() not in computed
+
+
+async def test_declared_metrics_and_results_stay_for_an_hour(tmp_path: Path) -> None:
+    """Whatever a worker reports, only what its workload declares gets a series."""
+    clock = ManualClock()
+    async with on_master(tmp_path, clock=clock) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.RUNNING)
+        await client.until(job, "running")
+        spent = TimeSpent(steps=6.0, checkpoint=1.0)
+        reported = {"loss": 0.5, "validation_auc": 0.75, "auc": 0.1, "trainer_0_loss": 0.2, 'x"} 1\n': 3.0}
+        clock.advance(10)
+        await node.progress(
+            worker,
+            line("first_step", step=1),
+            line("step", step=2, metrics=reported, spent=spent),
+            line("result", metrics={"test_auc": 0.9, "secret": 1.0}),
+        )
+        measured = {("loss", "train"): 0.5, ("auc", "validation"): 0.75}
+        assert by(await scraped(client), "rolecall_job_metric", "metric", "split") == measured
+        assert by(await scraped(client), "rolecall_job_result", "metric", "split") == {}
+        await node.say(worker, WorkerState.SUCCEEDED, exit_code=0)
+        await client.until(job, "succeeded")
+        found = await scraped(client)
+        assert by(found, "rolecall_job_metric", "metric", "split") == measured
+        assert by(found, "rolecall_job_result", "metric", "split") == {("auc", "test"): 0.9}
+        assert by(found, "rolecall_job_state", "job", "state") == {(job, "succeeded"): 1}
+        assert by(found, "rolecall_job_goodput_ratio", "job") == {(job,): pytest.approx(0.6, abs=0.05)}
+        lost = by(found, "rolecall_job_lost_seconds", "cause")
+        assert lost["checkpoint",] == 1
+        document = await client.job(job)
+        assert document["goodput"] == by(found, "rolecall_job_goodput_ratio", "job")[job,]
+        assert {(cause,): seconds for cause, seconds in document["lost_s"].items()} == lost
+        assert by(found, "rolecall_job_step", "job") == {}, "it has ended"
+        clock.advance(3601)
+        found = await scraped(client)
+        for name in ("metric", "result", "state", "goodput_ratio", "lost_seconds"):
+            assert by(found, f"rolecall_job_{name}", "job") == {}, name
+
+
+async def test_only_the_newest_of_the_recently_ended_jobs_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MAX_ENDED", 2)
+    async with on_master(tmp_path) as client:
+        jobs = [(await client.submit(roles=ONE_TRAINER))["id"] for _ in range(3)]
+        for job in jobs:
+            assert (await client.user("POST", f"/jobs/{job}/cancel")).is_success
+        states = by(await scraped(client), "rolecall_job_state", "job", "state")
+        assert states == {(job, "cancelled"): 1 for job in jobs[1:]}
+        monkeypatch.setattr(metrics, "_AMONG", 1)
+        assert by(await scraped(client), "rolecall_job_state", "job").keys() == {(jobs[2],)}
+
+
+async def test_the_class_of_a_failure_is_shown_and_nothing_that_a_user_chose(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as client:
+        node = await one_trainer(client)
+        job = (await client.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
+        (worker,) = await node.workers()
+        await node.say(worker, WorkerState.FAILED, failure=failure("NonFiniteLoss: the loss is nan"), exit_code=1)
+        await client.until(job, "failed")
+        assert by(await scraped(client), "rolecall_job_failed", "job", "cause") == {(job, "NonFiniteLoss"): 1}

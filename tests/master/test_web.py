@@ -7,8 +7,10 @@ import pytest
 
 from rolecall.master.sessions import COOKIE
 from rolecall.spec.access import Scope
+from rolecall.spec.report import TimeSpent
+from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, TOKEN, Client, make_token, one_trainer, submit_as
+from .harness import ONE_TRAINER, TOKEN, Client, line, make_token, one_trainer, submit_as
 
 PAGES = ("/", "/ui/overview", "/ui/submit", "/ui/compare")
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -99,7 +101,9 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
     hostile = "<script>alert(1)</script>"
     node = await one_trainer(client)
     job = (await submit_as(client, alice, name=hostile, roles=ONE_TRAINER)).json()["id"]
-    await node.workers()
+    (worker,) = await node.workers()
+    await node.say(worker, WorkerState.RUNNING)
+    await node.progress(worker, line("step", step=1, spent=TimeSpent(steps=1e6)))
     for token, count in ((alice, 1), (bob, 0), (TOKEN, 1)):
         session = await session_of(client, token)
         page = (await client.http.get("/", headers=session)).text
@@ -108,6 +112,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         shown = await client.http.get(f"/ui/jobs/{job}", headers=session)
         assert shown.status_code == (200 if count else 404)
         assert hostile not in shown.text
+        assert ("<b>100 %</b>" in shown.text, ">100 %</td>" in page) == (bool(count), bool(count)), "the goodput"
         assert "a job of another owner" in page or count
     refused = await log_in(client, metrics)
     assert refused.status_code == 403

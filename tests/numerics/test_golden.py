@@ -1,4 +1,4 @@
-"""Every workload's first losses are those of the day when they were proved right.
+"""Every workload's first losses are those of the day when they were proved right, and it declares what it reports.
 
 Parity tests would not notice a change that a gang and its reference make together, in the order of the data or in the
 first weights. After a change that is meant, `python -m tests.numerics.test_golden` writes the new losses.
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from tests.rows import COLUMNS, write_rows
 
+from rolecall.spec.report import ProgressLine
 from rolecall.spec.role import Role
-from rolecall.testing.gang import run_gang
+from rolecall.testing.gang import GangResult, run_gang
+from rolecall.workloads import catalogue
 
 GOLDEN = Path(__file__).with_name("golden.json")
 DATA = Path(__file__).parents[2] / "examples" / "data"
@@ -76,27 +78,38 @@ CASES: dict[str, tuple[dict[Role, int], dict[str, Any]]] = {
 }
 
 
-def losses(workload: str, folder: Path) -> dict[str, list[float]]:
-    """Every step's loss on each worker that reports one."""
+def run(workload: str, folder: Path) -> GangResult:
+    """A run of the workload's case."""
     roles, params = CASES[workload]
     if workload == "embedding-ddp":
         folder.mkdir(exist_ok=True)
         params = {**params, "data": {"train": str(write_rows(folder / "rows.csv", rows=1500)), **COLUMNS}}
-    return run_gang(workload, {**params, **ALWAYS}, roles, folder / "gang").losses
+    return run_gang(workload, {**params, **ALWAYS}, roles, folder / "gang")
+
+
+def undeclared(workload: str, folder: Path) -> set[str]:
+    """What the workers of a gang that ran in `folder` reported without a declaration."""
+    lines = [line for path in folder.glob("work/job/1/*/progress.jsonl") for line in path.read_text().splitlines()]
+    reported = {name for line in lines for name in ProgressLine.model_validate_json(line).metrics}
+    assert "loss" in reported
+    declared = catalogue.load(workload).metrics
+    return {name for name in reported if not any(metric.matches(name) for metric in declared)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", CASES)
 def test_the_first_losses_are_the_golden_ones(workload: str, tmp_path: Path) -> None:
     expected = json.loads(GOLDEN.read_text())[workload]
-    found = losses(workload, tmp_path)
+    gang = run(workload, tmp_path)
+    found = gang.losses
     assert found.keys() == expected.keys()
     for worker, series in expected.items():
         assert found[worker] == pytest.approx(series, rel=1e-7), worker
+    assert undeclared(workload, gang.folder) == set()
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         os.environ["ROLECALL_DATA_ROOTS"] = f"{made}:{DATA}"
-        series = {workload: losses(workload, Path(made, workload)) for workload in CASES}
+        series = {workload: run(workload, Path(made, workload)).losses for workload in CASES}
     GOLDEN.write_text(json.dumps(series, indent=1) + "\n")

@@ -2,9 +2,13 @@
 
 import threading
 import time
+from collections.abc import Iterator
+
+import pytest
+from tests.clock import ManualClock
 
 from rolecall.runtime.timeline import Timeline
-from rolecall.spec.timeline import MAX_STEPS, WINDOW_BYTES, Window
+from rolecall.spec.timeline import MAX_STEPS, WINDOW_BYTES, Activity, Window
 
 
 def test_steps_have_their_spans() -> None:
@@ -65,6 +69,95 @@ def test_other_threads_record_while_it_is_read() -> None:
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def _spent(timeline: Timeline) -> dict[Activity, float]:
+    return {activity: seconds for activity, seconds in timeline.seconds().items() if seconds}
+
+
+def test_each_second_belongs_to_one_activity() -> None:
+    clock = ManualClock()
+    timeline = Timeline(clock)
+    clock.sleep(1)
+    with timeline.step(1):
+        clock.sleep(2)
+        with timeline.span("look-up", "communication"):
+            clock.sleep(4)
+            with timeline.span("data", "data"):
+                clock.sleep(8)
+        clock.sleep(16)
+    clock.sleep(32)
+    with timeline.span("request", "wait"):
+        clock.sleep(64)
+    assert _spent(timeline) == {"other": 33, "compute": 18, "communication": 4, "data": 8, "wait": 64}
+
+
+def test_reading_a_batch_is_data_and_time_after_the_last_step_is_other() -> None:
+    clock = ManualClock()
+    timeline = Timeline(clock)
+
+    def batches() -> Iterator[int]:
+        for batch in range(2):
+            clock.sleep(1)
+            yield batch
+        clock.sleep(4)
+
+    for _ in timeline.steps(batches(), first=1):
+        clock.sleep(10)
+    clock.sleep(100)
+    assert _spent(timeline) == {"data": 6, "compute": 20, "other": 100}
+
+
+def test_checkpoints_and_evaluations_contain_what_happens_in_them() -> None:
+    clock = ManualClock()
+    timeline = Timeline(clock)
+    with timeline.span("evaluate", "evaluation"), timeline.span("look-up", "communication"):
+        clock.sleep(1)
+        timeline.record("wait", "wait", 0, 1)
+    with timeline.step(1), timeline.span("checkpoint", "checkpoint"), timeline.span("wait", "wait"):
+        clock.sleep(2)
+    assert _spent(timeline) == {"evaluation": 1, "checkpoint": 2}
+
+
+def test_an_error_ends_the_activities() -> None:
+    clock = ManualClock()
+    timeline = Timeline(clock)
+    with pytest.raises(ValueError, match="broken"), timeline.step(1), timeline.span("data", "data"):
+        raise ValueError("broken")
+    clock.sleep(1)
+    assert _spent(timeline) == {"other": 1}
+
+
+def test_phases_of_other_threads_are_not_the_time_of_the_main_thread() -> None:
+    clock = ManualClock()
+    timeline = Timeline(clock)
+
+    def serve() -> None:
+        with timeline.span("look-up", "communication"):
+            clock.sleep(1)
+        timeline.record("wait", "wait", 0, 1)
+
+    thread = threading.Thread(target=serve)
+    with timeline.step(1):
+        thread.start()
+        thread.join()
+    assert _spent(timeline) == {"compute": 1}
+
+
+def test_a_change_during_a_reading_counts_no_time_twice() -> None:
+    """The thread that publishes copies the times just after the main thread has begun a span."""
+
+    class Changed(dict[Activity, float]):
+        def copy(self) -> dict[Activity, float]:
+            timeline._switch("wait", clock())
+            return super().copy()
+
+    clock = ManualClock()
+    timeline = Timeline(clock)
+    with timeline.step(1):
+        clock.sleep(10)
+        timeline._seconds = Changed(timeline._seconds)
+        assert timeline.seconds()["compute"] == 10
 
 
 def test_a_span_costs_microseconds() -> None:

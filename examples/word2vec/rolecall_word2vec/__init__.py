@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rolecall.kit import Role, RoleCount, Workload
+from rolecall.kit.declarations import EVALUATED_LOSS, TRAINING
 from rolecall.kit.params import BatchSize, SparseAdagrad, TrainingParams
 from rolecall.kit.text.params import Text
 
@@ -34,5 +35,6 @@ WORKLOAD = Workload(
     package=__name__,
     params=Params,
     roles={Role.PARAMETER_SERVER: RoleCount(default=1), Role.TRAINER: RoleCount(default=2)},
+    metrics=(*TRAINING, EVALUATED_LOSS),
     process_group=(Role.TRAINER,),
 )

@@ -6,6 +6,7 @@ from pyarrow import csv
 from pydantic import Field
 
 from rolecall.kit import InputError, Role, RoleCount, Workload
+from rolecall.kit.declarations import TRAINING
 from rolecall.kit.files import find
 from rolecall.kit.params import Count, Names, Paths, TrainingParams
 
@@ -36,6 +37,7 @@ WORKLOAD = Workload(
     package=__name__,
     params=Params,
     roles={Role.TRAINER: RoleCount(default=2)},
+    metrics=TRAINING,
     rpc=False,
     process_group=(Role.TRAINER,),
     check_node=check_node,

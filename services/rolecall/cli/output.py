@@ -109,6 +109,15 @@ def progress(progress: Progress, *, ended: bool = False) -> str:
     return ", ".join(figure for figure in figures if figure)
 
 
+def goodput(document: JobDocument) -> str:
+    """The useful share of a job's time, and what the rest was lost to, the most first; empty if it is unknown."""
+    if document.goodput is None:
+        return ""
+    causes = sorted((document.lost_s or {}).items(), key=lambda one: -one[1])
+    lost = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes if seconds >= 0.5)
+    return f"{document.goodput:.0%}" + (f" (lost to {lost})" if lost else "")
+
+
 def outcome(document: JobDocument) -> str:
     """The last line of a followed job."""
     if document.result and document.state == "succeeded":

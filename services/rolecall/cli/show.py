@@ -11,7 +11,7 @@ from rolecall.cli.chosen_params import chosen_params
 from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import age, number, out, print_json, print_table, progress, roles, state
+from rolecall.cli.output import age, goodput, number, out, print_json, print_table, progress, roles, state
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
 from rolecall.spec.job import JobDocument
@@ -72,6 +72,7 @@ def _print_facts(job: JobDocument) -> None:
         "submitted": f"{age(job.created_at)} ago",
         "progress": progress(job.progress, ended=job.state.ended),
         "scores": escape(" ".join(f"{name}={number(value)}" for name, value in job.progress.metrics.items())),
+        "goodput": escape(goodput(job)),
         "start": f"{start.total:.2f} s (queue {start.queue:.2f}, spawn {start.spawn:.2f}, join {start.join:.2f}, "
         f"first step {start.first_step:.2f})"
         if start

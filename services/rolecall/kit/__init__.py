@@ -2,7 +2,8 @@
 
 This file has the names that declare a workload, and never imports torch. `worker`: context and RPC helpers for a role's
 `run`. `loop`: training loops. `checkpoint`: state of optimizers and random numbers. `params`: shared parameters.
-`optimizers`, `precision`: torch objects for parameters. `metrics`: metrics of classifiers. Input: `files`, `images`,
+`optimizers`, `precision`: torch objects for parameters. `metrics`: metrics of classifiers, and `declarations` of what
+loops and scores report. Input: `files`, `images`,
 `tables`, `text`, `environments`, `data_order`, `same_input`, and `cache` for derived data on a node. `builders`: custom
 code of a job. `parameter_server`: sharded weights. `pipelining`, `schedules`, `grid`, `meter`: pipelines. `export`:
 archives for users.
@@ -11,18 +12,22 @@ Public names of this package change only with a minor release, and the changelog
 """
 
 from rolecall.spec.errors import InputError, Stopped, WorkloadError
+from rolecall.spec.metric import EVALUATED, Metric, Split
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
 from rolecall.spec.workload import Params, RoleCount, Workload
 
 __all__ = [
+    "EVALUATED",
     "CheckpointManifest",
     "CheckpointPart",
     "InputError",
+    "Metric",
     "Params",
     "Role",
     "RoleCount",
+    "Split",
     "StopMode",
     "Stopped",
     "Workload",

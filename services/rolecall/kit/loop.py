@@ -19,9 +19,13 @@ from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.errors import InputError, Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import StopMode
+from rolecall.spec.timeline import STEP_CATEGORIES
 from rolecall.spec.workload import Params
 
+_SPENT = "spent"
+"""The time spent so far, beside the position in a checkpoint."""
 Batch = TypeVar("Batch")
 AnyParams = TypeVar("AnyParams", bound=Params)
 P = TypeVar("P", bound=TrainingParams)
@@ -46,6 +50,8 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         self.params = context.params
         self.position = position
         self._last_save = time.monotonic()
+        self._resumed = TimeSpent()
+        self._began = context.timeline.seconds()
 
     @property
     @abstractmethod
@@ -83,6 +89,7 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         self.load(manifest)
         own = {field.name for field in fields(self.position)}  # A newer release can have stored further fields.
         self.position = type(self.position)(**{name: one for name, one in manifest.position.items() if name in own})
+        self._resumed = TimeSpent.model_validate(manifest.position.get(_SPENT, {}))
         if _is_rank_zero():
             self.context.report.event(f"resumed from the checkpoint at step {manifest.step}")
 
@@ -97,10 +104,21 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
         parts = _gather_parts(self.save_parts(self.step))
         manifest: dict[str, Any] | None = None
         if _is_rank_zero():
-            committed = self.context.checkpoints.commit(self.step, parts, asdict(self.position), keep=keep)
+            position = asdict(self.position) | {_SPENT: self.spent().model_dump()}
+            committed = self.context.checkpoints.commit(self.step, parts, position, keep=keep)
             manifest = committed.model_dump(mode="json") if committed else None
         self._last_save = time.monotonic()
         return _broadcast_manifest(manifest)
+
+    def spent(self) -> TimeSpent:
+        """The time of this job until now, without what was lost with earlier attempts."""
+        now, began, before = self.context.timeline.seconds(), self._began, self._resumed
+        return TimeSpent(
+            steps=before.steps + sum(now[category] - began[category] for category in STEP_CATEGORIES),
+            checkpoint=before.checkpoint + now["checkpoint"] - began["checkpoint"],
+            evaluation=before.evaluation + now["evaluation"] - began["evaluation"],
+            resumed=before.steps + before.checkpoint + before.evaluation,
+        )
 
     def at_checkpoint_step(self, every_steps: int | None) -> bool:
         """True if this step is a multiple of `every_steps`; None means never."""
@@ -207,9 +225,10 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         rate = (self.position.samples - first_sample) / (time.monotonic() - began)
         if self.params.early_stopping and self.position.stale_epochs and self.position.best_checkpoint:
             self.load(CheckpointManifest.model_validate(self.position.best_checkpoint))
-        metrics = self.evaluate("test")
-        if metrics is None:
-            metrics = self.evaluate("validation") or {}
+        with self.context.timeline.span("evaluate", "evaluation"):
+            metrics = self.evaluate("test")
+            if metrics is None:
+                metrics = self.evaluate("validation") or {}
         result = metrics | {"samples_per_s": rate, "wall_s": time.monotonic() - began}
         self.export()
         return result | {"epochs": float(self.position.epoch), "steps": float(self.position.step)}
@@ -249,6 +268,7 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
             steps=self.steps,
             epoch=self.position.epoch + 1,
             metrics=self.step_metrics(),
+            spent=self.spent,
         )
         self.position = replace(self.position, step=self.position.step + 1, samples=self.position.samples + samples)
 
@@ -266,7 +286,8 @@ class TrainingLoop(JobLoop[EpochPosition, P], Generic[Batch, P]):
         Raises `InputError` if early stopping gets no score.
         """
         self.position = replace(self.position, epoch=self.position.epoch + 1, epoch_start=self.position.step)
-        metrics = self.evaluate("validation")
+        with self.context.timeline.span("evaluate", "evaluation"):
+            metrics = self.evaluate("validation")
         if metrics is None and self.params.early_stopping is not None:
             raise InputError(
                 "early_stopping needs a validation score, but the validation data is empty or too short for one; "

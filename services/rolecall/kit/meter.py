@@ -70,7 +70,7 @@ class _Call(NamedTuple):
 class Meter:
     """Records for each step its duration, its compute time, and the span from first to last computation, in seconds.
 
-    With a `timeline`, it also records each computation there, and the waits between them.
+    With a `timeline`, it also records each computation there, and the waits around them.
     """
 
     def __init__(self, clock: Clock[Any], timeline: Timeline | None = None) -> None:
@@ -118,21 +118,23 @@ class Meter:
         self.compute_times.append(sum(between(call.begin, call.end) for call in self._calls))
         self.spans.append(between(self._calls[0].begin, self._calls[-1].end))
         if self._timeline is not None:
-            self._record(self._timeline, end)
+            self._record(self._timeline, begin, end)
 
-    def _record(self, timeline: Timeline, end: Any) -> None:
-        """Record the computations and the waits between them, with the times of the device.
+    def _record(self, timeline: Timeline, begin: Any, end: Any) -> None:
+        """Record the computations and the waits around them, with the times of the device.
 
         `end` has passed on the device, so that it is now by the timeline's clock.
         """
         between, now = self._clock.between, timeline.now()
-        previous: float | None = None
+        previous = now - between(begin, end)
         for call in self._calls:
             begin_s, end_s = now - between(call.begin, end), now - between(call.end, end)
-            if previous is not None and begin_s > previous:
+            if begin_s > previous:
                 timeline.record("wait", "wait", previous, begin_s)
             timeline.record(call.name, "compute", begin_s, end_s, call.stage, call.micro_batch)
             previous = end_s
+        if now > previous:
+            timeline.record("wait", "wait", previous, now)
 
 
 def stage_times(meter: Meter, grid: Grid) -> dict[str, float]:

@@ -28,6 +28,7 @@ _KINDS = {
     "wait": ("wait", "#afb8c1", "#484f58"),
     "data": ("data", "#7d5c00", "#d4a72c"),
     "checkpoint": ("checkpoint", "#bf3989", "#f778ba"),
+    "evaluation": ("evaluation", "#6639ba", "#d2a8ff"),
 }
 """What each kind of bar means, and its colors in light and dark mode."""
 

@@ -71,6 +71,12 @@ def zero_bubble(ranks: int, micro_batches: int) -> list[list[Task]]:
     return order
 
 
+def most_in_flight(tasks: Iterable[Task]) -> int:
+    """The most micro-batches of which a rank with these tasks holds activations at once, summed over its stages."""
+    held = accumulate({"F": 1, "B": -1, "W": -1}.get(task.kind, 0) for task in tasks)
+    return max(held, default=0)
+
+
 def bubble(order: Sequence[Sequence[Task]]) -> float:
     """The share of all ranks' time that is idle, given each rank's tasks in order.
 

@@ -3,12 +3,14 @@
 `Agreement.after` returns the same `Decision` on all ranks of the process group after a step. `TrainingLoop` uses it;
 other loops with a process group call it to save and stop after the same step on all ranks.
 
-`context.timeline` records the phases of steps; `span` does so in functions that don't have the context.
+`context.timeline` records the phases of steps; `span` does so in functions that don't have the context. `call` is
+`rpc.rpc_async`, but counted in the worker's metrics. Count other things with `measurements`.
 """
 
 from rolecall.runtime.agreement import Agreement, Decision
 from rolecall.runtime.context import WorkerContext, current, span, worker_name
-from rolecall.runtime.remote import Mailbox, StepBarrier, call_limit, passed_on
+from rolecall.runtime.measuring import measurements
+from rolecall.runtime.remote import Mailbox, StepBarrier, call, call_limit, passed_on
 from rolecall.runtime.timeline import Timeline
 
 __all__ = [
@@ -18,8 +20,10 @@ __all__ = [
     "StepBarrier",
     "Timeline",
     "WorkerContext",
+    "call",
     "call_limit",
     "current",
+    "measurements",
     "passed_on",
     "span",
     "worker_name",

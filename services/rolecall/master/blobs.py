@@ -58,12 +58,17 @@ class Blobs:
     """
 
     def __init__(
-        self, root: Path, url: str | None, timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        root: Path,
+        url: str | None,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._root = root
         self._store = open_store(root, url)
         place = "ROLECALL_BLOB_URL" if url else "in ROLECALL_DATA"
-        self._threads = StoreThreads(f"the blob store ({place})", timeout_s, now=clock)
+        self._threads = StoreThreads(f"the blob store ({place})", timeout_s, now=clock, observe=observe)
         self._counts: dict[str, int] = {}
 
     async def put(self, job: str, blob: str, sha256: str | None, chunks: AsyncIterator[bytes]) -> tuple[int, str]:

@@ -66,6 +66,7 @@ class Cleaner:
         await self._try("deleting what killed uploads left", self._clear_uploads())
         while True:
             ticket = self.garbage.ticket()
+            self.pulse.begin()
             try:
                 succeeded = await self.clean()
                 self._errors.recovered("cleaning up")

@@ -1,8 +1,10 @@
 """The document of a job, assembled from its records. Pure."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+from rolecall.master.goodput import lost, useful_share
 from rolecall.master.lifecycle import start_times
 from rolecall.master.store.records import (
     DETAILED_ATTEMPTS,
@@ -19,10 +21,10 @@ Members = Mapping[tuple[str, int], Sequence[WorkerRecord]]
 
 
 def job_overview(
-    job: JobEntry, labels: Mapping[str, str], *, progress: Progress | None, waiting_for: str | None
+    job: JobEntry, labels: Mapping[str, str], *, progress: Progress | None, waiting_for: str | None, now: datetime
 ) -> JobOverview:
     """The job in a list. `progress` replaces the stored one unless it is None."""
-    shown = _overview(job, labels, progress, waiting_for)
+    shown = _overview(job, labels, progress, waiting_for, now)
     return JobOverview(**(shown | {"reason": shown["reason"] and shown["reason"].partition("\n")[0]}))
 
 
@@ -34,6 +36,7 @@ def job_document(
     *,
     progress: Progress | None,
     waiting_for: str | None,
+    now: datetime,
 ) -> JobDocument:
     """The job's document with its `attempts`. `progress` replaces the stored one unless it is None.
 
@@ -41,8 +44,10 @@ def job_document(
     """
     last = attempts[-1] if attempts else None
     times = {"start_s": start_times(last, workers.get((job.id, last.number), ())) if last else None}
-    shown = _overview(job, labels, progress, waiting_for)
+    shown = _overview(job, labels, progress, waiting_for, now)
+    spent = shown["progress"].spent
     own: dict[str, Any] = {
+        "lost_s": spent and lost(attempts, spent, job.state, created_at=job.created_at, now=now),
         "progress": shown["progress"].model_copy(update=times),
         "attempts": [
             _attempt(one, workers.get((job.id, one.number), ()), job.attempt - one.number) for one in attempts
@@ -53,14 +58,16 @@ def job_document(
 
 
 def _overview(
-    job: JobEntry, labels: Mapping[str, str], progress: Progress | None, waiting_for: str | None
+    job: JobEntry, labels: Mapping[str, str], progress: Progress | None, waiting_for: str | None, now: datetime
 ) -> dict[str, Any]:
     """The fields that lists and documents share."""
+    newest = progress or job.progress
     own: dict[str, Any] = {
         "labels": dict(labels),
         "reason": job.reason or job.unreadable,
         "waiting_for": waiting_for,
-        "progress": progress or job.progress,
+        "progress": newest,
+        "goodput": newest.spent and useful_share(newest.spent, created_at=job.created_at, until=job.ended_at or now),
     }
     return {name: getattr(job, name) for name in JobOverview.model_fields if name not in own} | own
 

@@ -1,24 +1,31 @@
 """The master's metrics for Prometheus. Names contain their units and start with `rolecall_`."""
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily, Metric, SummaryMetricFamily
 
 from rolecall.master.access_sync import AccessSync
-from rolecall.master.placement import Cluster
+from rolecall.master.history import Running
+from rolecall.master.job_metrics import KEPT, MAX_ENDED, JobMetrics, gauge
+from rolecall.master.placement import Cluster, WaitCause
 from rolecall.master.program import Master
 from rolecall.master.seats import Need
-from rolecall.master.store import jobs
-from rolecall.master.store.records import JobSummary
+from rolecall.master.storage_errors import Pulse
+from rolecall.master.store import checkpoints, jobs
+from rolecall.spec.api import Volume
 from rolecall.spec.job import Progress
+from rolecall.spec.metric import places
 from rolecall.spec.node import NodeState
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState
+
+_AMONG = 2000
+"""The number of the newest jobs among which those are sought that have ended recently."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,22 +34,23 @@ class Snapshot:
 
     counts: dict[JobState, int]
     oldest_queued_at: datetime | None
-    running: list[tuple[JobSummary, Progress]]
-    """Jobs that hold slots, with their newest progress."""
+    waits: Mapping[WaitCause, int]
+    """Queued jobs by what they wait for."""
+    jobs: JobMetrics
     nodes: list[NodeState]
     taken: Sequence[WorkerPlan]
-    idle_s: dict[str, float]
-    """Seconds since the last successful pass of each loop."""
+    pulses: Mapping[str, Pulse]
+    """The passes of each loop."""
+    volume: Volume
     now: datetime
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """The gauges, as a collector of prometheus_client."""
         yield from _queue(self)
         yield from _nodes(self)
-        yield from _running(self)
-        about = "Seconds since the last successful pass of the master's loop."
-        idle = (([loop], idle_s) for loop, idle_s in self.idle_s.items())
-        yield _gauge("rolecall_loop_idle_seconds", about, ["loop"], idle)
+        yield from self.jobs.collect()
+        yield from _loops(self.pulses)
+        yield from _volume(self.volume)
 
 
 async def exposition(master: Master) -> bytes:
@@ -50,27 +58,35 @@ async def exposition(master: Master) -> bytes:
     registry = CollectorRegistry()
     registry.register(await _observe(master))
     # In a thread, because computing the free slots of a large cluster takes long.
-    return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.metrics_registry))
+    return await asyncio.to_thread(lambda: generate_latest(registry) + generate_latest(master.instruments.registry))
 
 
 async def _observe(master: Master) -> Snapshot:
-    """The current values. Only counts, and progress that is not in memory yet, come from the database."""
-    view = master.view
+    """The current values. Only counts, times, and progress that is not in memory yet, come from the database."""
+    view, now = master.view, master.clock.now()
     await view.refresh()
-    running = [gang.job for gang in view.gangs.values()]
-    in_memory = {job.id: newest for job in running if (newest := master.progress.of_job(job.id, job.attempt))}
+    gangs = list(view.gangs.values())
+    ids = [gang.job.id for gang in gangs]
+    in_memory = {g.job.id: newest for g in gangs if (newest := master.progress.of_job(g.job.id, g.job.attempt))}
     async with master.database.read() as connection:
         counts = await jobs.count_by_state(connection)
-        stored = await jobs.progress_of(connection, [job.id for job in running if job.id not in in_memory])
-    progress = stored | in_memory
+        stored = await jobs.progress_of(connection, [job for job in ids if job not in in_memory])
+        ended = await jobs.recently_ended(connection, now - KEPT, limit=MAX_ENDED, among=_AMONG)
+        progress = stored | in_memory
+        running = [Running(gang.job, gang.attempt, progress.get(gang.job.id, Progress())) for gang in gangs]
+        goodputs = await master.history.goodputs(connection, running, ended, now)
+        written = await checkpoints.newest_times(connection, ids)
+    workloads = master.catalogue.workloads
     return Snapshot(
         counts=counts,
         oldest_queued_at=min((job.queued_at for job in view.queue.values()), default=None),
-        running=[(job, progress.get(job.id, Progress())) for job in running],
+        waits=master.placer.causes(),
+        jobs=JobMetrics(running, ended, goodputs, written, {name: places(w.metrics) for name, w in workloads.items()}),
         nodes=master.presence.states(view.nodes.values()),
         taken=view.taken(),
-        idle_s={name: loop.pulse.silent_s for name, loop in master.loops.items() if not isinstance(loop, AccessSync)},
-        now=master.clock.now(),
+        pulses={name: loop.pulse for name, loop in master.loops.items() if not isinstance(loop, AccessSync)},
+        volume=await master.reserve.volume(),
+        now=now,
     )
 
 
@@ -78,10 +94,12 @@ def _queue(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     oldest = snapshot.oldest_queued_at
     age_s = (snapshot.now - oldest).total_seconds() if oldest else 0.0
     counts = (([state.value], float(count)) for state, count in snapshot.counts.items())
-    yield _gauge("rolecall_jobs", "Jobs by state.", ["state"], counts)
-    yield _gauge("rolecall_queue_depth", "Jobs that wait for slots.", [], [([], snapshot.counts[JobState.QUEUED])])
+    yield gauge("rolecall_jobs", "Jobs by state.", ["state"], counts)
+    yield gauge("rolecall_queue_depth", "Jobs that wait for slots.", [], [([], snapshot.counts[JobState.QUEUED])])
     about = "Seconds that the oldest queued job has waited; 0 when none waits."
-    yield _gauge("rolecall_queue_oldest_age_seconds", about, [], [([], age_s)])
+    yield gauge("rolecall_queue_oldest_age_seconds", about, [], [([], age_s)])
+    waits = (([cause.value], float(snapshot.waits.get(cause, 0))) for cause in WaitCause)
+    yield gauge("rolecall_queue_waiting_jobs", "Queued jobs by what they wait for.", ["reason"], waits)
 
 
 def _nodes(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
@@ -94,28 +112,27 @@ def _nodes(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     total = [empty.room(Need(role)) for role in Role]
     free = [busy.room(Need(role)) for role in Role]
     ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in snapshot.nodes)
-    yield _gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
-    yield _gauge("rolecall_slots", "Workers that the live nodes can take in total.", ["role"], per_role(total))
-    yield _gauge("rolecall_slots_free", "Workers that they can take now.", ["role"], per_role(free))
+    yield gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
+    yield gauge("rolecall_slots", "Workers that the live nodes can take in total.", ["role"], per_role(total))
+    yield gauge("rolecall_slots_free", "Workers that they can take now.", ["role"], per_role(free))
     about = "Seconds since the node's last heartbeat."
-    yield _gauge("rolecall_node_heartbeat_age_seconds", about, ["node", "role"], ages)
+    yield gauge("rolecall_node_heartbeat_age_seconds", about, ["node", "role"], ages)
 
 
-def _running(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
-    labels = ["job", "workload"]
-    named = [([job.id, job.workload], job, progress) for job, progress in snapshot.running]
-    states = (([*who, job.state.value], 1.0) for who, job, _ in named)
-    losses = ((who, progress.loss) for who, _, progress in named if progress.loss is not None)
-    speeds = ((who, p.samples_per_s) for who, _, p in named if p.samples_per_s is not None)
-    yield _gauge("rolecall_job_state", "1 for the state that the job is in.", [*labels, "state"], states)
-    yield _gauge("rolecall_job_attempt", "The running attempt's number.", labels, ((w, j.attempt) for w, j, _ in named))
-    yield _gauge("rolecall_job_step", "The newest optimizer step.", labels, ((w, p.step) for w, _, p in named))
-    yield _gauge("rolecall_job_loss", "The newest training loss.", labels, losses)
-    yield _gauge("rolecall_job_samples_per_second", "Samples trained per second.", labels, speeds)
+def _loops(pulses: Mapping[str, Pulse]) -> Iterator[Metric]:
+    about = "Seconds since the last successful pass of the master's loop."
+    yield gauge("rolecall_loop_idle_seconds", about, ["loop"], (([n], pulse.silent_s) for n, pulse in pulses.items()))
+    passes = SummaryMetricFamily(
+        "rolecall_loop_pass_seconds", "Seconds of the loop's successful passes.", labels=["loop"]
+    )
+    for name, pulse in pulses.items():
+        passes.add_metric([name], pulse.passes, pulse.busy_s)
+    yield passes
 
 
-def _gauge(name: str, about: str, labels: list[str], values: Iterable[tuple[list[str], float]]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, about, labels=labels)
-    for label_values, value in values:
-        family.add_metric(label_values, value)
-    return family
+def _volume(volume: Volume) -> Iterator[Metric]:
+    about = "Free space of the master's volume (ROLECALL_DATA)."
+    yield GaugeMetricFamily("rolecall_volume_free_bytes", about, volume.free)
+    yield GaugeMetricFamily("rolecall_volume_total_bytes", "Its size.", volume.total)
+    about = "The free space below which it stores no logs and uploads (ROLECALL_RESERVE_BYTES)."
+    yield GaugeMetricFamily("rolecall_volume_reserve_bytes", about, volume.reserve)

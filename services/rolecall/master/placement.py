@@ -14,6 +14,7 @@ nothing changes. A shape that doesn't fit even if nothing runs needs no further 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 
 from rolecall.master.bounded_cache import BoundedCache
@@ -30,6 +31,23 @@ _MOST_AVOIDED = 64
 """The number of sets of nodes to avoid for which results are cached."""
 
 
+class WaitCause(StrEnum):
+    """What a queued job waits for."""
+
+    SLOTS = "slots"
+    TURN = "turn"
+    """A later pass of the placement."""
+    EARLIER_JOB = "earlier-job"
+    """A larger job that goes first."""
+    NODES = "nodes"
+    LIMIT = "limit"
+    """Other jobs of its owner."""
+    WORKLOAD = "workload"
+    """The master does not know its workload."""
+    BACK_OFF = "back-off"
+    """The pause after a failed attempt."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """The reason why a gang can't be placed now."""
@@ -39,6 +57,7 @@ class Waiting:
     """True if the gang would fit if nothing else ran."""
     gist: str = ""
     """The reason without figures that change all the time, if it has any."""
+    cause: WaitCause = WaitCause.SLOTS
 
     @property
     def lasting(self) -> str:

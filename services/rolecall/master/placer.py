@@ -10,19 +10,20 @@ thread at a time, and requests come first.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from prometheus_client import Histogram
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.edge.logs import about
 from rolecall.master.access import Access
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
-from rolecall.master.placement import Cluster, Outcome, Waiting
+from rolecall.master.instruments import Instruments
+from rolecall.master.placement import Cluster, Outcome, WaitCause, Waiting
 from rolecall.master.presence import Presence
 from rolecall.master.scheduler import Earlier, QueuedJob, schedule
 from rolecall.master.signals import Signal, wait
@@ -64,7 +65,7 @@ class Placer:
     presence: Presence
     view: View
     waking: Waking
-    placement_seconds: Histogram
+    instruments: Instruments
     backfill_window: timedelta
 
     def __post_init__(self) -> None:
@@ -82,6 +83,17 @@ class Placer:
     def wake(self) -> None:
         """Request a pass, because jobs, nodes, seats or limits of tokens have changed."""
         self._woken.notify()
+
+    def causes(self) -> Counter[WaitCause]:
+        """The number of queued jobs by what they wait for."""
+        now = self.clock.now()
+        return Counter(self._cause(job, now) for job in self.view.queue.values())
+
+    def _cause(self, job: JobSummary, now: datetime) -> WaitCause:
+        if job.not_before is not None and job.not_before > now:
+            return WaitCause.BACK_OFF
+        known = self._waiting.get((job.id, job.attempt))
+        return known.cause if known else WaitCause.TURN
 
     def waiting_for(self, job: JobSummary) -> str | None:
         """The reason why a queued job waits, with current figures if available, otherwise as stored."""
@@ -119,6 +131,7 @@ class Placer:
             while True:
                 ticket = self._woken.ticket()
                 pause_s = TICK_S
+                self.pulse.begin()
                 try:
                     pause_s = await self.place(pool)
                     self._errors.recovered("placing")
@@ -230,7 +243,7 @@ class Placer:
                 self.waking.loops()
             raise
         self.waking.gang(job.id, {worker.node for worker in plan.workers})
-        self.placement_seconds.observe((now - job.queued_at).total_seconds())
+        self.instruments.placement.observe((now - job.queued_at).total_seconds())
         fields = about("job_placed", job=job.id, attempt=job.attempt + 1)
         _LOG.info("job %s attempt %d: placed %d workers", job.id, job.attempt + 1, plan.world_size, extra=fields)
         return True

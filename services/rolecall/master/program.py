@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram
+from prometheus_client import Gauge
 
 from rolecall.master.access import Access, built_in
 from rolecall.master.access_sync import AccessSync
@@ -19,7 +19,9 @@ from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
+from rolecall.master.history import History
 from rolecall.master.inspections import Inspections
+from rolecall.master.instruments import Instruments
 from rolecall.master.leadership import Leadership
 from rolecall.master.notifier import Notifier
 from rolecall.master.placer import Placer
@@ -39,8 +41,6 @@ from rolecall.master.verification import Verifier
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
 from rolecall.settings import MasterSettings
-
-_WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ class Master:
     reserve: Reserve
     job_quota: JobQuota
     view: View
+    history: History
+    """The times of jobs, for the metrics."""
     reconciler: Reconciler
     placer: Placer
     cleaner: Cleaner
@@ -80,7 +82,7 @@ class Master:
     notifier: Notifier
     garbage: Signal
     """The signal that there may be something to delete or to verify."""
-    metrics_registry: CollectorRegistry
+    instruments: Instruments
     term: int
 
     @property
@@ -187,13 +189,18 @@ async def open_master(
 ) -> AsyncGenerator[Master]:
     """A master with a migrated database, in a new term. Closes its resources at the end."""
     url = settings.database_url
-    database = Database(url.get_secret_value() if url else sqlite_url(settings.data / "rolecall.db"))
-    blobs = Blobs(settings.data / "blobs", settings.blob_url, settings.blob_timeout_s, clock.monotonic)
+    instruments = Instruments()
+    address = url.get_secret_value() if url else sqlite_url(settings.data / "rolecall.db")
+    database = Database(address, observe=instruments.transaction)
+    folder, observe = settings.data / "blobs", instruments.blob_store_call
+    blobs = Blobs(folder, settings.blob_url, settings.blob_timeout_s, clock.monotonic, observe)
     try:
         await database.migrate()
         term = await leadership.begin(database)
         signing_key = await signing.load_key(database)
-        master = _assemble(settings, catalogue, database, blobs, clock, term=term, signing_key=signing_key)
+        master = _assemble(
+            settings, catalogue, database, blobs, clock, instruments=instruments, term=term, signing_key=signing_key
+        )
         await master.sync.refresh()
         yield master
     finally:
@@ -208,16 +215,14 @@ def _assemble(
     blobs: Blobs,
     clock: Clock,
     *,
+    instruments: Instruments,
     term: int,
     signing_key: str,
 ) -> Master:
     answers, news = Answers(clock.monotonic), Signals()
     access = _access(settings, clock)
-    registry = CollectorRegistry()
     hung = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
-    Gauge("rolecall_blob_store_hung_calls", hung, registry=registry).set_function(lambda: blobs.hung)
-    waited = "Seconds from a job's entering the queue to the plan for its gang."
-    placement_seconds = Histogram("rolecall_placement_seconds", waited, registry=registry, buckets=_WAIT_BUCKETS_S)
+    Gauge("rolecall_blob_store_hung_calls", hung, registry=instruments.registry).set_function(lambda: blobs.hung)
     presence = Presence(settings.node_timeout_s, clock.monotonic)
     streams = Streams(settings.data / "streams", settings.log_bytes, clock.monotonic)
     progress = ProgressBook(streams)
@@ -242,7 +247,7 @@ def _assemble(
         presence=presence,
         view=view,
         waking=waking,
-        placement_seconds=placement_seconds,
+        instruments=instruments,
         backfill_window=timedelta(seconds=settings.backfill_window_s),
     )
     waking.connect(reconciler.wake, placer.wake)
@@ -267,6 +272,7 @@ def _assemble(
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
         job_quota=JobQuota(settings.max_job_bytes),
         view=view,
+        history=History(),
         reconciler=reconciler,
         placer=placer,
         cleaner=cleaner,
@@ -283,7 +289,7 @@ def _assemble(
             clock=clock,
         ),
         garbage=garbage,
-        metrics_registry=registry,
+        instruments=instruments,
         term=term,
     )
 

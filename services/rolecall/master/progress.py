@@ -256,6 +256,7 @@ def is_newer(before: Latest, key: StreamKey, line: ProgressLine) -> bool:
 def advance(progress: Progress, line: ProgressLine) -> Progress:
     """The progress after a line. Values that the line doesn't have stay unchanged."""
     reported = line.model_dump(include={"step", "steps", "epoch", "samples_per_s", "seconds_left"}, exclude_none=True)
+    reported |= {"spent": line.spent} if line.spent else {}
     loss = line.metrics.get("loss", progress.loss)
     others = {name: value for name, value in line.metrics.items() if name != "loss" and math.isfinite(value)}
     metrics = dict(list((progress.metrics | others).items())[:MAX_METRICS])

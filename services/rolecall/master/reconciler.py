@@ -56,6 +56,7 @@ class Reconciler:
         """Run passes until cancelled. A failure is logged once; the next pass starts from the same state."""
         while True:
             ticket = self._woken.ticket()
+            self.pulse.begin()
             try:
                 await self.reconcile()
                 self._errors.recovered("reconciling")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
-from rolecall.master.placement import Cluster, Outcome, Seating, Waiting, needs_of
+from rolecall.master.placement import Cluster, Outcome, Seating, WaitCause, Waiting, needs_of
 from rolecall.master.seats import Counts, Need, Pool, pools_of, slots_taken
 from rolecall.spec.node import NodeSpec, NodeState
 from rolecall.spec.plan import GangPlan, WorkerPlan
@@ -113,10 +113,12 @@ def schedule(  # noqa: PLR0917 - all that the queue depends on
             if (own := allowed.get(job.owner)) is not None:
                 allowed[job.owner] = replace(own, used=own.used + slots_of(outcome.workers, cluster.specs))
             continue
-        waiting = outcome or Waiting("waiting for its turn to be placed", bool(cluster.fits_alone(wanted)))
+        waiting = outcome or Waiting(
+            "waiting for its turn to be placed", bool(cluster.fits_alone(wanted)), cause=WaitCause.TURN
+        )
         if waiting.feasible and now - job.queued_at > backfill_window:
             prefix = f"held back for job {job.id}, which goes first and is "
-            why = Waiting(prefix + waiting.reason, feasible=False, gist=prefix + waiting.lasting)
+            why = Waiting(prefix + waiting.reason, False, prefix + waiting.lasting, WaitCause.EARLIER_JOB)
             held = dict.fromkeys(contended(demands, cluster.nodes), why) | held
     return outcomes
 
@@ -186,10 +188,14 @@ def one_worker_per_node(nodes: Sequence[NodeState], only: Collection[str] = ()) 
     available = {node.spec.name: node.spec for node in nodes if node.alive and not node.draining}
     missing = sorted(set(only) - set(available))
     if missing:
-        return Waiting(f"waiting for nodes that are lost, draining or not registered: {', '.join(missing)}", False)
+        return Waiting(
+            f"waiting for nodes that are lost, draining or not registered: {', '.join(missing)}",
+            False,
+            cause=WaitCause.NODES,
+        )
     chosen = [spec for name, spec in available.items() if not only or name in only]
     if not chosen:
-        return Waiting("waiting for nodes: none is alive; start one", feasible=False)
+        return Waiting("waiting for nodes: none is alive; start one", feasible=False, cause=WaitCause.NODES)
     counts: Counter[str] = Counter()
     workers: list[WorkerPlan] = []
     for rank, spec in enumerate(sorted(chosen, key=lambda spec: (RANK_ORDER.index(spec.role), spec.name))):
@@ -215,14 +221,15 @@ def _place_per_node(
         return _with_addresses(plan, cluster)
     node, other = next(iter(others.items()))
     why = "waiting for another job that runs on every node: a node runs one such job at a time"
-    return Waiting(f"{why}, and job {other} goes first on node {node}", feasible=False, gist=why)
+    return Waiting(f"{why}, and job {other} goes first on node {node}", False, why, WaitCause.EARLIER_JOB)
 
 
 def _without_workers(job: QueuedJob) -> Waiting | None:
     """The reason for a job without roles. It was a per-node job, but its workload is no longer installed."""
     if any(job.roles.values()):
         return None
-    return Waiting("waiting for its workload, which is not installed on the master or could not be loaded", False)
+    why = "waiting for its workload, which is not installed on the master or could not be loaded"
+    return Waiting(why, feasible=False, cause=WaitCause.WORKLOAD)
 
 
 def _over_limit(job: QueuedJob, needed: int, allowances: Mapping[str, Allowance]) -> Waiting | None:
@@ -232,4 +239,4 @@ def _over_limit(job: QueuedJob, needed: int, allowances: Mapping[str, Allowance]
     why = "waiting for other jobs of its owner: token"
     uses = f"{why} {job.owner} uses {own.used} of its {own.limit} slots, and this job needs {needed}"
     has = f"{why} {job.owner} has {own.limit} slots, and this job needs {needed}"
-    return Waiting(uses, feasible=False, gist=has)
+    return Waiting(uses, feasible=False, gist=has, cause=WaitCause.LIMIT)

@@ -46,6 +46,7 @@ from rolecall.master.api.gate import FollowerLimit, Gate
 from rolecall.master.api.limits import BodyLimit, JobsAreJson
 from rolecall.master.api.parameters import refuse_unknown_parameters
 from rolecall.master.api.standby import ExitGate, StandbyGate
+from rolecall.master.api.timing import Timed
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
 from rolecall.master.program import Master, Program, program_of
@@ -138,6 +139,7 @@ def create_app(program: Program) -> FastAPI:
     app.add_middleware(Gate)
     app.add_middleware(StandbyGate)
     app.add_middleware(ExitGate)
+    app.add_middleware(Timed)
     add_problem_handlers(app)
     app.add_exception_handler(ApiError, pages.show_api_error)
     return app

@@ -99,11 +99,19 @@ class Pulse:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._last = now()
+        self._last = self._begun = now()
         self._error = ""
+        self.passes, self.busy_s = 0, 0.0
+        """Successful passes, and the seconds that they took."""
+
+    def begin(self) -> None:
+        """Call it when a pass begins."""
+        self._begun = self._now()
 
     def succeeded(self) -> None:
         self._last, self._error = self._now(), ""
+        self.passes += 1
+        self.busy_s += self._last - self._begun
 
     def failed(self, error: Exception) -> None:
         self._error = describe(error)

@@ -41,12 +41,20 @@ class StoreThreads:
     """
 
     def __init__(
-        self, store: str, timeout_s: float, threads: int = _THREADS, *, now: Callable[[], float] = time.monotonic
+        self,
+        store: str,
+        timeout_s: float,
+        threads: int = _THREADS,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        observe: Callable[[float], None] = lambda _: None,
     ) -> None:
+        """`observe` gets the seconds of each call."""
         self._store = store
         self._timeout_s = timeout_s
         self._limit = threads
         self._now = now
+        self._observe = observe
         self._threads = 0
         self._queue: SimpleQueue[_Call | None] = SimpleQueue()
         self._lock = Lock()
@@ -117,6 +125,7 @@ class StoreThreads:
             with self._lock:
                 self._running.add(call)
             call.run()
+            self._observe(self._now() - call.begun)
             with self._lock:
                 self._running.remove(call)
             del call  # its result can be large, or a file

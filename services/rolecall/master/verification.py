@@ -60,6 +60,7 @@ class Verifier:
         """Verify due checkpoints until cancelled."""
         while True:
             ticket = self.garbage.ticket()
+            self.pulse.begin()
             try:
                 await self.verify()
                 self._errors.recovered("verifying checkpoints")

@@ -108,10 +108,10 @@ def query_gpus(program: str = "nvidia-smi") -> tuple[Gpu, ...]:
     Raises `GpusUnknown` if it fails.
     """
     try:
-        whole = [_gpu(line) for line in _run(program, *_QUERY).splitlines() if line.strip()]
+        whole = [_gpu(line) for line in nvidia_smi(program, *_QUERY).splitlines() if line.strip()]
     except ValueError as error:
         raise GpusUnknown(f"{program} gave an answer that can't be read: {error}") from None
-    return divide(whole, _run(program, "-L")) if whole else ()
+    return divide(whole, nvidia_smi(program, "-L")) if whole else ()
 
 
 def divide(gpus: Iterable[Gpu], listing: str) -> tuple[Gpu, ...]:
@@ -136,7 +136,7 @@ def divide(gpus: Iterable[Gpu], listing: str) -> tuple[Gpu, ...]:
 def query_isolated_pairs(program: str = "nvidia-smi") -> list[Pair]:
     """Pairs of GPUs, by index, that can't read each other's memory; none if the driver doesn't know."""
     try:
-        return parse_isolated_pairs(_run(program, "topo", "-p2p", "r"))
+        return parse_isolated_pairs(nvidia_smi(program, "topo", "-p2p", "r"))
     except GpusUnknown as error:
         _LOG.info("peer access between GPUs is unknown: %s", error, extra=about("gpu_peer_access_unknown"))
         return []
@@ -199,13 +199,13 @@ def _quota(cgroup: Path) -> float | None:
     return quota_us / period_us if quota_us and period_us else None
 
 
-def _run(program: str, *arguments: str) -> str:
-    """The output of `nvidia-smi`; empty if there is no such program."""
+def nvidia_smi(program: str, *arguments: str, timeout_s: float = 30.0) -> str:
+    """The output of `nvidia-smi`; empty if there is no such program. Raises `GpusUnknown` if it fails."""
     if shutil.which(program) is None:
         return ""
     try:
         done = subprocess.run(  # noqa: S603 - constant commands
-            [program, *arguments], capture_output=True, text=True, timeout=30, check=True
+            [program, *arguments], capture_output=True, text=True, timeout=timeout_s, check=True
         )
     except subprocess.CalledProcessError as error:
         output = " ".join(f"{error.stdout}{error.stderr}".split())

@@ -63,6 +63,11 @@ class MasterLink:
         """The interval of heartbeats; None while the node is not registered."""
         self._lost_contact = False
 
+    @property
+    def certificate_end(self) -> float | None:
+        """The end of the master's certificate, in seconds since 1970; None without TLS."""
+        return self._client.certificate_end
+
     async def run(self) -> None:
         """Exchange heartbeats until cancelled; workers continue while the master is unavailable.
 

@@ -28,6 +28,7 @@ from rolecall.node.daemon import Daemon
 from rolecall.node.devices import describe_machine, find_gpus
 from rolecall.node.folder import short_name
 from rolecall.node.fork_client import ForkClient
+from rolecall.node.gpu_readings import GpuReadings
 from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
 from rolecall.node.self_check import SelfCheck
@@ -123,7 +124,7 @@ async def _serve(
         self_check=SelfCheck(settings, client, inventory),
         health=health,
     )
-    registry.register(NodeCollector(daemon))
+    registry.register(NodeCollector(daemon, GpuReadings([gpu.whole for gpu in gpus])))
     _on_signals(daemon.stop)
     try:
         await daemon.run()

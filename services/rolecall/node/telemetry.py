@@ -1,5 +1,6 @@
 """The node's own HTTP server: `/metrics` for Prometheus, which scrapes nodes and never workers, and `/healthz`."""
 
+import asyncio
 import contextlib
 import hmac
 from collections import Counter
@@ -18,8 +19,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rolecall.node.daemon import Daemon
+from rolecall.node.gpu_readings import GpuReading, GpuReadings
 from rolecall.node.health import NodeHealth
 from rolecall.node.worker_process import WorkerProcess
+from rolecall.spec.metric import WORKER_METRICS
 
 _LABELS = ("job", "attempt", "role", "rank")
 _PROGRESS = {
@@ -32,13 +35,17 @@ _PROGRESS = {
 class NodeCollector(Collector):
     """Reads the daemon's state at every scrape, so that a worker's series end with the worker."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, gpus: GpuReadings) -> None:
         self._daemon = daemon
+        self._gpus = gpus
 
     def collect(self) -> Iterator[Metric]:
         yield from self._node()
-        yield from _progress(list(self._daemon.pool.workers.values()))
-        yield from _processes(list(self._daemon.pool.workers.values()))
+        workers = list(self._daemon.pool.workers.values())
+        yield from _progress(workers)
+        yield from _processes(workers)
+        yield from _measured(workers)
+        yield from _gpus(self._gpus.read())
 
     def _node(self) -> Iterator[Metric]:
         pool, spec = self._daemon.pool, self._daemon.link.spec
@@ -54,6 +61,12 @@ class NodeCollector(Collector):
         }
         for name, (value, meaning) in counts.items():
             yield CounterMetricFamily(f"rolecall_node_{name}", meaning, value)
+        end = self._daemon.link.certificate_end
+        about = "When the master's certificate expires; without TLS, there is no value."
+        expiry = GaugeMetricFamily("rolecall_node_certificate_expiry_timestamp_seconds", about)
+        if end is not None:
+            expiry.add_metric((), end)
+        yield expiry
         exits = CounterMetricFamily("rolecall_node_worker_exits", "Workers that ended, by how.", labels=("reason",))
         yield _by_label(exits, pool.exits)
 
@@ -87,6 +100,31 @@ def _processes(workers: list[WorkerProcess]) -> Iterator[Metric]:
     yield from (cpu, memory)
 
 
+def _measured(workers: list[WorkerProcess]) -> Iterator[Metric]:
+    """What running workers record about themselves."""
+    found = [(_labels(worker), worker.measurements()) for worker in workers if worker.pid is not None]
+    for one in WORKER_METRICS:
+        family = (CounterMetricFamily if one.counts else GaugeMetricFamily)(
+            f"rolecall_worker_{one.name}", one.help, labels=(*_LABELS, one.label) if one.label else _LABELS
+        )
+        for labels, values in found:
+            for label, value in values.get(one.name, {}).items():
+                family.add_metric((*labels, label) if one.label else labels, value)
+        yield family
+
+
+def _gpus(readings: list[GpuReading]) -> Iterator[Metric]:
+    use = GaugeMetricFamily("rolecall_gpu_use_ratio", "Share of time in which the GPU computed.", labels=("gpu",))
+    used = GaugeMetricFamily("rolecall_gpu_memory_used_bytes", "Memory of the GPU in use.", labels=("gpu",))
+    total = GaugeMetricFamily("rolecall_gpu_memory_total_bytes", "Memory of the GPU.", labels=("gpu",))
+    for one in readings:
+        if one.use is not None:
+            use.add_metric((one.uuid,), one.use)
+        used.add_metric((one.uuid,), one.used_bytes)
+        total.add_metric((one.uuid,), one.total_bytes)
+    yield from (use, used, total)
+
+
 def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
     launch = worker.launch
     return launch.job, str(launch.attempt), launch.worker.role.value, str(launch.worker.rank)
@@ -106,7 +144,9 @@ def app(health: NodeHealth, *tokens: SecretStr | None) -> Starlette:
         if not any([hmac.compare_digest(given, one) for one in expected]):
             hint = "send the metrics token: Authorization: Bearer $ROLECALL_METRICS_TOKEN (or the node's own)\n"
             return Response(hint, 401, {"WWW-Authenticate": "Bearer"})
-        return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        # In a thread, because the GPUs' driver can take long.
+        text = await asyncio.to_thread(generate_latest, registry)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_: Request) -> Response:
         status = {"status": "waiting", "waiting_for": health.waiting_for} if health.waiting_for else {"status": "ok"}

@@ -1,10 +1,14 @@
 """One worker on this node: its state, and the actions on it."""
 
+import json
 import logging
+import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -16,6 +20,7 @@ from rolecall.node.inspecting import Inspected
 from rolecall.node.logs import ProgressReader, Stream
 from rolecall.node.reconcile import Actual, Key
 from rolecall.node.vitals import Vitals, classify_exit, process_state
+from rolecall.spec.metric import WORKER_METRICS, WorkerMetric
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
 from rolecall.spec.state import StopMode, WorkerState
@@ -25,6 +30,8 @@ from rolecall.spec.workdir import PROGRESS_BYTES, Workdir
 _LOG = logging.getLogger(__name__)
 _FAILURE_BYTES = 256 * 1024
 """More than the JSON of any `Failure`."""
+_MEASUREMENT_BYTES = 64 * 1024
+"""More than the JSON of all measurements."""
 _MAX_TEXT = 500
 _TEXTS_DROPPED = "the worker failed, and the master refused its message (see its log)"
 
@@ -61,6 +68,7 @@ class WorkerProcess:
         self.report = WorkerReport(**self.key._asdict(), state=WorkerState.STARTING)
         self._reader = ProgressReader(self.key, self._folder, name)
         self._vitals = Vitals(timeout_s)
+        self._measured: dict[str, dict[str, float]] = {}
         self._asked_at: float | None = None
         self._killed: str | None = None
         self._has_port = launch.worker.rank == 0
@@ -116,6 +124,16 @@ class WorkerProcess:
         self._killed = reason
         if self.pid is not None:
             kill_group(self.pid)
+
+    def measurements(self) -> dict[str, dict[str, float]]:
+        """What the worker measures, by metric and label: finite values of the metrics that `spec.metric` has."""
+        try:
+            found = json.loads(self._folder.read(self.workdir.measurements.name, 0, _MEASUREMENT_BYTES) or b"{}")
+            self._measured = {one.name: _legal(one, found.get(one.name)) for one in WORKER_METRICS}
+        except (OSError, ValueError, RecursionError, AttributeError) as error:
+            # The worker may be writing. A worker that writes nonsense has only itself to blame.
+            _LOG.debug("the measurements of worker %s can't be read: %s", self.key, error)
+        return self._measured
 
     def observe(self) -> None:
         """Read the new progress lines, and kill the process if it hangs."""
@@ -193,3 +211,18 @@ class WorkerProcess:
     def _update_report(self, **fields: object) -> None:
         self.report = self.report.model_copy(update=fields)
         self._changed()
+
+
+def _legal(metric: WorkerMetric, found: Any) -> dict[str, float]:
+    """The finite numbers among `found`, by legal values of the metric's label."""
+    if not isinstance(found, dict):
+        return {}
+    by_label = cast(dict[str, Any], found)
+    return {label: number for label in metric.values if (number := _number(by_label.get(label))) is not None}
+
+
+def _number(found: Any) -> float | None:
+    """A finite number, or None for anything else, such as an integer that no float can hold."""
+    with suppress(TypeError, OverflowError):
+        return float(found) if math.isfinite(found) else None
+    return None

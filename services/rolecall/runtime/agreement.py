@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from rolecall.runtime.context import span
+
 _CHECK_EVERY_S = 0.25
 _MAX_STEPS = 1000.0
 
@@ -45,7 +47,8 @@ class Agreement:
         gap = min(max((step - self._last_step) * _CHECK_EVERY_S / seconds, 1.0), _MAX_STEPS)
         flags = torch.tensor([float(own.stop), float(own.checkpoint), gap])
         if dist.is_initialized():
-            dist.all_reduce(flags, dist.ReduceOp.MAX)
+            with span("agree", "wait"):
+                dist.all_reduce(flags, dist.ReduceOp.MAX)
         self._next = step + int(flags[2])
         self._last_step, self._last_time = step, self._clock()
         return Decision(stop=bool(flags[0]), checkpoint=bool(flags[1]))

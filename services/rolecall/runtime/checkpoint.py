@@ -6,6 +6,7 @@ checkpoints are skipped and training continues.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,8 @@ from safetensors.torch import save_file
 
 from rolecall.edge.logs import about
 from rolecall.runtime.blobs import JobBlobs, Records, sha256_of, sync
+from rolecall.runtime.measuring import measurements
+from rolecall.spec import metric
 from rolecall.spec.errors import BlobsUnavailable, CheckpointError, DamagedCheckpoint, NoSuchBlob
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -55,6 +58,7 @@ class Checkpoints:
 
         Returns a `MissingPart` if the blob store is unavailable.
         """
+        began = time.perf_counter()
         file_name = f"step-{step:012d}-{name}.safetensors"
         path = self._scratch / file_name
         save_file({key: tensor.detach().contiguous() for key, tensor in tensors.items()}, path)
@@ -68,6 +72,9 @@ class Checkpoints:
             return MissingPart(**part.model_dump(), reason=str(error))
         finally:
             path.unlink()
+        measurements.add(metric.CHECKPOINTS)
+        measurements.add(metric.CHECKPOINT_SECONDS, time.perf_counter() - began)
+        measurements.set(metric.CHECKPOINT_BYTES, part.size)
         return part
 
     def commit(

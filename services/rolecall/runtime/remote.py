@@ -1,18 +1,59 @@
-"""Calls between the ranks of a gang."""
+"""Calls between the ranks of a gang, which are counted by the role of the called worker."""
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.distributed import rpc
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
 
+from rolecall.runtime.context import span
+from rolecall.runtime.measuring import measurements
+from rolecall.spec import metric
 from rolecall.spec.errors import CallTimeout
 
 _TIMED_OUT = "RPC ran for more than set timeout"  # torch raises a RuntimeError with this text
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
+
+
+def call(
+    to: str | rpc.WorkerInfo,
+    function: Callable[..., Any],
+    *arguments: Any,
+    timeout: float = UNSET_RPC_TIMEOUT,
+) -> torch.futures.Future[Any]:
+    """Call a function on another worker, as `rpc.rpc_async` does. A timeout of 0 is none."""
+    sent = time.perf_counter()
+    answer = rpc.rpc_async(to, function, args=arguments, timeout=timeout)
+    peer = (to if isinstance(to, str) else to.name).rpartition("-")[0]
+    measurements.add(metric.RPC_SENT, tensor_bytes(arguments), peer)
+    answer.add_done_callback(lambda done: _count(done, sent, peer))
+    return answer
+
+
+def _count(answer: torch.futures.Future[Any], sent: float, peer: str) -> None:
+    measurements.add(metric.RPC_CALLS, 1, peer)
+    measurements.add(metric.RPC_SECONDS, time.perf_counter() - sent, peer)
+    with suppress(RuntimeError):  # The caller gets the error of a failed call.
+        measurements.add(metric.RPC_RECEIVED, tensor_bytes(answer.value()), peer)
+
+
+def tensor_bytes(value: Any) -> int:
+    """The bytes of the tensors in a value and in its lists, tuples and dictionaries."""
+    match value:
+        case torch.Tensor():
+            return value.nbytes if value.layout is torch.strided else 0
+        case dict():
+            return sum(map(tensor_bytes, value.values()))
+        case list() | tuple():
+            return sum(map(tensor_bytes, value))
+        case _:
+            return 0
 
 
 class Mailbox(Generic[Request, Answer]):
@@ -37,7 +78,8 @@ class Mailbox(Generic[Request, Answer]):
         An exception propagates here and not to the caller of the RPC: it ends this process, and the caller's error must
         be the loss of its peer, so that the consequence can't be taken for the cause.
         """
-        request, future = self._requests.get()
+        with span("request", "wait"):
+            request, future = self._requests.get()
         result = answer(request)
         future.set_result(result)
         return result

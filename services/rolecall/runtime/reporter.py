@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rolecall.spec.errors import NonFiniteLoss
-from rolecall.spec.report import ProgressLine
+from rolecall.spec.report import ProgressLine, TimeSpent
 from rolecall.spec.workdir import PROGRESS_BYTES
 
 _WRITE_EVERY_S = 0.5
@@ -26,6 +26,7 @@ class _Step:
     steps: int | None
     epoch: int | None
     metrics: dict[str, float | torch.Tensor]
+    spent: Callable[[], TimeSpent] | None
 
 
 class Reporter:
@@ -53,18 +54,19 @@ class Reporter:
         steps: int | None = None,
         epoch: int | None = None,
         metrics: Mapping[str, float | torch.Tensor] | None = None,
+        spent: Callable[[], TimeSpent] | None = None,
     ) -> None:
         """Report the end of `step` (counted from 1), with its mean loss, the gang's samples in it, and other metrics.
 
         Raises `NonFiniteLoss` if the loss is NaN or infinite. A loss on a GPU is checked and metrics are read only when
-        a line is due, because reading a tensor waits for its device.
+        a line is due, because reading a tensor waits for its device; `spent` is called then, too.
         """
         now = self._clock()
         self._rate.add(now, samples)
         if not (isinstance(loss, torch.Tensor) and loss.is_cuda):
             loss = float(loss)
             _require_finite(loss, step)
-        self._unwritten = _Step(step, loss, steps, epoch, dict(metrics or {}))
+        self._unwritten = _Step(step, loss, steps, epoch, dict(metrics or {}), spent)
         if now >= self._next_write:
             self._next_write = now + interval_s(self._written)
             self._write_step()
@@ -86,6 +88,7 @@ class Reporter:
             samples_per_s=self._rate.samples_per_s(now),
             seconds_left=self._rate.seconds_left(now, last.steps - last.step) if last.steps is not None else None,
             metrics={"loss": loss, **{name: float(value) for name, value in last.metrics.items()}},
+            spent=last.spent() if last.spent else None,
         )
 
     def event(self, message: str) -> None:

@@ -4,13 +4,14 @@ Jobs, nodes, tokens and findings have files of their own; this file has the list
 """
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from rolecall.spec.bounds import AwareMoment
 from rolecall.spec.finding import Finding, NodeFinding
 from rolecall.spec.job import JobOverview
+from rolecall.spec.metric import Split
 from rolecall.spec.model import Request, Value
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.plan import CheckpointManifest
@@ -125,6 +126,20 @@ class RoleDocument(Value):
     expendable: bool = False
 
 
+class MetricDocument(Value):
+    """A metric that a workload declares."""
+
+    name: str
+    """Also the label `metric` of `rolecall_job_metric` and `rolecall_job_result` in Prometheus."""
+    help: str
+    unit: str
+    """A base unit; empty for numbers without one."""
+    direction: Literal["higher", "lower"] | None
+    """Which values are better, if any."""
+    reported: dict[Split, str]
+    """The name of each split in the job's series, progress and result. `{index}` stands for a number."""
+
+
 class WorkloadDocument(Value):
     """A workload with its roles and parameters."""
 
@@ -135,6 +150,8 @@ class WorkloadDocument(Value):
     """The JSON schema of its parameters."""
     example: dict[str, Any] | None = None
     """The body of `POST /jobs` for a job that runs; null if the workload has no example."""
+    metrics: list[MetricDocument] = Field(default_factory=list[MetricDocument])
+    """What it reports."""
 
 
 class WorkloadList(Value):

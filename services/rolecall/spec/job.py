@@ -11,7 +11,7 @@ from rolecall.spec.labels import LabelChanges, Labels
 from rolecall.spec.model import Request, Value
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.redaction import Redacted, RedactedObject
-from rolecall.spec.report import Failure, StartTimes
+from rolecall.spec.report import Failure, StartTimes, TimeSpent
 from rolecall.spec.resources import Resources, RoleDemand
 from rolecall.spec.role import Role
 from rolecall.spec.state import JobState, StopMode, WorkerState
@@ -106,6 +106,8 @@ class Progress(Value):
     """From the submission (of a first attempt) or the requeue (of a later one) to the first optimizer step."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Other values that the workload reports, such as `validation_auc`."""
+    spent: TimeSpent | None = None
+    """How the job spent its time, if the workload reports it."""
 
 
 class WorkerDocument(Value):
@@ -155,6 +157,9 @@ class JobOverview(Value):
     restarts: int = 0
     """Failed attempts since the submission or the last retry by hand."""
     progress: Progress
+    goodput: float | None = None
+    """The share of the time since the submission that retained optimizer steps took; null if the workload doesn't
+    report it."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -171,6 +176,9 @@ class JobDocument(JobOverview):
     deadline_s: float | None
     notify: ShownUrl | None = None
     """The host of its webhook."""
+    lost_s: dict[str, float] | None = None
+    """The seconds that no retained step took, by cause: `queue`, `paused`, `start`, `checkpoint`, `evaluation`,
+    `repeated` (steps that a failed attempt lost) and `other`. Null if the workload doesn't report it."""
     attempts: list[AttemptDocument]
     result: RedactedObject | None
     """The workload's final metrics."""

@@ -21,6 +21,7 @@ _METRIC_NAME_CHARS = 200
 _MetricName = Annotated[Text, Field(max_length=_METRIC_NAME_CHARS)]
 _Count = Annotated[int, Field(ge=0, le=MAX_BIGINT)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 def shorten(text: str, max_chars: int) -> str:
@@ -70,6 +71,22 @@ class Failure(Value):
         return self.model_copy(update={"message": abridged(self.message), "traceback": ""})
 
 
+class TimeSpent(Value):
+    """How a job spent its time, in seconds since it was submitted. Time that was lost with an attempt is not in it."""
+
+    steps: Seconds = 0.0
+    """In optimizer steps, input and communication included."""
+    checkpoint: Seconds = 0.0
+    """Training stood still for a checkpoint."""
+    evaluation: Seconds = 0.0
+    resumed: Seconds = 0.0
+    """The sum of the others at the start of the current attempt."""
+
+    @property
+    def total(self) -> float:
+        return self.steps + self.checkpoint + self.evaluation
+
+
 class ProgressLine(Value):
     """One line of a worker's progress file. Times are from the worker's clock, in UTC.
 
@@ -85,6 +102,7 @@ class ProgressLine(Value):
     seconds_left: _Finite | None = None
     metrics: Annotated[dict[_MetricName, float], at_most(MAX_METRICS)] = Field(default_factory=dict)
     """`loss` and other values that the workload reports; for `result`, the final metrics."""
+    spent: TimeSpent | None = None
     message: Annotated[str, _SHORT_MESSAGE] | None = None
     """For `event`."""
     findings: Annotated[tuple[NodeFinding, ...], Field(fail_fast=True)] = ()

@@ -1,15 +1,21 @@
 """The recorded phases of the workers' recent steps, and the requests to running workers. Values only."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field
 
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, Moment
 from rolecall.spec.model import Value
 
-Category = Literal["data", "compute", "communication", "wait", "checkpoint"]
+Category = Literal["data", "compute", "communication", "wait", "checkpoint", "evaluation"]
 """What a phase spends its time on: reading input; arithmetic; transfers and calls; idling until a peer is done;
-writing checkpoints."""
+writing checkpoints; evaluating the model."""
+Activity = Literal[Category, "other"]
+"""What a worker spends its time on: a category; other time, which is before, after and between the steps."""
+ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+STEP_CATEGORIES: tuple[Category, ...] = ("data", "compute", "communication", "wait")
+"""The categories of which a step consists. `compute` also contains the communication that torch overlaps or hides:
+DDP's reduction of gradients, and a backward pass over RPC."""
 
 MAX_SPANS = 6000
 """The spans that a worker keeps, about 100 bytes each when sent."""

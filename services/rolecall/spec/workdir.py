@@ -58,6 +58,11 @@ class Workdir(NamedTuple):
         return self.path / "timeline.json"
 
     @property
+    def measurements(self) -> Path:
+        """What the worker measures: values by metric and label (`spec.metric`), as JSON that it replaces."""
+        return self.path / "measurements.json"
+
+    @property
     def stop(self) -> Path:
         """The stop request: the node creates this file, which contains the `StopMode`."""
         return self.path / "stop"

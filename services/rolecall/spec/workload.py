@@ -6,6 +6,7 @@ from typing import Annotated, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rolecall.spec.metric import Metric, places
 from rolecall.spec.role import Role
 
 
@@ -53,6 +54,8 @@ class Workload(Generic[P]):
     """The import package with the modules of the roles, such as `rolecall.workloads.embedding_ddp`."""
     params: type[P]
     roles: dict[Role, RoleCount]
+    metrics: tuple[Metric, ...] = ()
+    """What its workers report. Other names that they report are in the job's series, but not in Prometheus."""
     rpc: bool = True
     """True if all ranks join one TensorPipe RPC group."""
     process_group: tuple[Role, ...] = ()
@@ -82,6 +85,10 @@ class Workload(Generic[P]):
 
     The master imports its module, which therefore must not import torch.
     """
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` if the metrics are inconsistent."""
+        places(self.metrics)
 
     def can_use_gpu(self, role: Role) -> bool:
         """Return whether workers of the role compute on a GPU if they get one."""

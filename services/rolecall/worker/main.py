@@ -24,6 +24,7 @@ from rolecall.runtime.attempt_client import AttemptClient
 from rolecall.runtime.blobs import MasterBlobs, SharedBlobs
 from rolecall.runtime.checkpoint import Checkpoints
 from rolecall.runtime.context import WorkerContext, enter, own_device, worker_name
+from rolecall.runtime.measuring import start_publishing
 from rolecall.runtime.profiler import Profiler
 from rolecall.runtime.rendezvous import join_before_role
 from rolecall.runtime.reporter import Reporter
@@ -75,6 +76,7 @@ def play(request: ForkRequest) -> int:
         start_beating(outputs.beat)
         inspector = Inspector(workdir, outputs.answer, Timeline())
         inspector.start()
+        start_publishing(outputs.measurements, inspector.timeline)
         try:
             _play(request, workdir, outputs.report, inspector)
         finally:

@@ -32,6 +32,8 @@ class Outputs:
     """The answer to the newest inspection."""
     timeline: int
     """Empty until the role ends."""
+    measurements: int
+    """What the worker measures."""
 
     @classmethod
     def open(cls, workdir: Workdir) -> Self:
@@ -40,7 +42,8 @@ class Outputs:
         beat = open_regular(workdir.beat, os.O_WRONLY | os.O_CREAT)
         answer = open_regular(workdir.answer, os.O_WRONLY | os.O_CREAT)
         timeline = open_regular(workdir.timeline, os.O_WRONLY | os.O_CREAT)
-        return cls(Reporter(workdir.progress), beat, failure, answer, timeline)
+        measurements = open_regular(workdir.measurements, os.O_WRONLY | os.O_CREAT)
+        return cls(Reporter(workdir.progress), beat, failure, answer, timeline, measurements)
 
     def fail(self, failure: Failure) -> None:
         """Write the failure, which the node reads after the end of the process."""

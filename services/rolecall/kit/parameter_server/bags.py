@@ -16,6 +16,9 @@ from torch.futures import Future
 from rolecall.kit.parameter_server.initialization import Initializer, ShardSpec, initial_rows
 from rolecall.kit.parameter_server.lookup import Reply
 from rolecall.kit.parameter_server.remote import ShardReference
+from rolecall.runtime.context import span
+from rolecall.runtime.measuring import measurements
+from rolecall.spec import metric
 
 Pooling = Literal["sum", "mean"]
 
@@ -53,6 +56,8 @@ def pool_remotely(
     `request(shard, rows, offsets)` returns a shard's pooled vectors of bags of local row numbers. Bags without any of
     its rows are not sent to a shard. It is also called without bags, so that its optimizer counts the step.
     """
+    measurements.add(metric.LOOK_UP_IDS, len(ids))
+    measurements.add(metric.LOOK_UP_SENT, len(ids))
     sizes = bag_sizes(ids, offsets)
     bags = torch.repeat_interleave(torch.arange(len(offsets)), sizes)
     owners = ids % count
@@ -64,7 +69,8 @@ def pool_remotely(
         replies.append((present, counts, reply))
     pooled: Tensor | None = None
     for present, counts, reply in replies:
-        part = reply.wait()
+        with span("look-up", "communication"):
+            part = reply.wait()
         if pooling == "mean":
             part = part * (counts.to(part) / sizes[present].to(part)).unsqueeze(1)
         whole = part.new_zeros(len(offsets), part.shape[1]) if pooled is None else pooled

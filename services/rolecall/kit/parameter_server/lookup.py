@@ -11,6 +11,8 @@ from torch.autograd.function import FunctionCtx
 
 from rolecall.kit.parameter_server.rows import sort_distinct, sum_groups
 from rolecall.runtime.context import span
+from rolecall.runtime.measuring import measurements
+from rolecall.spec import metric
 
 
 class Reply(Protocol):
@@ -53,6 +55,8 @@ def expand(wanted: DistinctRows, request: Callable[[int, Tensor], Reply]) -> Ten
     `request(shard, rows)` returns the vectors of local row numbers. It is also called for a shard without any, so that
     its optimizer counts the step.
     """
+    measurements.add(metric.LOOK_UP_IDS, wanted.positions.numel())
+    measurements.add(metric.LOOK_UP_SENT, len(wanted.starts))
     replies = [request(shard, rows) for shard, rows in enumerate(wanted.rows)]
     with span("look-up", "communication"):
         parts = [reply.wait() for reply in replies]

@@ -15,7 +15,7 @@ from rolecall.kit.parameter_server.lookup import DistinctRows, Reply, distinct_r
 from rolecall.kit.parameter_server.rows import RowGradient
 from rolecall.kit.parameter_server.shard import Contribution, Shard, ShardedModule
 from rolecall.runtime.context import WorkerContext, span, worker_name
-from rolecall.runtime.remote import Mailbox, passed_on
+from rolecall.runtime.remote import Mailbox, call, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 
@@ -51,11 +51,11 @@ class ShardReference:
         return self.call(Shard.compute, method, torch.is_grad_enabled(), inputs)
 
     def call(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        return rpc.rpc_async(self.shard.owner(), _call_remote, args=(self.shard, method.__name__, arguments))
+        return call(self.shard.owner(), _call_remote, self.shard, method.__name__, arguments)
 
     def join(self, method: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Call a method of `Shard` that waits for other trainers, without blocking a thread on the server."""
-        return rpc.rpc_async(self.shard.owner(), _join_remote, args=(self.shard, method.__name__, arguments))
+        return call(self.shard.owner(), _join_remote, self.shard, method.__name__, arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def share_shards(context: WorkerContext[Any], modules: Sequence[ShardedModule], 
         return _shared.serve(lambda shards: shards)
     shards = make_shards(modules, context.count(context.role), synchronous=synchronous)
     others = [worker_name(context.role, rank) for rank in range(1, context.count(context.role))]
-    torch.futures.wait_all([rpc.rpc_async(name, _receive, args=(shards,)) for name in others])
+    torch.futures.wait_all([call(name, _receive, shards) for name in others])
     return shards
 
 

@@ -17,7 +17,9 @@ from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rate
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
 from rolecall.kit.parameter_server.rows import RowGradient, step, steps_on_rows, sum_rows
 from rolecall.runtime.context import WorkerContext, current, span
+from rolecall.runtime.measuring import measurements
 from rolecall.runtime.remote import StepBarrier
+from rolecall.spec import metric
 from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
@@ -89,6 +91,7 @@ class Shard:
         self._gathering = StepBarrier(contributors, self._gather)
         self._lock = threading.Lock()
         self._updated: int | None = None
+        measurements.add(metric.TABLE_BYTES, sum(one.nbytes for one in self._module.parameters()))
 
     def device_type(self) -> str:
         """The type of the shard's device: `cpu` or `cuda`."""
@@ -99,7 +102,9 @@ class Shard:
         if self._device.type == "cuda":
             # A call with tensors on a GPU runs on a stream of its own. Weights change on the default stream.
             torch.cuda.current_stream(self._device).wait_stream(torch.cuda.default_stream(self._device))
-        with span(method), torch.set_grad_enabled(grad):
+        measurements.add(metric.SERVED_CALLS)
+        measurements.add(metric.SERVED_ROWS, len(inputs[0]))
+        with span(method), measurements.timed(metric.SERVED_SECONDS), torch.set_grad_enabled(grad):
             output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs), *arguments)
             return output.to(inputs[0].device)
 
@@ -117,7 +122,7 @@ class Shard:
             if step == self._updated:
                 return
             self._updated = step
-            with span("apply"):
+            with span("apply"), measurements.timed(metric.UPDATE_SECONDS):
                 scale_gradients(self._module.parameters(), scale)
                 self._step(rate_factor)
 
@@ -156,12 +161,12 @@ class Shard:
         return on_device
 
     def _apply(self, received: list[tuple[Contribution, float]]) -> None:
-        with span("apply"):
+        with span("apply"), measurements.timed(metric.UPDATE_SECONDS):
             self._average_gradients([contribution for contribution, _ in received])
             self._step(received[0][1])
 
     def _gather(self, received: list[Contribution]) -> float:
-        with span("push"):
+        with span("push"), measurements.timed(metric.UPDATE_SECONDS):
             self._average_gradients(received)
         return squared_norm(self._module.parameters())
 
@@ -197,6 +202,7 @@ class Shard:
         if self._device.type == "cuda":
             # The trainers release their gradients, which are memory of other streams, after the reply.
             torch.cuda.current_stream(self._device).synchronize()
+        measurements.add(metric.UPDATES)
 
 
 def serve(context: WorkerContext[Any]) -> None:

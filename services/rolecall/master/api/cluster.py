@@ -18,7 +18,16 @@ from rolecall.master.waking import TICK_S
 from rolecall.master.weak_settings import weaknesses
 from rolecall.settings import readable_secret_files
 from rolecall.spec.access import Scope
-from rolecall.spec.api import FindingList, Health, NodeList, Readiness, RoleDocument, WorkloadDocument, WorkloadList
+from rolecall.spec.api import (
+    FindingList,
+    Health,
+    MetricDocument,
+    NodeList,
+    Readiness,
+    RoleDocument,
+    WorkloadDocument,
+    WorkloadList,
+)
 from rolecall.spec.node import NodeDocument, Occupant
 
 _METRICS = {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -118,5 +127,6 @@ def _workload(catalogue: Catalogue, name: str) -> WorkloadDocument:
         summary=workload.summary,
         roles=roles,
         params=schema_of(workload.params),
+        metrics=[MetricDocument.model_validate(one, from_attributes=True) for one in workload.metrics],
         example=catalogue.example(name),
     )

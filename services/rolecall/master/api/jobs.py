@@ -150,6 +150,6 @@ async def job_document_of(master: Master, job: str) -> JobDocument:
 
 
 def _current(master: Master, job: JobSummary) -> dict[str, Any]:
-    """The properties of a job that are newer in memory than in the database."""
+    """The time, and the properties of a job that are newer in memory than in the database."""
     progress = master.progress.of_job(job.id, job.attempt)
-    return {"progress": progress, "waiting_for": master.placer.waiting_for(job)}
+    return {"progress": progress, "waiting_for": master.placer.waiting_for(job), "now": master.clock.now()}

@@ -1,5 +1,6 @@
 """Recorded checkpoints."""
 
+from collections.abc import Collection
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -48,6 +49,14 @@ async def newest(connection: AsyncConnection, job: str, *, undoubted: bool = Fal
     found = await of_job(connection, job)
     preferred = [one for one in found if one.verify_at is None] if undoubted else []
     return next((one.manifest for one in preferred or found), None)
+
+
+async def newest_times(connection: AsyncConnection, jobs: Collection[str]) -> dict[str, datetime]:
+    """The time of the newest checkpoint of each of `jobs` that has one."""
+    if not jobs:
+        return {}
+    query = select(checkpoints.c.job, func.max(checkpoints.c.created_at)).group_by(checkpoints.c.job)
+    return {row[0]: row[1] for row in await connection.execute(query.where(checkpoints.c.job.in_(tuple(jobs))))}
 
 
 async def set_verification(

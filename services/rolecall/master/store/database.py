@@ -9,7 +9,8 @@ import asyncio
 import os
 import socket
 import sqlite3
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -70,8 +71,12 @@ _PATIENT = Limits(statement_s=0, answer_s=24 * 3600)  # PostgreSQL takes 0 for n
 class Database:
     """Opens transactions. SQLite has one writer at a time; PostgreSQL locks rows."""
 
-    def __init__(self, url: str, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, url: str, limits: Limits = LIMITS, observe: Callable[[str, float], None] = lambda _access, _seconds: None
+    ) -> None:
+        """`observe` gets the kind (`read`, `write`) and the seconds of each transaction."""
         self._url = url
+        self._observe = observe
         self._limits = limits
         self._term: int | None = None
         if is_sqlite(url):
@@ -95,7 +100,7 @@ class Database:
 
         Raises `LeadershipLost` when another master leads.
         """
-        async with self._share(self._users_writes), self._writer.begin() as connection:
+        async with self._timed("write"), self._share(self._users_writes), self._writer.begin() as connection:
             if self._term is not None:
                 await terms.check(connection, self._term)
             yield connection
@@ -103,8 +108,16 @@ class Database:
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[AsyncConnection]:
         """A read-only transaction, concurrent with writers."""
-        async with self._share(self._users_reads), self._reader.connect() as connection:
+        async with self._timed("read"), self._share(self._users_reads), self._reader.connect() as connection:
             yield connection
+
+    @asynccontextmanager
+    async def _timed(self, access: str) -> AsyncGenerator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._observe(access, time.perf_counter() - began)
 
     @asynccontextmanager
     async def _share(self, users: asyncio.Semaphore) -> AsyncGenerator[None]:

@@ -10,7 +10,16 @@ from sqlalchemy import ColumnElement, Row, Select, bindparam, func, insert, or_,
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store import events, labels, notifications
-from rolecall.master.store.records import JobEntry, JobRecord, JobSummary, UnreadableRow, member, read
+from rolecall.master.store.records import (
+    EndedJob,
+    JobEntry,
+    JobRecord,
+    JobSummary,
+    UnreadableRow,
+    member,
+    read,
+    readable,
+)
 from rolecall.master.store.schema import artifacts, checkpoints, jobs
 from rolecall.master.store.types import Unreadable
 from rolecall.spec.access import ADMIN
@@ -147,6 +156,17 @@ async def progress_of(connection: AsyncConnection, ids: Collection[str]) -> dict
         return {}
     rows = await connection.execute(select(jobs.c.id, jobs.c.progress).where(jobs.c.id.in_(tuple(ids))))
     return {row.id: row.progress for row in rows if not isinstance(row.progress, Unreadable)}
+
+
+async def recently_ended(connection: AsyncConnection, since: datetime, *, limit: int, among: int) -> list[EndedJob]:
+    """Up to `limit` jobs that ended after `since`, of the `among` newest jobs, so that no index is necessary."""
+    newest = select(func.max(jobs.c.sequence)).scalar_subquery()
+    names = tuple(one.name for one in fields(EndedJob))
+    chosen = (visible(), jobs.c.sequence > newest - among, jobs.c.state.in_(ENDED), jobs.c.ended_at >= since)
+    rows = await connection.execute(
+        select(*(jobs.c[name] for name in names)).where(*chosen).order_by(jobs.c.sequence.desc()).limit(limit)
+    )
+    return list(readable(rows, lambda row: read(EndedJob, row, names, state=member(JobState, row, "state")), "job"))
 
 
 async def count_waiting(connection: AsyncConnection, owner: str) -> int:

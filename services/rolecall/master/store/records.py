@@ -137,6 +137,21 @@ class JobRecord(JobEntry):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedJob:
+    """What the metrics show of a job that has ended."""
+
+    id: str
+    workload: str
+    state: JobState
+    reason: str | None
+    attempt: int
+    progress: Progress
+    result: dict[str, Any] | None
+    created_at: datetime
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSummary:
     """One attempt of a job, without its plan."""
 

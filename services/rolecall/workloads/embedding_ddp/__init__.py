@@ -9,6 +9,8 @@ dense layers in the trainers. `remote`: the model over both, and the updates. `m
 never import torch.
 """
 
+from rolecall.kit.declarations import CLASSIFIER, TRAINING
+from rolecall.spec.metric import EVALUATED, Metric
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.embedding_ddp.check import check_counts, check_node
@@ -26,6 +28,14 @@ WORKLOAD = Workload(
         Role.PARAMETER_SERVER: RoleCount(default=1, least=1, most=64),
         Role.TRAINER: RoleCount(default=2, least=1, most=256),
     },
+    metrics=(
+        *TRAINING,
+        *CLASSIFIER,
+        Metric("auc", "Area under the ROC curve of a yes-or-no label.", "ratio", "higher", EVALUATED),
+        Metric("rmse", "Root mean squared error of a number.", direction="lower", splits=EVALUATED),
+        Metric("mae", "Mean absolute error of a number.", direction="lower", splits=EVALUATED),
+        Metric("bad_rows", "Rows of the data that can't be parsed.", direction="lower"),
+    ),
     rpc=True,
     process_group=(Role.TRAINER,),
     check_counts=check_counts,

@@ -1,9 +1,8 @@
 """The master creates the table on the parameter servers and starts the training loop on the trainers."""
 
 import torch
-from torch.distributed import rpc
 
-from rolecall.kit.worker import WorkerContext, worker_name
+from rolecall.kit.worker import WorkerContext, call, worker_name
 from rolecall.spec.errors import Stopped
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import trainer
@@ -15,12 +14,13 @@ def run(context: WorkerContext[Params]) -> None:
     """Drive one attempt, from creating the table to the job's result."""
     trainers = [worker_name(Role.TRAINER, rank) for rank in range(context.count(Role.TRAINER))]
     servers = context.count(Role.PARAMETER_SERVER)
-    rows = rpc.rpc_sync(trainers[0], trainer.table_rows, timeout=0)
+    rows = call(trainers[0], trainer.table_rows, timeout=0).wait()
     context.report.event(f"the table has {rows} rows on {servers} parameter server(s)")
     table = make_table(context, rows)
     # No timeout: the call lasts for the whole training, and fails if a trainer dies and its connection closes.
-    trainings = [rpc.rpc_async(name, trainer.train, args=(table,), timeout=0) for name in trainers]
-    result = torch.futures.wait_all(trainings)[0]
+    trainings = [call(name, trainer.train, table, timeout=0) for name in trainers]
+    with context.timeline.span("trainers", "wait"):
+        result = torch.futures.wait_all(trainings)[0]
     if result is None:
         raise Stopped("the trainers stopped between two steps, as requested")
     context.report.result(result)

@@ -10,12 +10,16 @@ policy by `algorithms`, `backward` and `flat`. `scores`: metrics of episodes. `t
 the exported archive and a movie. This file, `params` and `check` import neither torch nor Gymnasium.
 """
 
+from rolecall.kit.declarations import LOSS, RESULT
+from rolecall.spec.metric import Metric, Split
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.reinforce.check import check_counts, check_node
 from rolecall.workloads.reinforce.params import Params
 
 __all__ = ["WORKLOAD", "Params"]
+
+_EVALUATION = (Split.EVALUATION,)
 
 WORKLOAD = Workload(
     name="reinforce",
@@ -26,6 +30,28 @@ WORKLOAD = Workload(
         Role.TRAINER: RoleCount(default=1, least=1, most=1),
         Role.OBSERVER: RoleCount(default=2, least=1, most=256),
     },
+    metrics=(
+        LOSS,
+        Metric("policy_loss", "Mean loss of the policy.", direction="lower"),
+        Metric("value_loss", "Mean loss of the value function.", direction="lower"),
+        Metric("entropy", "Mean entropy of the policy.", "nats"),
+        Metric("kl", "Estimated divergence of the policy from the one that collected the rollouts.", "nats"),
+        Metric("env_steps", "Environment steps trained on.", "steps"),
+        Metric("observers", "Observers that take part."),
+        Metric("episode_return", "Mean undiscounted return of the episodes that ended.", direction="higher"),
+        Metric("episode_length", "Mean length of these episodes.", "steps"),
+        Metric("observer_return_min", "The lowest mean return of an observer.", direction="higher"),
+        Metric("observer_{index}_return", "Mean return of one observer.", direction="higher"),
+        Metric("running_return", "Running average of `observer_return_min`.", direction="higher"),
+        Metric("return", "Mean return of an evaluation.", direction="higher", splits=_EVALUATION),
+        Metric("return_std", "Standard deviation of its returns.", splits=_EVALUATION),
+        Metric("return_min", "Its lowest return.", direction="higher", splits=_EVALUATION),
+        Metric("return_max", "Its highest return.", direction="higher", splits=_EVALUATION),
+        Metric("length", "Mean length of its episodes.", "steps", splits=_EVALUATION),
+        Metric("episodes", "Episodes that ended in training."),
+        Metric("updates", "Updates of the policy."),
+        *RESULT,
+    ),
     rpc=True,
     expendable=frozenset({Role.OBSERVER}),
     check_counts=check_counts,

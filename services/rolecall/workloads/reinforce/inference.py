@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed import rpc
 
 from rolecall.kit.environments.rollouts import AgentOutputBuffer, AgentOutputs
+from rolecall.kit.worker import measurements
+from rolecall.spec import metric
 from rolecall.workloads.reinforce.model import Policy
 
 
@@ -29,6 +31,8 @@ class ActionRequest:
     """[n, ...], raw."""
     reply: torch.futures.Future[Tensor]
     """Environment actions [n, ...]."""
+    arrived: float
+    """By `time.perf_counter`."""
 
 
 # RPC handlers can reach the agent only by a module-level name.
@@ -39,7 +43,7 @@ _requests: queue.SimpleQueue[ActionRequest | None] = queue.SimpleQueue()
 def act(observer: int, observations: Tensor) -> torch.futures.Future[Tensor]:
     """Called by observers: the environment actions for these observations."""
     reply: torch.futures.Future[Tensor] = torch.futures.Future()
-    _requests.put(ActionRequest(observer, observations, reply))
+    _requests.put(ActionRequest(observer, observations, reply, time.perf_counter()))
     return reply
 
 
@@ -108,6 +112,10 @@ class Inference:
         for request, (actions, log_probs, env_actions) in zip(requests, parts, strict=True):
             self._buffers[request.observer].add(request.observations, actions, log_probs)
             request.reply.set_result(env_actions)
+        answered = time.perf_counter()
+        measurements.add(metric.INFERENCE_CALLS, len(requests))
+        measurements.add(metric.INFERENCE_BATCHES)
+        measurements.add(metric.INFERENCE_SECONDS, sum(answered - request.arrived for request in requests))
 
     @torch.no_grad()
     def _sample_actions(self, observations: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,12 +4,12 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.distributed import rpc
 
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import ActFn, AgentOutputs, Collector, EnvOutputs
-from rolecall.kit.worker import WorkerContext, worker_name
+from rolecall.kit.worker import WorkerContext, call, measurements, worker_name
 from rolecall.spec.errors import Stopped
+from rolecall.spec.metric import ENV_STEPS
 from rolecall.spec.role import Role
 from rolecall.workloads.reinforce import inference, remote
 from rolecall.workloads.reinforce.backward import outputs_of
@@ -94,14 +94,14 @@ class _Observer:
 
     def _run_environments(self, act: ActFn) -> EnvOutputs:
         """One rollout: the environments' steps are the part of span `rollout` outside of the spans `act`."""
-        with self._timeline.span("rollout"):
-            return self._collect(act)
-
-    def _collect(self, act: ActFn) -> EnvOutputs:
         algorithm = self._params.algorithm
-        if algorithm.name == "reinforce":
-            return self._collector.collect_episodes(act)
-        return self._collector.collect_steps(act, algorithm.steps)
+        with self._timeline.span("rollout"):
+            if algorithm.name == "reinforce":
+                found = self._collector.collect_episodes(act)
+            else:
+                found = self._collector.collect_steps(act, algorithm.steps)
+        measurements.add(ENV_STEPS, int(found.valid.sum()))
+        return found
 
     def _run_evaluation(self, request: RunEvaluation) -> RolloutResult:
         self._policy.load_state_dict(request.weights)
@@ -111,8 +111,9 @@ class _Observer:
         # The number of seeds changes only if an observer is lost, so few collectors are kept.
         if count not in self._eval_collectors:
             self._eval_collectors[count] = self._make_collector(count, loop=True)
-        self._eval_collectors[count].reset(list(request.seeds))
-        env_outputs = self._eval_collectors[count].collect_episodes(self._act)
+        with self._timeline.span("evaluate", "evaluation"):
+            self._eval_collectors[count].reset(list(request.seeds))
+            env_outputs = self._eval_collectors[count].collect_episodes(self._act)
         self._policy.train()
         return RolloutResult(None, env_outputs)
 
@@ -133,7 +134,7 @@ class _Observer:
     def _request_actions(self, observations: Tensor) -> Tensor:
         try:
             with self._timeline.span("act", "wait"):
-                return rpc.rpc_sync(AGENT, inference.act, args=(self._rank, observations))
+                return call(AGENT, inference.act, self._rank, observations).wait()
         except RuntimeError:
             check_shutdown()  # The agent may have left with the request pending.
             raise

@@ -17,7 +17,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.environments.rollouts import AgentOutputs, EnvOutputs
-from rolecall.kit.worker import Mailbox, worker_name
+from rolecall.kit.worker import Mailbox, call, worker_name
 from rolecall.spec.errors import PeerLost
 from rolecall.spec.role import Role
 
@@ -123,7 +123,7 @@ class ObserverPool:
 
     def send(self, rank: int, request: CollectRollout | RunEvaluation) -> None:
         # No timeout: episodes may be long, and an observer that dies closes its connection.
-        reply = rpc.rpc_async(observer_name(rank), execute, args=(request,), timeout=0)
+        reply = call(observer_name(rank), execute, request, timeout=0)
         self.expect(rank, reply, evaluation=isinstance(request, RunEvaluation))
 
     def expect(self, rank: int, reply: Future[Any], *, evaluation: bool = False) -> None:

@@ -15,8 +15,9 @@ from rolecall.kit.checkpoint import strip_prefix
 from rolecall.kit.environments import creation
 from rolecall.kit.environments.rollouts import Trajectory
 from rolecall.kit.loop import JobLoop
-from rolecall.kit.worker import WorkerContext
+from rolecall.kit.worker import WorkerContext, measurements
 from rolecall.spec.errors import PeerLost, Stopped
+from rolecall.spec.metric import POLICY_LAG
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode
@@ -78,6 +79,8 @@ class Training(JobLoop[UpdatePosition, Params]):
         self._best_weights: Weights = {}
         self._reset = True
         self._saved_update = 0
+        self._requested: dict[int, int] = {}
+        """The update for which each observer collects rollouts."""
 
     @property
     def step(self) -> int:
@@ -170,6 +173,7 @@ class Training(JobLoop[UpdatePosition, Params]):
             self._start_rollouts(update)
             rollouts = self._observers.gather(self.params.wait_for)
         trajectories = {rank: self._trajectory(rank, one) for rank, one in rollouts.items()}
+        measurements.set(POLICY_LAG, update - min(self._requested[rank] for rank in rollouts))
         with timeline.span("learn"):
             losses = self._learner.train(update, trajectories, rate)
         env_outputs = {rank: trajectory.env_outputs for rank, trajectory in trajectories.items()}
@@ -203,6 +207,7 @@ class Training(JobLoop[UpdatePosition, Params]):
         for rank in self._observers.idle:
             if self._inference is not None:
                 self._inference.start_trajectory(rank)
+            self._requested[rank] = update
             sent = weights if self._inference is None else None
             self._observers.send(rank, CollectRollout(update, self._reset, sent))
         self._reset = False
@@ -226,6 +231,7 @@ class Training(JobLoop[UpdatePosition, Params]):
             loss=losses["loss"],
             samples=steps,
             steps=self._expected_updates(),
+            spent=self.spent,
             metrics={
                 "env_steps": position.env_steps,
                 "observers": len(self._observers.alive),
@@ -251,7 +257,7 @@ class Training(JobLoop[UpdatePosition, Params]):
         chosen = self.params.evaluation
         seeds = list(range(chosen.seed, chosen.seed + chosen.episodes))
         weights = self._learner.weights()
-        with self.context.timeline.span("evaluate", "wait"):
+        with self.context.timeline.span("evaluate", "evaluation"):
             scores = evaluation_scores(self._observers.evaluate(seeds, weights))
         self.context.report.evaluated(self.position.update, None, scores)
         self.position = replace(self.position, evaluated=self.position.update)

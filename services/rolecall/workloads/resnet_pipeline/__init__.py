@@ -11,6 +11,7 @@ the stage. `split_backward`: gradients of weights apart from those of inputs. `r
 import torch.
 """
 
+from rolecall.kit.declarations import CLASSIFIER, TRAINING
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.resnet_pipeline.check import check_counts, check_node, rpc_threads, rpc_timeout_s
@@ -27,6 +28,7 @@ WORKLOAD = Workload(
         Role.MASTER: RoleCount(default=1, least=1, most=1),
         Role.STAGE: RoleCount(default=2, least=2, most=256),
     },
+    metrics=(*TRAINING, *CLASSIFIER),
     rpc=True,
     process_group=(Role.STAGE,),
     check_counts=check_counts,

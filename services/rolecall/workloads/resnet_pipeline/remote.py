@@ -8,6 +8,8 @@ import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.kit.worker import call
+
 Kind = Literal["activation", "gradient", "labels"]
 Key = tuple[Kind, int]
 """The kind of tensor, and its micro-batch."""
@@ -70,7 +72,7 @@ class Outbox:
     def send(self, kind: Kind, micro_batch: int, tensor: torch.Tensor, *, max_pending: int | None = None) -> None:
         """Returns at once, or with `max_pending` when at most that many sent tensors are not yet taken."""
         sent = tensor if self._accepts_gpu else tensor.cpu()
-        delivery = rpc.rpc_async(self._name, deliver, args=((kind, micro_batch), sent))
+        delivery = call(self._name, deliver, (kind, micro_batch), sent)
         delivery.add_done_callback(_report_failure)
         self._pending.append(delivery)
         if max_pending is not None:

@@ -15,9 +15,10 @@ from torch.futures import Future
 
 from rolecall.kit.data_order import derive_seed, share_of
 from rolecall.kit.metrics import ClassMetrics, ClassMetricsAccumulator
-from rolecall.kit.pipelining import zero_bubble
-from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, worker_name
+from rolecall.kit.pipelining import most_in_flight, zero_bubble
+from rolecall.kit.worker import Mailbox, WorkerContext, call_limit, measurements, worker_name
 from rolecall.spec.errors import Stopped
+from rolecall.spec.metric import IN_FLIGHT
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
 from rolecall.spec.timeline import Category
@@ -91,6 +92,8 @@ class PipelineStage:
         self._part = ModelPart(self._params, classes, partition[self._index], self._context.device)
         self._part.split_backward()
         self._metrics = ClassMetricsAccumulator(classes, self._context.device, SAMPLE_LOSSES[self._params.loss])
+        order = zero_bubble(self._stages, self._params.micro_batches)
+        measurements.set(IN_FLIGHT, most_in_flight(order[self._index]))
 
     def adopt(self, shard: "rpc.RRef[Shard]") -> None:
         """Use the part of a shard that the master created in this process; raises the error of its creation."""
@@ -198,12 +201,12 @@ class PipelineStage:
     def evaluate(self, split: str, images: int) -> ClassMetrics | None:
         """Evaluate this replica's share of a split of `images` images. Returns the metrics at a last stage."""
         share = share_of(images, self._replica, self._params.replicas)
-        with self._part.inference():
+        with self._span("evaluate", "evaluation"), self._part.inference():
             if self._is_first:
                 self._evaluate_first(split, share)
             else:
                 self._evaluate_later(-(-(share.stop - share.start) // self._params.micro_batch_size))
-        self._flush()
+            self._flush()
         return self._metrics.compute() if self._is_last else None
 
     def _evaluate_first(self, split: str, share: slice) -> None:

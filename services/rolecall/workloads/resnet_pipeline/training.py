@@ -15,6 +15,7 @@ from rolecall.kit.optimizers import dense_optimizer
 from rolecall.kit.pipelining import best_cuts, cut_indices
 from rolecall.kit.same_input import require_same
 from rolecall.kit.worker import WorkerContext, worker_name
+from rolecall.kit.worker import call as rpc_call
 from rolecall.spec.errors import InputError
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
@@ -41,8 +42,7 @@ def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> l
 
     Has no timeout: steps may be long, and a stage that dies closes its connection.
     """
-    calls = [rpc.rpc_async(name, execute, args=(method, *arguments), timeout=0) for name in names]
-    return torch.futures.wait_all(calls)
+    return torch.futures.wait_all([rpc_call(name, execute, method, *arguments, timeout=0) for name in names])
 
 
 class PipelineTraining(TrainingLoop[int, Params]):

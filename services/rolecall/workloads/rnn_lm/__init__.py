@@ -9,6 +9,7 @@ weights. `tutorial`: the same in the tutorial's form. `model`: the model, shared
 `export`: the exported archive. This file, `params` and `check` never import torch.
 """
 
+from rolecall.kit.declarations import EVALUATED_LOSS, PERPLEXITY, TRAINING
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.rnn_lm.check import check_counts, check_node
@@ -25,6 +26,11 @@ WORKLOAD = Workload(
         Role.PARAMETER_SERVER: RoleCount(default=1, least=1, most=64),
         Role.TRAINER: RoleCount(default=1, least=1, most=256),
     },
+    metrics=(
+        *TRAINING,
+        EVALUATED_LOSS,
+        PERPLEXITY,
+    ),
     rpc=True,
     process_group=(Role.TRAINER,),
     # They compute the decoder's matrix product, the model's largest, wherever the loss is computed.

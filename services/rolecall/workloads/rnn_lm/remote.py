@@ -12,6 +12,7 @@ from rolecall.kit.parameter_server import Shard, ShardedEmbedding, ShardReferenc
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast
 from rolecall.kit.text.batches import Segment
+from rolecall.kit.worker import span
 from rolecall.workloads.rnn_lm.decoder import combine_gradient_terms, combine_loss_terms
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
@@ -59,7 +60,8 @@ class RemoteDecoder:
 
     def _ask(self, method: str, hidden: Tensor, targets: Tensor, *arguments: int) -> Tensor:
         answers = [shard.call(Shard.compute, method, False, (hidden, targets), *arguments) for shard in self._shards]
-        return torch.stack([answer.wait() for answer in answers])
+        with span("decoder", "communication"):
+            return torch.stack([answer.wait() for answer in answers])
 
     def _at_trainer(self, hidden: Tensor, targets: Tensor) -> Tensor:
         sizes = [shard.spec.size for shard in self._shards]
@@ -67,7 +69,8 @@ class RemoteDecoder:
         method, *arguments = ("kept_logits", self._trainer) if torch.is_grad_enabled() else ("forward",)
         inputs = (hidden.detach(),)
         answers = [shard.call(Shard.compute, method, False, inputs, *arguments) for shard in self._shards]
-        logits = torch.cat([answer.wait() for answer in answers], 1)
+        with span("decoder", "communication"):
+            logits = torch.cat([answer.wait() for answer in answers], 1)
         if not torch.is_grad_enabled():
             return token_losses(logits, columns)
 
@@ -76,7 +79,8 @@ class RemoteDecoder:
             answers = [
                 shard.call(Shard.compute, "hidden_gradient", False, (part,), self._trainer) for shard, part in parts
             ]
-            gradients = torch.stack([answer.wait() for answer in answers])
+            with span("decoder", "communication"):
+                gradients = torch.stack([answer.wait() for answer in answers])
             for shard in self._shards:
                 self._send(shard, gradients.new_ones(2, len(of_logits)))
             return gradients.sum(0)

@@ -56,11 +56,17 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         if self._updates is None:
             return super().train_step(batch)
         self._updates.begin(self.position.step, self.rate_factor)
-        losses = self.losses(batch)
-        (losses.sum() * (self.world / self.samples(batch))).backward()
-        applied = self._updates.finish()
-        self.prepare_next()
-        torch.futures.wait_all(applied)
+        span = self.context.timeline.span
+        with span("forward"):
+            losses = self.losses(batch)
+        with span("backward"):
+            (losses.sum() * (self.world / self.samples(batch))).backward()
+        with span("apply", "communication"):
+            applied = self._updates.finish()
+        with span("data", "data"):
+            self.prepare_next()
+        with span("wait", "wait"):
+            torch.futures.wait_all(applied)
         return losses.detach().mean()
 
     def losses(self, batch: Segment) -> Tensor:

@@ -18,6 +18,7 @@ from rolecall.kit.parameter_server import EmbeddingShard, ShardSpec, Uniform, lo
 from rolecall.kit.params import Precision
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.text.batches import Segment
+from rolecall.kit.worker import call, span
 from rolecall.workloads.rnn_lm.decoder import DecoderShard
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
@@ -44,8 +45,7 @@ def remote_method_async(
     method: Callable[Concatenate[M, P], T], module: rpc.RRef[M], *arguments: P.args, **named: P.kwargs
 ) -> Future[T]:
     """As `remote_method`, without waiting for the result."""
-    call = (method, module, torch.is_grad_enabled(), arguments, named)
-    return rpc.rpc_async(module.owner(), _call_method, args=call)
+    return call(module.owner(), _call_method, method, module, torch.is_grad_enabled(), arguments, named)
 
 
 def _call_method(
@@ -145,7 +145,8 @@ class RNNModel(nn.Module):
         hidden = output.flatten(0, 1).cpu()
         (seed,) = self._dropout_seeds(1)
         answers = [remote_method_async(Decoder.forward, part, hidden, seed) for part in self.decoder_rrefs]
-        logits = [answer.wait() for answer in answers]
+        with span("decoder", "communication"):
+            logits = [answer.wait() for answer in answers]
         sizes = [part.shape[1] for part in logits]
         columns = logit_columns(torch.arange(sum(sizes)), sizes)
         return torch.cat(logits, 1)[:, columns].unflatten(0, output.shape[:2])

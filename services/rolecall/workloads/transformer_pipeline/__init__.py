@@ -9,6 +9,8 @@ how they are cut. `pipeline`: the schedule over the stages. `training`: the loop
 sample of text. This file, `params` and `check` never import torch.
 """
 
+from rolecall.kit.declarations import EVALUATED_LOSS, PERPLEXITY, TRAINING
+from rolecall.spec.metric import Metric
 from rolecall.spec.role import Role
 from rolecall.spec.workload import RoleCount, Workload
 from rolecall.workloads.transformer_pipeline.check import check_counts, check_node
@@ -22,6 +24,24 @@ WORKLOAD = Workload(
     package=__name__,
     params=Params,
     roles={Role.STAGE: RoleCount(default=2, least=2, most=256)},
+    metrics=(
+        *TRAINING,
+        EVALUATED_LOSS,
+        PERPLEXITY,
+        Metric("micro_batch_loss_min", "The lowest loss of a micro-batch of the step.", direction="lower"),
+        Metric("micro_batch_loss_max", "The highest loss of a micro-batch of the step.", direction="lower"),
+        Metric("micro_batch_{index}_loss", "Loss of one of up to 16 micro-batches.", direction="lower"),
+        Metric("bubble_measured", "Share of the pipeline ranks' time without computation.", "ratio", "lower"),
+        Metric("bubble_theory", "The same for equal stages and instant communication.", "ratio", "lower"),
+        Metric("stage_{index}_compute_s", "Time in which a pipeline rank computed.", "seconds"),
+        Metric("stage_{index}_wait_s", "Time in which it waited for its neighbors.", "seconds", "lower"),
+        Metric(
+            "stage_{index}_idle_s",
+            "Time before its first and after its last computation.",
+            "seconds",
+            "lower",
+        ),
+    ),
     rpc=False,
     process_group=(Role.STAGE,),
     check_counts=check_counts,

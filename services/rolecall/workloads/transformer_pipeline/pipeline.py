@@ -19,12 +19,13 @@ from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.grid import Grid
 from rolecall.kit.meter import GpuClock, HostClock, Meter
 from rolecall.kit.own_schedule import OwnSchedule
-from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, one_forward_one_backward
+from rolecall.kit.pipelining import COSTS, Task, fill_and_drain, most_in_flight, one_forward_one_backward
 from rolecall.kit.precision import autocast, weight_dtype
 from rolecall.kit.schedules import Placement, rank_of, stages_of
 from rolecall.kit.text.batches import IGNORED
-from rolecall.kit.worker import Timeline
+from rolecall.kit.worker import Timeline, measurements
 from rolecall.spec.errors import InputError
+from rolecall.spec.metric import IN_FLIGHT
 from rolecall.workloads.transformer_pipeline.build import manual_stages, traced_stages
 from rolecall.workloads.transformer_pipeline.check import check_ranks
 from rolecall.workloads.transformer_pipeline.custom_model import SplitCustomModel
@@ -68,6 +69,7 @@ class Pipeline:
             stage.submod.register_forward_hook(lambda _part, _inputs, outputs: self._as_message(outputs))
         self.model_parts: dict[int, nn.Module] = {stage.stage_index: stage.submod for stage in stages}
         self._schedule = self._make_schedule(stages)
+        measurements.set(IN_FLIGHT, most_in_flight(self.order[grid.rank]))
 
     @property
     def last_rank(self) -> int:

@@ -1,0 +1,21 @@
+"""Declarations of metrics that the kit's loops and scores report. Torch-free."""
+
+from rolecall.spec.metric import EVALUATED, Metric
+
+LOSS = Metric("loss", "Mean loss of a step.", direction="lower")
+RESULT = (
+    Metric("samples_per_s", "Samples per second of the last attempt, evaluations and checkpoints included."),
+    Metric("wall_s", "Duration of the last attempt's training.", "seconds", "lower"),
+)
+TRAINING = (
+    LOSS,
+    Metric("epochs", "Epochs completed."),
+    Metric("steps", "Optimizer steps done."),
+    *RESULT,
+)
+"""What a `TrainingLoop` reports."""
+ACCURACY = Metric("accuracy", "Share of samples that are classified correctly.", "ratio", "higher", EVALUATED)
+EVALUATED_LOSS = Metric("loss", "Mean loss of a split.", direction="lower", splits=EVALUATED)
+CLASSIFIER = (EVALUATED_LOSS, ACCURACY)
+PERPLEXITY = Metric("perplexity", "The exponential of the mean loss per token.", direction="lower", splits=EVALUATED)
+"""For language models, with `EVALUATED_LOSS`."""

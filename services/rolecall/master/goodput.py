@@ -1,0 +1,110 @@
+"""How much of a job's time was useful, and what the rest was lost to. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from rolecall.master.store.records import AttemptSummary
+from rolecall.spec.report import TimeSpent
+from rolecall.spec.state import JobState
+
+
+class Loss(StrEnum):
+    """What a job's time was lost to."""
+
+    QUEUE = "queue"
+    """It waited for slots, for its turn, or for the end of its back-off."""
+    PAUSED = "paused"
+    """It was paused, or had ended before it was retried by hand."""
+    START = "start"
+    """From the plan of an attempt to its first optimizer step."""
+    CHECKPOINT = "checkpoint"
+    """Training stood still for a checkpoint."""
+    EVALUATION = "evaluation"
+    REPEATED = "repeated"
+    """Steps after the newest checkpoint of an attempt that ended, which the next attempt repeats."""
+    OTHER = "other"
+    """Anything else between the first step of the current attempt and now, such as exports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The time of the attempts before the current one, in seconds."""
+
+    queue: float = 0.0
+    paused: float = 0.0
+    start: float = 0.0
+    run: float = 0.0
+    """After the first steps."""
+    ended_at: datetime | None = None
+
+    def then(self, attempt: AttemptSummary, created_at: datetime, until: datetime) -> "Past":
+        """This, and an attempt that ended, or has lasted, `until` then."""
+        first_step = min(attempt.first_step_at or until, until)
+        return Past(
+            queue=self.queue + _seconds(attempt.queued_at, attempt.started_at),
+            paused=self.paused + _seconds(self.ended_at or created_at, attempt.queued_at),
+            start=self.start + _seconds(attempt.started_at, first_step),
+            run=self.run + _seconds(first_step, until),
+            ended_at=until,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """The share of the time since the submission that retained optimizer steps took, and the lost seconds."""
+
+    ratio: float
+    lost: dict[Loss, float]
+
+
+def past_of(attempts: Sequence[AttemptSummary], created_at: datetime) -> Past:
+    """The sum of attempts that have ended, in order."""
+    past = Past()
+    for one in attempts:
+        past = past.then(one, created_at, one.ended_at or one.started_at)
+    return past
+
+
+def goodput(past: Past, current: AttemptSummary, spent: TimeSpent, *, created_at: datetime, until: datetime) -> Goodput:
+    """The goodput of a job whose `current` attempt runs at `until`, or ended then.
+
+    The worker's clock measures `spent`; the other times are the master's, so that small differences count as nothing.
+    """
+    whole = past.then(current, created_at, until)
+    run = whole.run - past.run
+    lost = {
+        Loss.QUEUE: whole.queue,
+        Loss.PAUSED: whole.paused,
+        Loss.START: whole.start,
+        Loss.CHECKPOINT: spent.checkpoint,
+        Loss.EVALUATION: spent.evaluation,
+        Loss.REPEATED: max(0.0, past.run - spent.resumed),
+        Loss.OTHER: max(0.0, run - (spent.total - spent.resumed)),
+    }
+    return Goodput(useful_share(spent, created_at=created_at, until=until), lost)
+
+
+def useful_share(spent: TimeSpent, *, created_at: datetime, until: datetime) -> float:
+    """The share of the time from the submission to `until` that retained optimizer steps took."""
+    wall = _seconds(created_at, until)
+    return min(1.0, spent.steps / wall) if wall else 0.0
+
+
+def lost(
+    attempts: Sequence[AttemptSummary], spent: TimeSpent, state: JobState, *, created_at: datetime, now: datetime
+) -> dict[Loss, float]:
+    """What the time of a job in `state` was lost to until now, or its end. Empty before the first attempt."""
+    if not attempts:
+        return {}
+    *before, last = attempts
+    until = last.ended_at or now
+    found = goodput(past_of(before, created_at), last, spent, created_at=created_at, until=until).lost
+    if not state.ended:
+        found[Loss.PAUSED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(until, now)
+    return found
+
+
+def _seconds(begin: datetime, end: datetime) -> float:
+    return max(0.0, (end - begin).total_seconds())

@@ -1,0 +1,51 @@
+"""The histograms that the master's parts fill. All other metrics are computed at a scrape, in `metrics`."""
+
+from prometheus_client import CollectorRegistry, Histogram
+
+_WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
+_CALL_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
+
+
+class Instruments:
+    """One of each for a master, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.placement = Histogram(
+            "rolecall_placement_seconds",
+            "Seconds from a job's entering the queue to the plan for its gang.",
+            registry=self.registry,
+            buckets=_WAIT_BUCKETS_S,
+        )
+        self._requests = Histogram(
+            "rolecall_api_request_seconds",
+            "Seconds from a call to the start of its response, without calls that wait for news.",
+            ("method", "route", "status"),
+            registry=self.registry,
+            buckets=_CALL_BUCKETS_S,
+        )
+        self._database = Histogram(
+            "rolecall_database_seconds",
+            "Seconds of a transaction, waiting for a connection included.",
+            ("access",),
+            registry=self.registry,
+            buckets=_CALL_BUCKETS_S,
+        )
+        self._blob_store = Histogram(
+            "rolecall_blob_store_seconds",
+            "Seconds of a call to the blob store.",
+            registry=self.registry,
+            buckets=_CALL_BUCKETS_S,
+        )
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Record an answered call; `route` is the path's template, such as `/jobs/{job}`."""
+        self._requests.labels(method, route, f"{status // 100}xx").observe(seconds)
+
+    def transaction(self, access: str, seconds: float) -> None:
+        """Record a transaction; `access` is `read` or `write`."""
+        self._database.labels(access).observe(seconds)
+
+    def blob_store_call(self, seconds: float) -> None:
+        """Record a call to the blob store; called by its threads."""
+        self._blob_store.observe(seconds)

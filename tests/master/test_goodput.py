@@ -1,0 +1,95 @@
+"""The goodput of a job: what was useful of its time, and what the rest was lost to."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rolecall.master.goodput import Loss, goodput, lost, past_of
+from rolecall.master.job_metrics import cause_of
+from rolecall.master.store.records import AttemptSummary
+from rolecall.spec.report import TimeSpent
+from rolecall.spec.state import JobState
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def attempt(
+    number: int, queued: float, started: float, first_step: float | None, ended: float | None
+) -> AttemptSummary:
+    return AttemptSummary(
+        job="job",
+        number=number,
+        state=JobState.FAILED if ended else JobState.RUNNING,
+        cause=None,
+        stop=None,
+        rendezvous_port=None,
+        queued_at=at(queued),
+        started_at=at(started),
+        first_step_at=None if first_step is None else at(first_step),
+        ended_at=None if ended is None else at(ended),
+    )
+
+
+def test_every_second_of_a_restarted_job_has_a_cause() -> None:
+    """It waits 10 s, starts in 5 s, fails 25 s after its last checkpoint, is paused for 30 s, waits 10 s, and starts in
+    20 s."""
+    first = attempt(1, queued=0, started=10, first_step=15, ended=100)
+    second = attempt(2, queued=130, started=140, first_step=160, ended=None)
+    spent = TimeSpent(steps=80.0, checkpoint=10.0, evaluation=5.0, resumed=60.0)
+    found = goodput(past_of([first], START), second, spent, created_at=START, until=at(200))
+    assert found.ratio == 80 / 200
+    assert found.lost == {
+        Loss.QUEUE: 20,
+        Loss.PAUSED: 30,
+        Loss.START: 25,
+        Loss.CHECKPOINT: 10,
+        Loss.EVALUATION: 5,
+        Loss.REPEATED: 25,
+        Loss.OTHER: 5,
+    }
+    assert sum(found.lost.values()) + spent.steps == 200
+
+
+@pytest.mark.parametrize(("state", "cause"), [(JobState.QUEUED, Loss.QUEUE), (JobState.PAUSED, Loss.PAUSED)])
+def test_a_job_between_two_attempts_loses_its_time_to_waiting(state: JobState, cause: Loss) -> None:
+    first = attempt(1, queued=0, started=10, first_step=15, ended=100)
+    spent = TimeSpent(steps=85.0)
+    found = lost([first], spent, state, created_at=START, now=at(150))
+    assert found[cause] == 50 + (10 if state is JobState.QUEUED else 0)
+    assert sum(found.values()) + spent.steps == 150
+    assert lost([], spent, state, created_at=START, now=at(150)) == {}
+
+
+def test_an_attempt_without_a_step_was_all_start() -> None:
+    past = past_of([attempt(1, 0, 1, None, 9)], START)
+    assert (past.start, past.run) == (8, 0)
+
+
+@pytest.mark.parametrize("wall_s", [0.0, 1.0])
+def test_clocks_that_differ_give_no_negative_times(wall_s: float) -> None:
+    found = goodput(
+        past_of([], START),
+        attempt(1, 0, 2, 5, None),
+        TimeSpent(steps=3.0),
+        created_at=START,
+        until=at(wall_s),
+    )
+    assert 0 <= found.ratio <= 1
+    assert min(found.lost.values()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("trainer-0: NonFiniteLoss: the loss is nan at step 3", "NonFiniteLoss"),
+        ("KeyError: 'x'", "other"),
+        ("Evil\\nLabel: x", "other"),
+        (None, "other"),
+    ],
+)
+def test_only_classes_of_ours_are_named(reason: str | None, cause: str) -> None:
+    assert cause_of(reason) == cause
