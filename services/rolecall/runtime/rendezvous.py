@@ -23,6 +23,7 @@ from rolecall.network import links
 from rolecall.runtime import gang_store
 from rolecall.runtime.backends import choose_backend, shared_gpus
 from rolecall.runtime.context import worker_name
+from rolecall.runtime.heap import keep_one_heap
 from rolecall.runtime.reporter import Reporter
 from rolecall.spec.errors import RendezvousTimeout, Stopped, UnreachablePeer
 from rolecall.spec.plan import GangPlan, WorkerLaunch
@@ -179,6 +180,7 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
         threads = max(threads, workload.rpc_threads(params, launch.gang.role_counts))
     url = f"{_SCHEME}://{len(_STORES)}"
     _STORES[url] = store
+    keep_one_heap()
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=threads,
         rpc_timeout=_call_timeout_s(launch, workload),

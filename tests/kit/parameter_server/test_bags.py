@@ -23,7 +23,7 @@ from rolecall.kit.parameter_server import (
     sharded_embedding,
 )
 from rolecall.kit.parameter_server.bags import Pooling, pool_remotely
-from rolecall.kit.parameter_server.rows import sum_rows
+from rolecall.kit.parameter_server.rows import mean_rows
 
 # Torch warns of the Gloo groups that it creates itself.
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
@@ -79,7 +79,7 @@ def test_servers_add_up_bags() -> None:
     weight = shard.shard.local_value()._module.get_parameter("weight")
     pooled = ShardedEmbeddingBag([shard])(IDS, OFFSETS)
     pooled.square().sum().backward()
-    total = sum_rows(shard.gradients)
+    total = mean_rows(shard.gradients, 1)
     found = torch.zeros_like(weight).index_copy_(0, total.rows, total.values)
     torch.testing.assert_close((pooled.detach(), found), expected(weight, "sum"))
 

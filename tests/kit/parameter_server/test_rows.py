@@ -1,16 +1,21 @@
-"""Steps on the rows of a gradient equal torch's own steps, and sums of gradients equal dense sums."""
+"""Steps on the rows of a gradient equal torch's own steps, and means of gradients equal dense means."""
 
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hatch_build import compile_loops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, Optimizer, SparseAdam
 
+from rolecall.kit.parameter_server import native
 from rolecall.kit.parameter_server.lookup import distinct_rows
-from rolecall.kit.parameter_server.rows import RowGradient, step, steps_on_rows, sum_rows
+from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, steps_on_rows
 
 ROWS, DIM, F64 = 3000, 80, torch.float64  # Several blocks, the last one shorter.
 CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
@@ -19,6 +24,19 @@ CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
     (Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.2, "eps": 1e-7, "lr_decay": 0.3}),
     (SparseAdam, {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-7}),
 ]
+
+
+@pytest.fixture(scope="module", params=["torch", "native"], autouse=True)
+def loops(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every test runs with torch's operations and with the loops in C, as a build of the package compiles them."""
+    library = tmp_path_factory.mktemp("native") / "libnative.so"
+    if request.param == "native":
+        compiler = shutil.which("cc") or pytest.skip("needs a C compiler")
+        compile_loops(compiler, Path(native.__file__).with_name("native.c"), library)
+    native.load(library)
+    assert native.is_available() == (request.param == "native")
+    yield
+    native.load(native.LIBRARY)
 
 
 @pytest.mark.parametrize(("kind", "arguments"), CASES)
@@ -64,22 +82,47 @@ def test_which_optimizers_step_on_rows(kind: type[Optimizer], arguments: dict[st
 @settings(deadline=None, max_examples=60)
 @given(
     given_rows=st.lists(st.lists(st.integers(0, 6), max_size=6), min_size=1, max_size=3),
+    ascending=st.booleans(),
     pooled=st.booleans(),
+    divisor=st.integers(1, 3),
+    dtype=st.sampled_from([F64, torch.float32]),
 )
-def test_sums_have_each_row_once(given_rows: list[list[int]], pooled: bool) -> None:
-    expected, gradients = torch.zeros(7, 2, dtype=F64), list[RowGradient]()
+def test_means_have_each_row_once(
+    given_rows: list[list[int]], ascending: bool, pooled: bool, divisor: int, dtype: torch.dtype
+) -> None:
+    given_rows = [sorted(set(rows)) if ascending else rows for rows in given_rows]
+    expected, gradients = torch.zeros(7, 2, dtype=dtype), list[RowGradient]()
     for number, rows in enumerate(given_rows):
         at = torch.tensor(rows, dtype=torch.int64)
         # Two bags: the first row, and the rest.
         offsets = torch.tensor([0, min(1, len(rows))]) if pooled else None
         bags = (torch.arange(len(rows)) > 0).long() if pooled else torch.arange(len(rows))
-        values = torch.randn(2 if pooled else len(rows), 2, dtype=F64, generator=torch.Generator().manual_seed(number))
-        expected.index_add_(0, at, values[bags])
+        values = torch.randn(
+            2 if pooled else len(rows), 2, dtype=dtype, generator=torch.Generator().manual_seed(number)
+        )
+        expected.index_add_(0, at, values[bags], alpha=1 / divisor)
         gradients.append(RowGradient(at, values, offsets))
-    total = sum_rows(gradients)
+    total = mean_rows(gradients, divisor)
     assert total.rows.tolist() == sorted({row for rows in given_rows for row in rows})
     found = torch.zeros_like(expected).index_copy_(0, total.rows, total.values)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12 if dtype == F64 else 1e-6)
+
+
+def test_rows_that_do_not_exist_are_refused() -> None:
+    weight = nn.Parameter(torch.ones(3, 2))
+    optimizer = Adagrad([weight], lr=0.5)
+    for row in (3, -1):
+        weight.grad = torch.sparse_coo_tensor(
+            torch.tensor([[row]]), torch.ones(1, 2), (3, 2), is_coalesced=True, check_invariants=False
+        )
+        with pytest.raises(IndexError):
+            step(optimizer)
+
+
+def test_values_must_fit_their_rows() -> None:
+    rows = torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="1 values for 2 rows"):
+        mean_rows([RowGradient(rows, torch.ones(1, 2)), RowGradient(rows, torch.ones(2, 2))], 1)
 
 
 @settings(deadline=None, max_examples=60)

@@ -21,6 +21,7 @@ from rolecall.kit.parameter_server.initialization import (
     initial_rows,
     standard_normal,
 )
+from rolecall.kit.parameter_server.lookup import DistinctRows
 from rolecall.kit.parameter_server.loop import ShardedTrainingLoop, make_local
 from rolecall.kit.parameter_server.protocols import (
     ProtocolsInTurn,
@@ -40,6 +41,7 @@ from rolecall.kit.parameter_server.remote import (
 from rolecall.kit.parameter_server.shard import Shard, ShardedModule, serve, sharded_embedding
 
 __all__ = [
+    "DistinctRows",
     "EmbeddingBagShard",
     "EmbeddingShard",
     "Normal",

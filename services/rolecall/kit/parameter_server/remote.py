@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
-from rolecall.kit.parameter_server.initialization import BLOCK_ROWS, ShardSpec
+from rolecall.kit.parameter_server.initialization import ShardSpec
 from rolecall.kit.parameter_server.lookup import DistinctRows, Reply, distinct_rows, expand, hand_over
 from rolecall.kit.parameter_server.rows import RowGradient
 from rolecall.kit.parameter_server.shard import Contribution, Shard, ShardedModule
@@ -18,6 +18,9 @@ from rolecall.runtime.context import WorkerContext, span, worker_name
 from rolecall.runtime.remote import Mailbox, call, passed_on
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 from rolecall.spec.role import Role
+
+_READ_ROWS = 16_384
+"""Rows of a shard in a block for the export. The server needs memory for several blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,8 @@ class Shards:
     def blocks(self, module: str, parameter: str) -> Iterator[Tensor]:
         """All rows of one parameter of a module in order, on the CPU, in blocks [b, ...] that fit in memory."""
         shards = self.of(module)
-        for start in range(0, max(shard.spec.size for shard in shards), BLOCK_ROWS):
-            futures = [shard.call(Shard.block, parameter, start, start + BLOCK_ROWS) for shard in shards]
+        for start in range(0, max(shard.spec.size for shard in shards), _READ_ROWS):
+            futures = [shard.call(Shard.block, parameter, start, start + _READ_ROWS) for shard in shards]
             parts = torch.futures.wait_all(futures)
             whole = parts[0].new_empty((sum(map(len, parts)), *parts[0].shape[1:]))
             for index, part in enumerate(parts):

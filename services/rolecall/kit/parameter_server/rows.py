@@ -9,6 +9,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
+from rolecall.kit.parameter_server import native
+
 _BLOCK_BYTES = 1 << 17
 """The size of a block of rows, several of which fit into a core's L2 cache."""
 
@@ -30,18 +32,27 @@ class RowGradient:
         return RowGradient(self.rows.to(device), self.values.to(device), offsets)
 
 
-def sum_rows(gradients: Sequence[RowGradient]) -> RowGradient:
-    """The sum of gradients of the same weight, with each row once, in ascending order."""
-    first, *others = gradients
-    if not others and first.offsets is None and bool((first.rows[1:] > first.rows[:-1]).all()):
-        return first
+def mean_rows(gradients: Sequence[RowGradient], divisor: int) -> RowGradient:
+    """The sum of gradients of the same weight over `divisor`, with each row once, in ascending order.
+
+    Raises `ValueError` if there is not one value for each row or bag.
+    """
+    for one in gradients:
+        expected = len(one.rows if one.offsets is None else one.offsets)
+        if len(one.values) != expected:
+            raise ValueError(f"a gradient has {len(one.values)} values for {expected} rows or bags")
+    rows, values = [one.rows for one in gradients], [one.values for one in gradients]
+    simple = all(one.offsets is None and bool((one.rows[1:] > one.rows[:-1]).all()) for one in gradients)
+    if simple and native.is_native(*values) and native.are_row_numbers(*rows):
+        return RowGradient(*native.mean_rows(rows, values, divisor))
+    if simple and len(gradients) == 1:
+        return RowGradient(rows[0], values[0] / divisor)
     sources, begin = list[Tensor](), 0
     for one in gradients:  # Each row's index in all values.
         sources.append(_bags(one) + begin)
         begin += len(one.values)
-    rows, order, starts = sort_distinct(torch.cat([one.rows for one in gradients]))
-    values = torch.cat([one.values for one in gradients])
-    return RowGradient(rows, sum_groups(values, torch.cat(sources)[order], starts))
+    distinct, order, starts = sort_distinct(torch.cat(rows))
+    return RowGradient(distinct, sum_groups(torch.cat(values), torch.cat(sources)[order], starts).div_(divisor))
 
 
 def _bags(gradient: RowGradient) -> Tensor:
@@ -109,6 +120,11 @@ def _step_adagrad(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) 
     """Duchi, Hazan and Singer, 2011; as `torch.optim.Adagrad`."""
     state["step"] += 1
     rate = group["lr"] / (1 + (float(state["step"]) - 1) * group["lr_decay"])
+    assert weight.grad is not None
+    (numbers,), gradients = weight.grad._indices(), weight.grad._values()
+    if weight.dim() == 2 and native.is_native(weight, state["sum"], gradients) and native.are_row_numbers(numbers):
+        native.step_adagrad(numbers, gradients, weight, state["sum"], rate, group["eps"])
+        return
     for gradient, work, rows, squares in _blocks(weight, state["sum"]):
         squares.addcmul_(gradient, gradient)
         rows.addcdiv_(gradient, torch.sqrt(squares, out=work).add_(group["eps"]), value=-rate)

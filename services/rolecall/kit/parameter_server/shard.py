@@ -1,5 +1,6 @@
 """The parameter servers' side of sharded modules: shards and their optimizers, and the `run` of a server."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.futures import Future
 
+from rolecall.edge.logs import about
 from rolecall.kit.checkpoint import flatten_optimizer, restore_optimizer, strip_prefix
 from rolecall.kit.optimizers import OptimizerChoice, scale_gradients, scale_rates, squared_norm
+from rolecall.kit.parameter_server import native
 from rolecall.kit.parameter_server.initialization import EmbeddingShard, Initializer, ShardSpec
-from rolecall.kit.parameter_server.rows import RowGradient, step, steps_on_rows, sum_rows
+from rolecall.kit.parameter_server.rows import RowGradient, mean_rows, step, steps_on_rows
 from rolecall.runtime.context import WorkerContext, current, span
 from rolecall.runtime.measuring import measurements
 from rolecall.runtime.remote import StepBarrier
@@ -24,6 +27,7 @@ from rolecall.spec.errors import Stopped
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 _WEIGHTS = "weights/"
+_LOG = logging.getLogger(__name__)
 Contribution = tuple[RowGradient, ...] | Tensor | int
 """A trainer's gradients of a step: of rows of the parameter `weight`, those of a distributed autograd context, or what
 a module with `ComputedGradients` computes them from."""
@@ -86,6 +90,9 @@ class Shard:
         self._device = current().device
         self._module = sharded.make(spec).to(self._device)
         self._optimizer = sharded.optimizer.build(self._module.parameters())
+        if not native.is_available() and self._device.type == "cpu":
+            text = "the package was built without a C compiler: torch updates the rows, which takes longer"
+            _LOG.warning(text, extra=about("native_missing"))
         contributors = trainers if synchronous else 1
         self._applying = StepBarrier(contributors, self._apply)
         self._gathering = StepBarrier(contributors, self._gather)
@@ -190,11 +197,9 @@ class Shard:
 
     def _average_rows(self, gradients: list[RowGradient]) -> None:
         weight = self._module.get_parameter("weight")
-        total = sum_rows(gradients)
-        mean = torch.sparse_coo_tensor(
-            total.rows.unsqueeze(0), total.values / self._trainers, weight.shape, is_coalesced=True
-        )
-        weight.grad = mean if steps_on_rows(self._optimizer) else mean.to_dense()
+        mean = mean_rows(gradients, self._trainers)
+        sparse = torch.sparse_coo_tensor(mean.rows.unsqueeze(0), mean.values, weight.shape, is_coalesced=True)
+        weight.grad = sparse if steps_on_rows(self._optimizer) else sparse.to_dense()
 
     def _step(self, rate_factor: float) -> None:
         scale_rates(self._optimizer, rate_factor)

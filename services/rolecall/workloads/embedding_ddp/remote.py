@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rolecall.kit.optimizers import OptimizerChoice, dense_optimizer, sparse_optimizer
 from rolecall.kit.parameter_server import (
+    DistinctRows,
     EmbeddingBagShard,
     ProtocolsInTurn,
     RemoteEmbeddingBag,
@@ -113,12 +114,19 @@ class PooledEmbedding(nn.Module):
         self._pool_at = "trainer" if params.pooling == "none" else params.pool_at
         self._vector_bytes = params.embedding_dim * weight_dtype(params.precision).itemsize
         self._device = device
+        self._prepared: tuple[Tensor, DistinctRows] | None = None
+
+    def prepare(self, ids: Tensor) -> None:
+        """Find the distinct rows of these ids ahead of `forward` with the same tensor."""
+        if self._pool_at != "server":
+            self._prepared = ids, self._vectors.prepare(ids)
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """The pooled vectors [b, dim] of the bags, on this trainer's device."""
         if self._pool_at == "server":
             return self._pooled_by_servers(ids, offsets)
-        wanted = self._vectors.prepare(ids)
+        prepared, self._prepared = self._prepared, None
+        wanted = prepared[1] if prepared and prepared[0] is ids else self._vectors.prepare(ids)
         if self._pool_at == "auto" and sums_are_smaller(
             ids, offsets, len(wanted.starts), servers=self._servers, vector_bytes=self._vector_bytes
         ):

@@ -14,7 +14,7 @@ from rolecall.workloads.embedding_ddp import objective
 from rolecall.workloads.embedding_ddp.build import TABLE, Batch, Dataset, make_dense
 from rolecall.workloads.embedding_ddp.export import write_export
 from rolecall.workloads.embedding_ddp.params import Params
-from rolecall.workloads.embedding_ddp.remote import HybridModel, Table, make_embedding, make_protocol
+from rolecall.workloads.embedding_ddp.remote import HybridModel, PooledEmbedding, Table, make_embedding, make_protocol
 
 
 class Training(ShardedTrainingLoop[Batch, Params]):
@@ -39,7 +39,11 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         return self._dataset.batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        return self._dataset.train_batches(epoch, done, self.rank, self.world)
+        embedding = self._model.remote_emb_module
+        for batch in self._dataset.train_batches(epoch, done, self.rank, self.world):
+            if isinstance(embedding, PooledEmbedding):
+                embedding.prepare(batch.ids)
+            yield batch
 
     def samples(self, batch: Batch) -> int:
         return batch.global_rows

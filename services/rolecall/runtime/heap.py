@@ -1,0 +1,20 @@
+"""The heap of a worker's process, as the GNU C library manages it."""
+
+import ctypes
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8  # `malloc.h`
+_MMAP_BYTES = 32 << 20
+_TRIM_BYTES = 64 << 20
+
+
+def keep_one_heap() -> None:
+    """Let all threads share one heap; call it before the process starts threads. Other C libraries keep their ways.
+
+    By default, each of many RPC threads frees large tensors into a heap of its own. Their memory then stays with this
+    thread, or it goes back to the kernel, which must clear it again for the next step.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        # The thresholds are the largest that the library reaches by itself, depending on what was freed before.
+        for option, value in ((_ARENA_MAX, 1), (_MMAP_THRESHOLD, _MMAP_BYTES), (_TRIM_THRESHOLD, _TRIM_BYTES)):
+            mallopt(option, value)
