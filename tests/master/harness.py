@@ -157,14 +157,14 @@ async def serving(
     settings: MasterSettings,
     verify: ssl.SSLContext = NO_AUTHORITIES,
     clock: Clock | None = None,
-    catalogue: Catalogue = CATALOGUE,
+    catalogue: Catalogue | None = None,
 ) -> AsyncIterator["Client"]:
     """A master that serves until the block ends; its whole state is in `settings.data`.
 
     With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with.
     """
     with listen("127.0.0.1", 0) as listener:
-        server = Server(Program(settings, catalogue, clock or Clock()), read_certificate(settings))
+        server = Server(Program(settings, catalogue or CATALOGUE, clock or Clock()), read_certificate(settings))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=verify) as http:

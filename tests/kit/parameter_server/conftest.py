@@ -1,19 +1,31 @@
-"""A gang of one process, which is its own parameter server, with real RPC and a real process group."""
+"""A gang of one process, which is its own parameter server, with real RPC and a real process group; compiled loops."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
+from hatch_build import compile_loops
 from tests.own_process import own_context, own_rpc
 
+from rolecall.kit.parameter_server import native
 from rolecall.kit.params import TrainingParams
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 
 WorkerContextOfTest = WorkerContext[TrainingParams]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The loops in C, as a build of the package compiles them."""
+    compiler = shutil.which("cc") or pytest.skip("needs a C compiler")
+    library = tmp_path_factory.mktemp("native") / "libnative.so"
+    compile_loops(compiler, Path(native.__file__).with_name("native.c"), library)
+    return library
 
 
 @pytest.fixture(scope="module")
