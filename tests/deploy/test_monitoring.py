@@ -16,20 +16,38 @@ import httpx
 import psutil
 import pytest
 import yaml
-from monitoring import reference
+from monitoring import boards, reference
 from tests.cluster.jobs import long_job, past_step, short_job
-from tests.conftest import Cluster
+from tests.conftest import Cluster, running_cluster
 from tests.deploy.manifests import program
 
 from rolecall.settings import MasterSettings, NodeSettings
 from rolecall.spec.role import Role
+from rolecall.workloads import catalogue
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 GRAFANA = MONITORING / "grafana/provisioning"
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((MONITORING / "dashboards").iterdir())}
+GENERAL = {name: DASHBOARDS[name] for name in ("cluster", "job")}
+"""Those of jobs of every workload."""
 DASHBOARD = pytest.mark.parametrize("name", DASHBOARDS)
 COLUMNS = 24
 PATIENCE_S = 60
+_TEXT = {"text": {"synthetic": {"tokens": 60_000, "vocabulary": 100}}, "batch_size": 8, "sample": {"tokens": 0}}
+JOBS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
+    "embedding-ddp": (
+        {"parameter-server": 1, "trainer": 1},
+        {"data": {"synthetic": {"rows": 40_000, "label": 2}}, "batch_size": 128, "epochs": 3},
+    ),
+    "reinforce": ({"observer": 1}, {"environment": "CartPole-v1", "env_steps": 60_000, "target_return": None}),
+    "resnet-pipeline": (
+        {"stage": 2},
+        {"data": {"synthetic": {"images": 600, "classes": 4, "test": 40}, "size": 32}, "batch_size": 20, "epochs": 1},
+    ),
+    "rnn-lm": ({"parameter-server": 1, "trainer": 1}, {**_TEXT, "embedding_dim": 16, "hidden_dim": 16, "epochs": 1}),
+    "transformer-pipeline": ({"stage": 2}, {**_TEXT, "context": 32, "dim": 16, "heads": 2, "layers": 2, "epochs": 1}),
+}
+"""The roles and parameters of a job of each workload that trains for some seconds and ends."""
 TOKENS = dict.fromkeys(["rolecall-master", "rolecall-nodes"], "/run/secrets/metrics/token")
 
 
@@ -107,10 +125,15 @@ def test_grafana_is_told_where_everything_is() -> None:
     assert provider["options"]["path"] == "/var/lib/grafana/dashboards"
 
 
+def test_the_dashboards_are_current() -> None:
+    found = {path.name: path.read_text() for path in (MONITORING / "dashboards").iterdir()}
+    assert found == boards.files(), "run python -m monitoring.boards"
+
+
 def test_dashboards_have_identities_that_links_lead_to() -> None:
+    assert set(DASHBOARDS) == {"cluster", "job", *boards.BUILT_IN}
     assert {name: board["uid"] for name, board in DASHBOARDS.items()} == {
-        "cluster": "rolecall-cluster",
-        "job": "rolecall-job",
+        name: f"rolecall-{name}" for name in DASHBOARDS
     }
     variables = {variable["name"] for variable in DASHBOARDS["job"]["templating"]["list"]}
     for uid, variable in re.findall(r"/d/([\w-]+)\?var-(\w+)=", json.dumps(DASHBOARDS["cluster"])):
@@ -151,6 +174,45 @@ def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path
     cluster.wait_for(job, "cancelled")
 
 
+@pytest.mark.slow
+def test_there_is_data_behind_the_panels_of_every_workload(tmp_path: Path) -> None:
+    program("prometheus")
+    begin, jobs = time.time(), dict[str, str]()
+    with (
+        running_cluster(tmp_path / "cluster", "--stages", "2", "--observers", "1") as cluster,
+        _prometheus(cluster, tmp_path / "prometheus") as prometheus,
+    ):
+        for name, (roles, params) in JOBS.items():
+            jobs[name] = cluster.submit({"workload": name, "roles": roles, "params": params})
+            cluster.wait_for(jobs[name], "succeeded")
+        for name, job in jobs.items():
+            assert _never_with_data(prometheus, name, job, begin, _reported(cluster, name, job)) == []
+
+
+def _reported(cluster: Cluster, workload: str, job: str) -> set[str]:
+    """The declared metrics that a job of this shape reports at all, during its training or as its result."""
+    series = cluster.client.get(f"/jobs/{job}/metrics").raise_for_status().json()["metrics"]
+    names = {*series, *cluster.client.get(f"/jobs/{job}").raise_for_status().json()["result"]}
+    return {one.name for one in catalogue.load(workload).metrics if any(map(one.matches, names))}
+
+
+def _never_with_data(prometheus: httpx.Client, workload: str, job: str, begin: float, reported: set[str]) -> list[str]:
+    """The queries that had no data at any second since `begin`, without metrics that the job does not report."""
+    missing: list[str] = []
+    for panel in DASHBOARDS[workload]["panels"]:
+        for query in (target["expr"] for target in panel["targets"]):
+            declared = re.search(r'metric="(\w+)"', query)
+            if declared and declared[1] not in reported:
+                continue
+            expression = query.replace("$job", job).replace("$__rate_interval", "4s")
+            window = {"query": expression, "start": begin, "end": time.time(), "step": "1s"}
+            answer = prometheus.get("/api/v1/query_range", params=window)
+            assert answer.status_code == 200, f"{expression}: {answer.text}"
+            if not answer.json()["data"]["result"]:
+                missing.append(f"{panel['title']}: {query}")
+    return missing
+
+
 def _await(missing: Callable[[], list[str]]) -> None:
     """Ask again until nothing is missing: Prometheus looks once a second, and rates need two looks."""
     deadline = time.monotonic() + PATIENCE_S
@@ -167,14 +229,14 @@ def _down(prometheus: httpx.Client, targets: int) -> list[str]:
 
 def _metrics() -> set[str]:
     """The metrics that the panels name; an `or vector(0)` would hide one that does not exist."""
-    queries = [target["expr"] for b in DASHBOARDS.values() for panel in b["panels"] for target in panel["targets"]]
+    queries = [target["expr"] for b in GENERAL.values() for panel in b["panels"] for target in panel["targets"]]
     return {name for query in queries for name in re.findall(r"\brolecall_\w+|\bup\b", query)}
 
 
 def _without_data(prometheus: httpx.Client, job: str) -> list[str]:
     return [
         f"{board['title']}, {panel['title']}: {target['expr']}"
-        for board in DASHBOARDS.values()
+        for board in GENERAL.values()
         for panel in board["panels"]
         for target in panel["targets"]
         if not _query(prometheus, target["expr"].replace("$job", job).replace("$__rate_interval", "10s"))

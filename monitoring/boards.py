@@ -1,0 +1,239 @@
+"""Generates the dashboards in `monitoring/dashboards`: `python -m monitoring.boards`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from monitoring.panels import Marks, Panel, board, graph, job_variable, label, labels, number
+from rolecall.spec.metric import Metric
+from rolecall.workloads import catalogue
+
+FOLDER = Path(__file__).parent / "dashboards"
+BUILT_IN = ("embedding-ddp", "reinforce", "resnet-pipeline", "rnn-lm", "transformer-pipeline")
+_THIRD = 8
+_UNITS = {"ratio": "percentunit", "seconds": "s", "bytes": "bytes", "": "short"}
+"""Grafana's names of the units that workloads declare."""
+
+
+def files() -> dict[str, str]:
+    """The content of each file in `monitoring/dashboards`."""
+    boards = {"cluster": _cluster(), "job": _job()} | {name: _workload(name) for name in BUILT_IN}
+    return {
+        f"{name}.json": JSONEncoder(sort_keys=True, indent=2).encode(one.build()) + "\n" for name, one in boards.items()
+    }
+
+
+def _mean(metric: str, by: str, selector: str = "") -> str:
+    """The mean of a histogram's or summary's observations."""
+    rates = [f"sum by ({by}) (rate({metric}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")]
+    return " / ".join(rates)
+
+
+def _cluster() -> Dashboard:
+    panels = [
+        number("Queued jobs", "Jobs that wait for slots.", "short", "rolecall_queue_depth"),
+        number("Longest wait", "Waiting time of the oldest queued job.", "s", "rolecall_queue_oldest_age_seconds"),
+        number("Nodes alive", "Nodes with a recent heartbeat.", "short", "sum(rolecall_nodes)"),
+        number("Slots in use", "Share of all slots that workers use.", "percentunit",
+            "1 - sum(rolecall_slots_free) / sum(rolecall_slots)", most=1),
+        number("Silent nodes", "Nodes without a heartbeat for more than 10 seconds.", "short",
+            "count(rolecall_node_heartbeat_age_seconds > 10) or vector(0)", alarm=True),
+        number("Targets down", "Programs that Prometheus can't scrape.", "short",
+            'count(up{job=~"rolecall.*"} == 0) or vector(0)', alarm=True),
+        graph("Jobs by state", "All jobs in the database.", "short", ("rolecall_jobs", "{{state}}"), stacked=True),
+        labels("Running jobs", "Jobs that use slots; click a job to open its dashboard.", "rolecall_job_state",
+            ["job", "workload", "state"], {"job": "/d/rolecall-job?var-job=${__value.text}"}),
+        graph("Queued jobs by reason", "What queued jobs wait for.", "short",
+            ("rolecall_queue_waiting_jobs", "{{reason}}"), width=_THIRD, stacked=True),
+        graph("Age of the oldest queued job", "0 if the queue is empty.", "s",
+            ("rolecall_queue_oldest_age_seconds", "age"), width=_THIRD),
+        graph("Samples per second", "Throughput of each running job.", "short",
+            ("rolecall_job_samples_per_second", "{{job}} ({{workload}})"), width=_THIRD),
+        graph("Nodes by role", "Nodes that are alive.", "short",
+            ("rolecall_nodes", "{{role}}"), width=_THIRD, stacked=True),
+        graph("Slots by role", "Slots of live nodes, in total and free.", "short",
+            ("rolecall_slots", "{{role}}: all"), ("rolecall_slots_free", "{{role}}: free"), width=_THIRD),
+        graph("Heartbeat age", "Time since the last heartbeat of each node.", "s",
+            ("rolecall_node_heartbeat_age_seconds", "{{node}}"), width=_THIRD),
+        graph("Workers by state", "Processes on all nodes.", "short",
+            ("sum by (state) (rolecall_node_workers)", "{{state}}"), width=_THIRD, stacked=True),
+        graph("Ended workers", "By outcome, since each node started.", "short",
+            ("sum by (reason) (rolecall_node_worker_exits_total)", "{{reason}}"), width=_THIRD),
+        graph("Restarts", "Workers started for a later attempt, and fork servers started after one died, since each "
+            "node started.", "short", ("sum(rolecall_node_worker_restarts_total)", "workers"),
+            ("sum(rolecall_node_fork_server_restarts_total)", "fork servers"), width=_THIRD),
+        graph("CPU by role", "Cores that workers keep busy.", "short",
+            ("sum by (role) (rate(rolecall_worker_cpu_seconds_total[$__rate_interval]))", "{{role}}"), width=_THIRD,
+            stacked=True),
+        graph("Memory by role", "Memory that workers use.", "bytes",
+            ("sum by (role) (rolecall_worker_resident_memory_bytes)", "{{role}}"), width=_THIRD, stacked=True),
+        graph("Failed calls to the master", "Heartbeats that nodes had to retry.", "cps",
+            ("sum by (instance) (rate(rolecall_node_heartbeat_failures_total[$__rate_interval]))", "{{instance}}"),
+            width=_THIRD),
+        graph("Goodput", "Share of the time since the submission that retained steps took.", "percentunit",
+            ("rolecall_job_goodput_ratio", "{{job}}")),
+        graph("Free space", "Free space of the master's volume.", "bytes", ("rolecall_volume_free_bytes", "free")),
+        graph("API latency", "Mean time from a call to its response, by path.", "s",
+            (_mean("rolecall_api_request_seconds", "route"), "{{route}}"), width=_THIRD),
+        graph("Database", "Mean time of a transaction.", "s",
+            (_mean("rolecall_database_seconds", "access"), "{{access}}"), width=_THIRD),
+        graph("Passes of the loops", "Mean time of a pass of each of the master's loops.", "s",
+            (_mean("rolecall_loop_pass_seconds", "loop"), "{{loop}}"), width=_THIRD),
+    ]  # fmt: skip
+    return board("rolecall-cluster", "Rolecall: cluster", "Capacity, activity and queue of the cluster.", panels)
+
+
+def _job() -> Dashboard:
+    worker = "{{role}}, rank {{rank}}"
+    panels = [
+        *_state(),
+        graph("Loss", "The newest training loss.", "short", (_of("rolecall_job_loss"), "loss"), least=None),
+        graph("Samples per second", "Samples trained per second by the whole gang.", "short",
+            (_of("rolecall_job_samples_per_second"), "samples/s")),
+        graph("Declared metrics", "The newest value of each metric that the workload declares.", "short",
+            (_of("rolecall_job_metric"), "{{metric}} {{split}}"), least=None),
+        graph("Step time", "Mean time of an optimizer step; empty while the job does not advance.", "s",
+            ('1 / (deriv(rolecall_job_step{job="$job"}[$__rate_interval]) > 0)', "step time")),
+        graph("Step", "Optimizer steps done; falls when an attempt resumes from a checkpoint.", "short",
+            (_of("rolecall_job_step"), "step")),
+        graph("Attempts", "Increases when the gang restarts.", "short", (_of("rolecall_job_attempt"), "attempt")),
+        graph("Goodput", "Share of the time since the submission that retained steps took.", "percentunit",
+            (_of("rolecall_job_goodput_ratio"), "goodput")),
+        graph("Lost time", "Time that no retained step took, by cause.", "s",
+            (_of("rolecall_job_lost_seconds"), "{{cause}}")),
+        *_time(),
+        graph("CPU of the workers", "Cores that each worker keeps busy.", "short",
+            (_rate("cpu_seconds_total", "role, rank"), worker)),
+        graph("Memory of the workers", "Memory that each worker uses.", "bytes",
+            (f"sum by (role, rank) ({_of('rolecall_worker_resident_memory_bytes')})", worker)),
+        graph("Loss by worker", "Last value reported by each worker.", "short",
+            (f"max by (role, rank) ({_of('rolecall_worker_loss')})", worker), least=None),
+        graph("Step by worker", "Last value reported by each worker.", "short",
+            (f"max by (role, rank) ({_of('rolecall_worker_step')})", worker)),
+    ]  # fmt: skip
+    found = board("rolecall-job", "Rolecall: job", "One running job, and the workers of its gang.", panels)
+    return _with_job(found)
+
+
+def _workload(name: str) -> Dashboard:
+    panels = [*_state(), *_time(), *_MEASUREMENTS[name](), *_declared(name)]
+    found = board(f"rolecall-{name}", f"Rolecall: {name}", f"A job of {name}: what it measures and declares.", panels)
+    return _with_job(found, f'{{workload="{name}"}}')
+
+
+def _with_job(found: Dashboard, selector: str = "") -> Dashboard:
+    """The dashboard of one job, with the job's events."""
+    found.with_variable(job_variable(selector))
+    for name, color, gauge, text in (
+        ("Attempts", "orange", "rolecall_job_attempt_started_timestamp_seconds", "The attempt was placed"),
+        ("Checkpoints", "blue", "rolecall_job_checkpoint_timestamp_seconds", "Checkpoint"),
+        ("End", "red", "rolecall_job_ended_timestamp_seconds", "{{state}}"),
+    ):
+        found.annotation(Marks(name, color, _of(gauge), text))
+    return found
+
+
+def _state() -> Iterator[Panel]:
+    yield label("State", "Current state of the job.", _of("rolecall_job_state"), "{{state}}")
+    attempt = "Starts at 1; each later attempt follows a failure, a drain or a pause."
+    yield number("Attempt", attempt, "short", _of("rolecall_job_attempt"))
+    yield number("Step", "Optimizer steps done.", "short", _of("rolecall_job_step"))
+    yield number("Loss", "The newest training loss.", "short", _of("rolecall_job_loss"), least=None)
+    yield number("Samples per second", "The newest throughput.", "short", _of("rolecall_job_samples_per_second"))
+    workers = f"count({_of('rolecall_worker_resident_memory_bytes')})"
+    yield number("Workers", "Processes of the running attempt.", "short", workers)
+
+
+def _time() -> Iterator[Panel]:
+    text = "Seconds per second of the workers' main threads, by role and activity."
+    yield graph("Time by activity", text, "s", (_rate("time_seconds_total", "role, activity"), "{{role}} {{activity}}"))
+
+
+def _rpc() -> Iterator[Panel]:
+    latency = f"{_rate('rpc_seconds_total', 'role, peer')} / {_rate('rpc_calls_total', 'role, peer')}"
+    yield graph("RPC latency", "Mean time from call to answer.", "s", (latency, "{{role}} to {{peer}}"))
+    sent = _rate("rpc_sent_bytes_total", "role, peer")
+    yield graph("RPC traffic", "Bytes of tensors that workers send in calls.", "Bps", (sent, "{{role}} to {{peer}}"))
+
+
+def _parameter_servers() -> Iterator[Panel]:
+    yield from _rpc()
+    rows = _rate("served_rows_total", "rank")
+    yield graph(
+        "Rows served", "Rows that each parameter server looks up, per second.", "short", (rows, "server {{rank}}")
+    )
+    busy = _rate("served_seconds_total", "rank")
+    updates = _rate("update_seconds_total", "rank")
+    text = "Seconds per second in which each parameter server answers calls and updates weights."
+    queries = (busy, "server {{rank}}: calls"), (updates, "server {{rank}}: updates")
+    yield graph("Server time", text, "s", *queries)
+    memory = f"sum by (rank) ({_of('rolecall_worker_table_bytes')})"
+    yield graph("Weights", "Memory of the weights of each parameter server.", "bytes", (memory, "server {{rank}}"))
+
+
+def _embedding() -> Iterator[Panel]:
+    yield from _parameter_servers()
+    distinct = f"{_rate('look_up_sent_ids_total', 'rank')} / {_rate('look_up_ids_total', 'rank')}"
+    text = "Ids that each trainer sends, of those that it looks up: each of a batch once."
+    yield graph("Distinct ids", text, "percentunit", (distinct, "rank {{rank}}"))
+
+
+def _pipeline() -> Iterator[Panel]:
+    flight = f"max by (rank) ({_of('rolecall_worker_micro_batches_in_flight')})"
+    text = "The most micro-batches whose activations a stage holds at once."
+    yield graph("Micro-batches in flight", text, "short", (flight, "stage {{rank}}"))
+
+
+def _rpc_pipeline() -> Iterator[Panel]:
+    yield from _rpc()
+    yield from _pipeline()
+
+
+def _reinforce() -> Iterator[Panel]:
+    yield from _rpc()
+    steps = _rate("environment_steps_total", "rank")
+    yield graph(
+        "Environment steps", "Steps per second of each observer's environments.", "short", (steps, "rank {{rank}}")
+    )
+    lag = f"max by (rank) ({_of('rolecall_worker_policy_lag_updates')})"
+    text = "Updates of the agent since the weights of the newest rollouts."
+    yield graph("Policy lag", text, "short", (lag, "rank {{rank}}"))
+
+
+def _declared(workload: str) -> Iterator[Panel]:
+    """A panel for each name that a workload declares for Prometheus, without those that every dashboard has."""
+    declared: dict[str, list[Metric]] = {}
+    for one in catalogue.load(workload).metrics:
+        if not one.indexed and one.name not in _EVERYWHERE:
+            declared.setdefault(one.name, []).append(one)
+    for name, found in declared.items():
+        labeled = f'{{job="$job", metric="{name}"}}'
+        better = next((f"{one.direction.capitalize()} is better." for one in found if one.direction), "")
+        text = " ".join([*(one.help for one in found), better]).rstrip()
+        # The values at the end are results, some of which no step reports.
+        query = f"rolecall_job_metric{labeled} or rolecall_job_result{labeled}"
+        yield graph(name, text, _UNITS.get(found[0].unit, "short"), (query, "{{split}}"), least=None)
+
+
+def _of(metric: str) -> str:
+    return f'{metric}{{job="$job"}}'
+
+
+def _rate(measurement: str, by: str) -> str:
+    return f'sum by ({by}) (rate(rolecall_worker_{measurement}{{job="$job"}}[$__rate_interval]))'
+
+
+_EVERYWHERE = {"steps", "samples_per_s", "wall_s", "epochs"}
+_MEASUREMENTS = {
+    "embedding-ddp": _embedding,
+    "reinforce": _reinforce,
+    "resnet-pipeline": _rpc_pipeline,
+    "rnn-lm": _parameter_servers,
+    "transformer-pipeline": _pipeline,
+}
+
+if __name__ == "__main__":
+    for name, content in files().items():
+        (FOLDER / name).write_text(content)
