@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from monitoring.boards import BUILT_IN
 from rolecall.spec.metric import WORKER_METRICS, Metric, WorkerMetric
 from rolecall.workloads import catalogue
 
 PATH = Path(__file__).parents[1] / "docs/metrics.md"
-_BUILT_IN = ("embedding-ddp", "reinforce", "resnet-pipeline", "rnn-lm", "transformer-pipeline")
 _HEAD = """# Metrics
 
 `python -m monitoring.reference` generates this page from the code.
@@ -41,7 +41,7 @@ def _worker_row(one: WorkerMetric) -> str:
 
 
 def _workloads() -> Iterator[str]:
-    for name in _BUILT_IN:
+    for name in BUILT_IN:
         yield from ("", f"### `{name}`", "", "| reported as | unit | better | meaning |", "|---|---|---|---|")
         yield from map(_metric_row, catalogue.load(name).metrics)
 
