@@ -1,0 +1,80 @@
+"""`k8s/quickstart` writes an overlay and applies what the documentation says; no cluster is asked."""
+
+import subprocess
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.deploy.manifests import K8S, program, render
+
+from rolecall.spec.role import Role
+
+
+def quickstart(*options: str) -> subprocess.CompletedProcess[str]:
+    program("kubectl")
+    return subprocess.run([K8S / "quickstart", *options], capture_output=True, text=True, check=False)
+
+
+def printed(folder: Path, *options: str) -> list[dict[str, Any]]:
+    done = quickstart("--print", "--directory", str(folder), *options)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
+
+
+def secrets(objects: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    found = [one for one in objects if one["kind"] == "Secret"]
+    return {
+        one["metadata"]["name"]: {key: b64decode(value).decode() for key, value in one["data"].items()} for one in found
+    }
+
+
+def test_it_applies_the_overlay_with_images_and_secrets(tmp_path: Path) -> None:
+    chosen = ("--overlay", "single-node", "--component", "postgres")
+    objects = printed(tmp_path, "--registry", "registry.example.com/team", "--tag", "1.2", *chosen)
+    tokens, database = secrets(objects)["rolecall-tokens"], secrets(objects)["rolecall-database"]
+    assert set(tokens) == {"token", "node-token", "metrics-token"}
+    assert {len(token) for token in (*tokens.values(), database["password"])} == {64}
+    assert len(set(tokens.values())) == len(tokens)
+    assert database["url"] == f"postgresql://rolecall:{database['password']}@rolecall-postgres/rolecall"
+    names = [(one["kind"], one["metadata"]["name"]) for one in objects if one["kind"] != "Secret"]
+    plain = render("single-node", ("postgres",))
+    assert sorted(names) == sorted(
+        [("Namespace", "rolecall"), *((one["kind"], one["metadata"]["name"]) for one in plain)]
+    )
+    pods = [one["spec"]["template"]["spec"] for one in objects if one["kind"] in {"Deployment", "StatefulSet"}]
+    images = {container["image"] for pod in pods for container in pod["containers"]}
+    assert {f"registry.example.com/team/rolecall-{role}:1.2" for role in Role} < images
+
+
+def test_an_overlay_and_its_settings_are_kept(tmp_path: Path) -> None:
+    printed(tmp_path, "--registry", "local", "--component", "postgres")
+    before = (tmp_path / "kustomization.yaml").read_text()
+    assert "images:" not in before
+    assert set(secrets(printed(tmp_path, "--registry", "other.example.com"))) == {
+        "rolecall-tokens",
+        "rolecall-database",
+    }
+    assert (tmp_path / "kustomization.yaml").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ((), "name your registry"),
+        (("--registry",), "--registry needs a value"),
+        (("--registry", 'x"\n  - name: y'), "the registry and the tag can have"),
+        (("--registry", "x", "--overlay", "large"), "unknown overlay large; use one of: cpu gpu gpu-rdma single-node"),
+        (("--registry", "x", "--component", "tls"), "docs/kubernetes.md describes it"),
+        (("--registry", "x", "--component", "redis"), "use postgres, monitoring or datasets"),
+        (("--fast",), "unknown option --fast"),
+    ],
+)
+def test_invalid_options_are_refused_before_anything_is_written(
+    tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    done = quickstart("--directory", str(tmp_path / "mine"), *options)
+    assert done.returncode == 2
+    assert problem in done.stderr
+    assert not (tmp_path / "mine").exists()
