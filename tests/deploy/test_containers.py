@@ -251,7 +251,7 @@ def test_prometheus_finds_the_master_and_every_node(stack: Stack) -> None:
 def _up(prometheus: httpx.Client) -> list[str]:
     try:
         found = prometheus.get("/api/v1/query", params={"query": "up"}).json()["data"]["result"]
-    except (httpx.TransportError, KeyError):
+    except (httpx.TransportError, json.JSONDecodeError, KeyError):  # It answers in plain text until it is ready.
         return []
     return [one["value"][1] for one in found]
 
