@@ -13,7 +13,7 @@ from rich.console import Group
 from tests.master.harness import ONE_TRAINER, TOKEN, Client, failure, line, on_master, one_trainer
 
 from rolecall.cli.output import Terminal
-from rolecall.cli.watch import picture
+from rolecall.cli.watch import drawn_metrics, picture
 from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
@@ -163,7 +163,9 @@ async def _watch(master: Client, job: str) -> None:
 
     def draw() -> None:
         with Connected(Connection(str(master.http.base_url), TOKEN)) as client:
-            shown = picture(terminal, client.job(job), client.events(job), table(client.metrics(job)), ())
+            rows = table(client.metrics(job))
+            names = drawn_metrics(rows, (), client.workload("toy").metrics)
+            shown = picture(terminal, client.job(job), client.events(job), rows, names)
             assert isinstance(shown, Group)
             terminal.print(shown)
 
