@@ -120,6 +120,7 @@ async def _metrics(master: Client, job: str) -> None:
     only = (await run_at(master, "metrics", job, "--csv", "--metric", "validation_auc")).out.splitlines()
     assert (only[0].split(",")[-1], [text.split(",")[-1] for text in only[1:]]) == ("validation_auc", ["0.75"])
     assert json.loads((await run_at(master, "metrics", job, "--json")).out)["series"][0]["role"] == "trainer"
+    assert (await run_at(master, "metrics", job, "--json", "--metric", "loss")).code == 2
     wrong = await run_at(master, "metrics", job, "--metric", "auc")
     assert (wrong.code, "reported metrics: loss, validation_auc" in wrong.err) == (2, True)
 
