@@ -88,7 +88,6 @@ async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(mo
             workload="toy",
             state=JobState.CANCELLED,
             reason=None,
-            attempt=len(stored),
             progress=Progress(spent=spent),
             result=None,
             created_at=START,

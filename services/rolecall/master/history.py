@@ -43,7 +43,7 @@ class History:
         unread |= {job.id for job in finished if (job.id, job.ended_at) not in known}
         read = await _attempts_of(connection, unread)
         self._past = {
-            key: past.get(key) or past_of(read.get(key[0], [])[: key[1] - 1], one.job.created_at)
+            key: past.get(key) or _before(one, read.get(one.job.id, ()))
             for one in reporting
             for key in [(one.job.id, one.attempt.number)]
         }
@@ -60,6 +60,10 @@ class History:
         past = self._past[one.job.id, one.attempt.number]
         spent = one.progress.spent or TimeSpent()
         return goodput(past, one.attempt, spent, created_at=one.job.created_at, until=now)
+
+
+def _before(one: Running, of_job: Iterable[AttemptSummary]) -> Past:
+    return past_of([attempt for attempt in of_job if attempt.number < one.attempt.number], one.job.created_at)
 
 
 def _of_ended(job: EndedJob, of_job: Sequence[AttemptSummary]) -> Goodput:
