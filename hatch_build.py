@@ -3,9 +3,11 @@ of loops in C."""
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,7 +44,8 @@ class PackageFiles(BuildHookInterface[Any]):
     def _compile_loops(self) -> bool:
         source = Path(self.root) / _LOOPS
         library = source.with_name(_LIBRARY)
-        if compiler := shutil.which(os.environ.get("CC", "cc")):
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        if shutil.which(compiler[0]):
             compile_loops(compiler, source, library)
         else:
             library.unlink(missing_ok=True)  # Perhaps of another source or machine.
@@ -71,9 +74,12 @@ class PackageFiles(BuildHookInterface[Any]):
         stamp.write_text(lock)
 
 
-def compile_loops(compiler: str, source: Path, library: Path) -> None:
-    """Compile the loops to a shared library. Raises `RuntimeError` with the compiler's messages."""
-    arguments = [compiler, *_FLAGS, str(source), "-o", str(library), "-lm"]
+def compile_loops(compiler: Sequence[str], source: Path, library: Path) -> None:
+    """Compile the loops to a shared library with a command such as `["cc"]` or `["ccache", "gcc"]`.
+
+    Raises `RuntimeError` with the compiler's messages.
+    """
+    arguments = [*compiler, *_FLAGS, str(source), "-o", str(library), "-lm"]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603 - our own arguments
     if done.returncode:
-        raise RuntimeError(f"{compiler} can't compile {source.name}:\n{done.stderr.strip()}")
+        raise RuntimeError(f"{shlex.join(compiler)} can't compile {source.name}:\n{done.stderr.strip()}")

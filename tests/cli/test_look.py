@@ -13,7 +13,7 @@ from rich.console import Group
 from tests.master.harness import ONE_TRAINER, TOKEN, Client, failure, line, on_master, one_trainer
 
 from rolecall.cli.output import Terminal
-from rolecall.cli.watch import picture
+from rolecall.cli.watch import drawn_metrics, picture
 from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
@@ -120,6 +120,7 @@ async def _metrics(master: Client, job: str) -> None:
     only = (await run_at(master, "metrics", job, "--csv", "--metric", "validation_auc")).out.splitlines()
     assert (only[0].split(",")[-1], [text.split(",")[-1] for text in only[1:]]) == ("validation_auc", ["0.75"])
     assert json.loads((await run_at(master, "metrics", job, "--json")).out)["series"][0]["role"] == "trainer"
+    assert (await run_at(master, "metrics", job, "--json", "--metric", "loss")).code == 2
     wrong = await run_at(master, "metrics", job, "--metric", "auc")
     assert (wrong.code, "reported metrics: loss, validation_auc" in wrong.err) == (2, True)
 
@@ -163,7 +164,9 @@ async def _watch(master: Client, job: str) -> None:
 
     def draw() -> None:
         with Connected(Connection(str(master.http.base_url), TOKEN)) as client:
-            shown = picture(terminal, client.job(job), client.events(job), table(client.metrics(job)), ())
+            rows = table(client.metrics(job))
+            names = drawn_metrics(rows, (), client.workload("toy").metrics)
+            shown = picture(terminal, client.job(job), client.events(job), rows, names)
             assert isinstance(shown, Group)
             terminal.print(shown)
 

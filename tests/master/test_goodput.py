@@ -1,12 +1,17 @@
 """The goodput of a job: what was useful of its time, and what the rest was lost to."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.goodput import Loss, goodput, lost, past_of
+from rolecall.master.goodput import Goodput, Loss, goodput, lost, past_of
+from rolecall.master.history import History
 from rolecall.master.job_metrics import cause_of
-from rolecall.master.store.records import AttemptSummary
+from rolecall.master.store import attempts
+from rolecall.master.store.records import AttemptSummary, EndedJob
+from rolecall.spec.job import Progress
 from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import JobState
 
@@ -54,14 +59,48 @@ def test_every_second_of_a_restarted_job_has_a_cause() -> None:
     assert sum(found.lost.values()) + spent.steps == 200
 
 
-@pytest.mark.parametrize(("state", "cause"), [(JobState.QUEUED, Loss.QUEUE), (JobState.PAUSED, Loss.PAUSED)])
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [(JobState.QUEUED, Loss.QUEUE), (JobState.PAUSED, Loss.PAUSED), (JobState.CANCELLED, Loss.QUEUE)],
+)
 def test_a_job_between_two_attempts_loses_its_time_to_waiting(state: JobState, cause: Loss) -> None:
     first = attempt(1, queued=0, started=10, first_step=15, ended=100)
     spent = TimeSpent(steps=85.0)
-    found = lost([first], spent, state, created_at=START, now=at(150))
-    assert found[cause] == 50 + (10 if state is JobState.QUEUED else 0)
+    found = lost([first], spent, state, created_at=START, until=at(150))
+    assert found[cause] == 50 + (10 if cause is Loss.QUEUE else 0)
     assert sum(found.values()) + spent.steps == 150
-    assert lost([], spent, state, created_at=START, now=at(150)) == {}
+    assert lost([], spent, state, created_at=START, until=at(150)) == {}
+
+
+async def test_a_job_that_was_retried_by_hand_has_the_goodput_of_its_last_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = [attempt(1, queued=0, started=10, first_step=15, ended=100)]
+
+    async def of_jobs(*_: Any) -> list[AttemptSummary]:
+        return list(stored)
+
+    monkeypatch.setattr(attempts, "of_jobs", of_jobs)
+    history = History()
+
+    async def found(spent: TimeSpent, ended_s: float) -> Goodput:
+        """At a scrape after the end of the job."""
+        job = EndedJob(
+            id="job",
+            workload="toy",
+            state=JobState.CANCELLED,
+            reason=None,
+            progress=Progress(spent=spent),
+            result=None,
+            created_at=START,
+            ended_at=at(ended_s),
+        )
+        return (await history.goodputs(cast(AsyncConnection, None), [], [job], at(ended_s)))["job"]
+
+    assert (await found(TimeSpent(steps=85.0), 100)).ratio == 0.85
+    stored.append(attempt(2, queued=150, started=150, first_step=155, ended=190))
+    again = await found(TimeSpent(steps=100.0, resumed=85.0), 200)
+    assert again.ratio == 0.5
+    assert again.lost[Loss.QUEUE] == 10 + 10, "it was queued again when it was cancelled"
+    assert again.lost[Loss.PAUSED] == 50
 
 
 def test_an_attempt_without_a_step_was_all_start() -> None:

@@ -1,5 +1,6 @@
 """A scrape of the master costs the same however large the jobs are, and holds up nobody."""
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, event
 
 from rolecall.master import metrics
+from rolecall.master.access_sync import AccessSync
 from rolecall.master.placement import Seating
 from rolecall.spec.plan import WorkerPlan
 from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, Client, ManualClock, failure, line, on_master, one_trainer
+from .harness import ONE_TRAINER, Client, ManualClock, failure, line, on_master, one_trainer, still_master
 
 
 async def scraped(client: Client) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
@@ -77,6 +79,21 @@ async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
     assert not [statement for statement in asked if "params" in statement]
     assert computed
     assert threading.main_thread() not in computed
+
+
+async def test_the_pauses_of_a_loop_are_no_part_of_its_passes(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with still_master(tmp_path, clock) as master:
+        clock.advance(60)
+        loops = {name: loop for name, loop in master.loops.items() if not isinstance(loop, AccessSync)}
+        running = [asyncio.create_task(loop.run()) for loop in loops.values()]
+        async with asyncio.timeout(20):
+            while not all(loop.pulse.passes for loop in loops.values()):
+                await asyncio.sleep(0.01)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert {name: loop.pulse.busy_s for name, loop in loops.items()} == dict.fromkeys(loops, 0.0)
 
 
 async def test_declared_metrics_and_results_stay_for_an_hour(tmp_path: Path) -> None:

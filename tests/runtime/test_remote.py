@@ -4,13 +4,16 @@ import multiprocessing
 import re
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 import torch
 from tests.containers import free_port
+from tests.own_process import own_rpc
 from torch.distributed import rpc
 
-from rolecall.runtime.remote import Mailbox, StepBarrier, call_limit, passed_on
+from rolecall.runtime import remote
+from rolecall.runtime.remote import Mailbox, StepBarrier, call, call_limit, passed_on
 from rolecall.spec.errors import CallTimeout
 
 _processes = multiprocessing.get_context("forkserver")
@@ -97,6 +100,15 @@ def test_a_failed_future_is_an_error_at_the_caller() -> None:
     assert re.search(r"raised .*no gradient for this step", ours.recv(), re.DOTALL)
     for process in ranks:
         process.join(30)
+
+
+@pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")  # of the Gloo groups that torch creates
+def test_a_failed_call_is_counted_without_another_error(tmp_path: Path) -> None:
+    with own_rpc(tmp_path, graceful=False) as name:
+        answer = call(name, int, "none")
+        with pytest.raises(ValueError, match="none"):
+            answer.wait()
+        remote._count(answer, 0.0, "parameter-server")
 
 
 def test_only_the_error_of_a_slow_call_becomes_one_that_names_the_parameter() -> None:

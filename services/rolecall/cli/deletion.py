@@ -1,7 +1,6 @@
 """`rolecall delete` and `rolecall prune`: delete jobs with their logs, checkpoints and artifacts."""
 
-import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -9,13 +8,11 @@ import typer
 from rich.markup import escape
 
 from rolecall.cli.completion import job_ids
-from rolecall.cli.exits import CommandError, Exit
-from rolecall.cli.options import Json, Token, Url, connect
+from rolecall.cli.exits import Exit
+from rolecall.cli.options import Json, Token, Url, connect, parse_age
 from rolecall.cli.output import age, out, print_json, print_table, size
 from rolecall.spec.api import PruneSummary
 from rolecall.spec.state import JobState
-
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 class Ended(StrEnum):
@@ -61,7 +58,8 @@ def prune(  # noqa: PLR0917 - the command line is the signature
     token: Token = None,
 ) -> None:
     """Delete jobs that ended long ago. First shows the jobs and their size."""
-    ended_before, ended_state = datetime.now(UTC) - parse_age(older_than), JobState(state) if state else None
+    ended_before = parse_age(older_than, "--older-than", datetime.now(UTC))
+    ended_state = JobState(state) if state else None
     with connect(url, token) as client:
         found = client.prune(ended_before, ended_state, dry_run=True)
         if json:
@@ -76,19 +74,6 @@ def prune(  # noqa: PLR0917 - the command line is the signature
         done = client.prune(ended_before, ended_state, dry_run=False)
         if not json:
             out.print(f"deleted {_summary(done)}")
-
-
-def parse_age(text: str, option: str = "--older-than") -> timedelta:
-    """`30d`, `12h`, `90m`, `45s` or `2w` as a duration."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
-    try:
-        return timedelta(**{_UNITS[found[2]]: float(found[1])}) if found else _refuse(text, option)
-    except OverflowError:
-        return _refuse(text, option)
-
-
-def _refuse(text: str, option: str) -> timedelta:
-    raise CommandError(Exit.USAGE, f"{option} {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w")
 
 
 def _show(found: PruneSummary) -> None:

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
-from rolecall.cli.deletion import parse_age
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.follow import log_lines
 from rolecall.cli.log_filter import matching, since
-from rolecall.cli.options import JobId, Json, Token, Url, connect
+from rolecall.cli.options import JobId, Json, Token, Url, connect, parse_age
 from rolecall.cli.output import print_json
 from rolecall.spec.role import Role
 from rolecall.spec.visible import visible_log
@@ -79,7 +78,7 @@ def _selection(newer: str | None, grep: str | None) -> Callable[[Iterable[str]],
         pattern = None if grep is None else re.compile(grep)
     except re.error as error:
         raise CommandError(Exit.USAGE, f"--grep {grep}: it is not a regular expression: {error}") from None
-    begin = None if newer is None else datetime.now(UTC) - parse_age(newer, "--since")
+    begin = None if newer is None else parse_age(newer, "--since", datetime.now(UTC))
 
     def select(lines: Iterable[str]) -> Iterable[str]:
         lines = lines if begin is None else since(lines, begin)

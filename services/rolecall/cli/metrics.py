@@ -12,10 +12,9 @@ from rolecall.cli.curve import short, sparkline
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
-from rolecall.client.plot import curves, metric_names, table
+from rolecall.client.plot import COORDINATES, curves, metric_names, table
 from rolecall.spec.visible import one_line
 
-_FIRST = ("attempt", "rank", "role", "role_rank", "step", "at", "epoch")
 _CURVE = 24
 Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", help="Only this metric; can be repeated.")]
 Points = Annotated[
@@ -36,6 +35,8 @@ def metrics(  # noqa: PLR0917 - the command line is the signature
     """Show the curve of each metric, and its last, smallest and largest value; or all steps with --csv or --json."""
     if as_csv and json:
         raise CommandError(Exit.USAGE, "--csv and --json exclude each other")
+    if names and json:
+        raise CommandError(Exit.USAGE, "--json prints all metrics; omit --metric, or use --csv")
     with connect(url, token) as client:
         series = client.metrics(job, points)
         raw = client.raw
@@ -81,7 +82,7 @@ def _row(name: str, worker: str, points: Sequence[tuple[float, float]]) -> tuple
 
 
 def _print_csv(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    fields = [*_FIRST, *names]
+    fields = [*COORDINATES, *names]
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([one_line(name) for name in fields])
     for row in rows:

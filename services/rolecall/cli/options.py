@@ -1,13 +1,17 @@
-"""The options that all commands share."""
+"""The options that several commands share."""
 
-from typing import Annotated
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, NoReturn
 
 import typer
 
 from rolecall.cli.completion import job_ids
+from rolecall.cli.exits import CommandError, Exit
 from rolecall.client import Client
 from rolecall.client.connection import find
 
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 Url = Annotated[
     str | None,
     typer.Option(
@@ -29,3 +33,16 @@ JobId = Annotated[
 def connect(url: str | None, token: str | None) -> Client:
     """A client for the cluster that the options name."""
     return Client(find(url, token))
+
+
+def parse_age(text: str, option: str, now: datetime) -> datetime:
+    """The moment that is an age such as `30d`, `12h`, `90m`, `45s` or `2w` before `now`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    try:
+        return now - timedelta(**{_UNITS[found[2]]: float(found[1])}) if found else _refuse(text, option)
+    except OverflowError:
+        return _refuse(text, option)
+
+
+def _refuse(text: str, option: str) -> NoReturn:
+    raise CommandError(Exit.USAGE, f"{option} {text}: write a number and a unit, such as 30d, 12h, 90m, 45s or 2w")

@@ -12,14 +12,13 @@ from rich.text import Text
 
 from rolecall.cli.curve import plot, short
 from rolecall.cli.exits import Exit
-from rolecall.cli.follow import EXITS, follow, print_outcome
+from rolecall.cli.follow import EXITS, follow, print_outcome, retry_while_unavailable
 from rolecall.cli.metrics import chosen_metrics, lines
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import Terminal, err, out, progress, state
-from rolecall.client import Client
-from rolecall.client.patience import Patience
+from rolecall.client import Client, UnknownName
 from rolecall.client.plot import metric_names, table
-from rolecall.spec.api import Event
+from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.job import JobDocument
 from rolecall.spec.visible import one_line
 
@@ -28,8 +27,6 @@ _MAX_CURVES = 3
 _MIN_HEIGHT, _MAX_HEIGHT = 3, 9
 _FURNITURE = 5
 """The lines around the curves."""
-_FIRST = ("loss", "validation_", "episode_return", "running_return")
-"""The beginnings of the names that are drawn by default, in this order; the speed is drawn only on request."""
 Names = Annotated[
     list[str] | None,
     typer.Option("--metric", metavar="NAME", help="Draw this metric; can be repeated. By default loss and scores."),
@@ -56,18 +53,27 @@ def watch(job: JobId, metric: Names = None, json: Json = False, url: Url = None,
 def _draw_to_end(client: Client, job: str, names: Sequence[str]) -> JobDocument:
     """Draw the job once a second. Returns its last document, and leaves its last picture."""
     events = list[Event]()
-    patience = Patience(lambda message: err.print(f"[yellow]{escape(message)}[/]"))
+    declared = retry_while_unavailable(lambda: _declared_metrics(client, job))
     with Live(console=out, auto_refresh=False) as live:
         while True:
             # Get the document before the rest: when it says that the job has ended, nothing more can follow.
-            document = patience.call(lambda: client.job(job))
+            document = retry_while_unavailable(lambda: client.job(job))
             seen = events[-1].id if events else 0
-            events += patience.call(lambda seen=seen: client.events(job, seen))
-            rows = table(patience.call(lambda: client.metrics(job, 2 * out.width)))
-            live.update(picture(out, document, events, rows, names), refresh=True)
+            events += retry_while_unavailable(lambda seen=seen: client.events(job, seen))
+            rows = table(retry_while_unavailable(lambda: client.metrics(job, 2 * out.width)))
+            live.update(picture(out, document, events, rows, drawn_metrics(rows, names, declared)), refresh=True)
             if document.state.ended:
                 return document
             time.sleep(_POLL_S)
+
+
+def _declared_metrics(client: Client, job: str) -> list[MetricDocument]:
+    """The metrics that the job's workload declares; none if it is no longer installed."""
+    workload = client.job(job).workload
+    try:
+        return client.workload(workload).metrics
+    except UnknownName:
+        return []
 
 
 def picture(
@@ -77,7 +83,7 @@ def picture(
     rows: Sequence[dict[str, Any]],
     names: Sequence[str],
 ) -> RenderableType:
-    """The job's state, its curves and its last event, in the size of the terminal."""
+    """The job's state, the curves of reported metrics (`names`) and its last event, in the size of the terminal."""
     newest = document.progress
     title = f"[bold]{escape(document.id)}[/] {escape(document.name)}  {state(document)}"
     parts: list[RenderableType] = [terminal.render_str(title)]
@@ -86,19 +92,27 @@ def picture(
         done = terminal.width * min(newest.step, newest.steps) // newest.steps
         parts.append(Text.assemble(("━" * done, "green"), ("━" * (terminal.width - done), "dim")))
     parts.append(Text(one_line(facts), no_wrap=True, overflow="ellipsis"))
-    parts += _curves(terminal, rows, _chosen(rows, names))
+    parts += _curves(terminal, rows, names)
     if events:
         last = f"{events[-1].at.astimezone():%H:%M:%S} {one_line(events[-1].message)}"
         parts.append(Text(last, style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 
-def _chosen(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> list[str]:
+def drawn_metrics(
+    rows: Sequence[dict[str, Any]], names: Sequence[str], declared: Sequence[MetricDocument]
+) -> list[str]:
+    """The reported metrics to draw: those of `names`, or by default the loss, then what should rise, then what should
+    fall. Without declarations of a direction, the first ones that are reported.
+    """
+    known = metric_names(rows)
     if names:
         # A score appears later than the loss.
-        return [name for name in names if name in metric_names(rows)] or (chosen_metrics(rows, names) if rows else [])
-    known = metric_names(rows)
-    return [name for first in _FIRST for name in known if name.startswith(first)][:_MAX_CURVES]
+        return [name for name in names if name in known] or (chosen_metrics(rows, names) if rows else [])
+    directed = {name: one.direction for one in declared for name in one.reported.values() if one.direction}
+    chosen = [name for name in directed if name in known]
+    chosen.sort(key=lambda name: (name != "loss", directed[name] != "higher"))
+    return (chosen or known)[:_MAX_CURVES]
 
 
 def _curves(terminal: Terminal, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[RenderableType]:

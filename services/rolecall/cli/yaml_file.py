@@ -4,6 +4,7 @@ PyYAML follows YAML 1.1, in which `no` is false, `1e-3` is text and `2026-01-01`
 meaning of YAML 1.2's core schema. Everything that JSON can't represent is an error.
 """
 
+import math
 import re
 from collections.abc import Hashable
 from typing import Any, ClassVar
@@ -28,6 +29,10 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[Any] = {
         None: [(f"tag:yaml.org,2002:{kind}", re.compile(rf"^(?:{pattern})$")) for kind, pattern in _PLAIN.items()]
     }
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        self.deep_construct = True  # Lists and mappings that contain themselves are errors then.
+        return super().construct_document(node)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         names = set[str]()
@@ -66,7 +71,10 @@ def _only(kind: str) -> Any:
 
 
 def _float(loader: _Loader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)))
+    number = float(str(loader.construct_scalar(node)))
+    if not math.isfinite(number):
+        raise _error(f"{node.value} is too large", node)
+    return number
 
 
 def _int(loader: _Loader, node: yaml.ScalarNode) -> int:

@@ -7,7 +7,8 @@ from rolecall.client.chart import Chart, Point
 from rolecall.client.chart import Series as Line
 from rolecall.spec.api import Series
 
-_COORDINATES = frozenset({"attempt", "rank", "role", "role_rank", "step", "at", "epoch"})
+COORDINATES = ("attempt", "rank", "role", "role_rank", "step", "at", "epoch")
+"""What a row has besides the values that the worker reported."""
 
 
 def table(series: Sequence[Series]) -> list[dict[str, Any]]:
@@ -21,7 +22,8 @@ def table(series: Sequence[Series]) -> list[dict[str, Any]]:
 
 def metric_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The names of the values that workers reported: `loss` first, the others in alphabetical order."""
-    found = {name for row in rows for name, value in row.items() if isinstance(value, int | float)} - _COORDINATES
+    found = {name for row in rows for name, value in row.items() if isinstance(value, int | float)}
+    found.difference_update(COORDINATES)
     return sorted(found, key=lambda name: (name != "loss", name))
 
 

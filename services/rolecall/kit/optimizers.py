@@ -22,11 +22,6 @@ class OptimizerChoice:
         """An optimizer of these parameters or parameter groups."""
         return self.kind(parameters, **self.arguments)
 
-    def fused(self) -> "OptimizerChoice":
-        """The same optimizer in torch's fused form, if that is faster."""
-        faster = self.kind in (Adam, AdamW)
-        return OptimizerChoice(self.kind, self.arguments | {"fused": True}) if faster else self
-
 
 def dense_optimizer(chosen: spec.Sgd | spec.Adam | spec.AdamW) -> OptimizerChoice:
     match chosen:

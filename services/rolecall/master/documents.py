@@ -47,7 +47,7 @@ def job_document(
     shown = _overview(job, labels, progress, waiting_for, now)
     spent = shown["progress"].spent
     own: dict[str, Any] = {
-        "lost_s": spent and lost(attempts, spent, job.state, created_at=job.created_at, now=now),
+        "lost_s": spent and lost(attempts, spent, job.state, created_at=job.created_at, until=job.ended_at or now),
         "progress": shown["progress"].model_copy(update=times),
         "attempts": [
             _attempt(one, workers.get((job.id, one.number), ()), job.attempt - one.number) for one in attempts

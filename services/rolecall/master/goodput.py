@@ -93,16 +93,18 @@ def useful_share(spent: TimeSpent, *, created_at: datetime, until: datetime) -> 
 
 
 def lost(
-    attempts: Sequence[AttemptSummary], spent: TimeSpent, state: JobState, *, created_at: datetime, now: datetime
+    attempts: Sequence[AttemptSummary], spent: TimeSpent, state: JobState, *, created_at: datetime, until: datetime
 ) -> dict[Loss, float]:
-    """What the time of a job in `state` was lost to until now, or its end. Empty before the first attempt."""
+    """What the time of a job in `state` was lost to `until` now, or its end. Empty before the first attempt.
+
+    A job that is cancelled between two attempts has waited since the last one.
+    """
     if not attempts:
         return {}
     *before, last = attempts
-    until = last.ended_at or now
-    found = goodput(past_of(before, created_at), last, spent, created_at=created_at, until=until).lost
-    if not state.ended:
-        found[Loss.PAUSED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(until, now)
+    end = last.ended_at or until
+    found = goodput(past_of(before, created_at), last, spent, created_at=created_at, until=end).lost
+    found[Loss.PAUSED if state is JobState.PAUSED else Loss.QUEUE] += _seconds(end, until)
     return found
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.goodput import Goodput, Past, goodput, past_of
+from rolecall.master.goodput import Goodput, Past, goodput, lost, past_of, useful_share
 from rolecall.master.store import attempts
 from rolecall.master.store.records import AttemptSummary, EndedJob, JobSummary
 from rolecall.spec.job import Progress
@@ -29,27 +29,32 @@ class History:
     def __init__(self) -> None:
         self._past: dict[tuple[str, int], Past] = {}
         """The attempts before an attempt, by job and number."""
-        self._ended: dict[str, Goodput] = {}
+        self._ended: dict[tuple[str, datetime], Goodput] = {}
+        """By job and end, because a job that is retried by hand ends again."""
 
     async def goodputs(
         self, connection: AsyncConnection, running: Sequence[Running], ended: Sequence[EndedJob], now: datetime
     ) -> dict[str, Goodput]:
         """The goodput of each job whose workload reports how it spends its time. Forgets all other jobs."""
         reporting = [one for one in running if one.progress.spent is not None]
-        unread = {one.job.id for one in reporting if (one.job.id, one.attempt.number) not in self._past}
-        unread |= {job.id for job in ended if job.progress.spent is not None and job.id not in self._ended}
+        finished = [job for job in ended if job.progress.spent is not None]
+        past, known = self._past, self._ended  # Another call may replace them during this one.
+        unread = {one.job.id for one in reporting if (one.job.id, one.attempt.number) not in past}
+        unread |= {job.id for job in finished if (job.id, job.ended_at) not in known}
         read = await _attempts_of(connection, unread)
         self._past = {
-            key: self._past.get(key) or past_of(read.get(key[0], [])[: key[1] - 1], one.job.created_at)
+            key: past.get(key) or _before(one, read.get(one.job.id, ()))
             for one in reporting
             for key in [(one.job.id, one.attempt.number)]
         }
         self._ended = {
-            job.id: known or _of_ended(job, read[job.id])
-            for job in ended
-            if (known := self._ended.get(job.id)) or read.get(job.id)
+            key: known.get(key) or _of_ended(job, read[job.id])
+            for job in finished
+            for key in [(job.id, job.ended_at)]
+            if key in known or job.id in read
         }
-        return self._ended | {one.job.id: self._of_running(one, now) for one in reporting}
+        of_ended = {job: found for (job, _), found in self._ended.items()}
+        return of_ended | {one.job.id: self._of_running(one, now) for one in reporting}
 
     def _of_running(self, one: Running, now: datetime) -> Goodput:
         past = self._past[one.job.id, one.attempt.number]
@@ -57,10 +62,14 @@ class History:
         return goodput(past, one.attempt, spent, created_at=one.job.created_at, until=now)
 
 
-def _of_ended(job: EndedJob, of_job: list[AttemptSummary]) -> Goodput:
-    *before, last = of_job
-    past, spent = past_of(before, job.created_at), job.progress.spent or TimeSpent()
-    return goodput(past, last, spent, created_at=job.created_at, until=job.ended_at)
+def _before(one: Running, of_job: Iterable[AttemptSummary]) -> Past:
+    return past_of([attempt for attempt in of_job if attempt.number < one.attempt.number], one.job.created_at)
+
+
+def _of_ended(job: EndedJob, of_job: Sequence[AttemptSummary]) -> Goodput:
+    spent = job.progress.spent or TimeSpent()
+    found = lost(of_job, spent, job.state, created_at=job.created_at, until=job.ended_at)
+    return Goodput(useful_share(spent, created_at=job.created_at, until=job.ended_at), found)
 
 
 async def _attempts_of(connection: AsyncConnection, jobs: Iterable[str]) -> dict[str, list[AttemptSummary]]:

@@ -121,7 +121,8 @@ def _placed(
 
 
 def _goodput(found: JobMetrics) -> Iterator[GaugeMetricFamily]:
-    named = [([job, found.workloads[job]], one) for job, one in found.goodputs.items()]
+    workloads = found.workloads
+    named = [([job, workloads[job]], one) for job, one in found.goodputs.items()]
     about = "Share of the time since the submission that retained optimizer steps took."
     yield gauge("rolecall_job_goodput_ratio", about, _JOB, ((who, one.ratio) for who, one in named))
     lost = (([*who, cause.value], seconds) for who, one in named for cause, seconds in one.lost.items())

@@ -51,6 +51,7 @@ class Notifier:
     async def run(self) -> None:
         """Run passes until cancelled."""
         while True:
+            self.pulse.begin()
             try:
                 await self.deliver()
                 self._errors.recovered("sending webhooks")

@@ -38,7 +38,7 @@ class WaitCause(StrEnum):
     TURN = "turn"
     """A later pass of the placement."""
     EARLIER_JOB = "earlier-job"
-    """A larger job that goes first."""
+    """Another job that goes first."""
     NODES = "nodes"
     LIMIT = "limit"
     """Other jobs of its owner."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from prometheus_client import Gauge
 
@@ -194,13 +194,14 @@ async def open_master(
     database = Database(address, observe=instruments.transaction)
     folder, observe = settings.data / "blobs", instruments.blob_store_call
     blobs = Blobs(folder, settings.blob_url, settings.blob_timeout_s, clock.monotonic, observe)
+    hung = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
+    Gauge("rolecall_blob_store_hung_calls", hung, registry=instruments.registry).set_function(lambda: blobs.hung)
     try:
         await database.migrate()
         term = await leadership.begin(database)
         signing_key = await signing.load_key(database)
-        master = _assemble(
-            settings, catalogue, database, blobs, clock, instruments=instruments, term=term, signing_key=signing_key
-        )
+        parts = _Parts.of(settings, catalogue, database, blobs, clock, instruments)
+        master = _assemble(parts, term, signing_key)
         await master.sync.refresh()
         yield master
     finally:
@@ -208,88 +209,144 @@ async def open_master(
         await database.close()
 
 
-def _assemble(
-    settings: MasterSettings,
-    catalogue: Catalogue,
-    database: Database,
-    blobs: Blobs,
-    clock: Clock,
-    *,
-    instruments: Instruments,
-    term: int,
-    signing_key: str,
-) -> Master:
-    answers, news = Answers(clock.monotonic), Signals()
-    access = _access(settings, clock)
-    hung = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
-    Gauge("rolecall_blob_store_hung_calls", hung, registry=instruments.registry).set_function(lambda: blobs.hung)
-    presence = Presence(settings.node_timeout_s, clock.monotonic)
-    streams = Streams(settings.data / "streams", settings.log_bytes, clock.monotonic)
-    progress = ProgressBook(streams)
-    view = View(database, catalogue, clock.monotonic)
-    waking = Waking(view, answers, news)
-    garbage = Signal()
-    reconciler = Reconciler(
-        clock=clock,
-        database=database,
-        catalogue=catalogue,
-        presence=presence,
-        progress=progress,
-        view=view,
-        waking=waking,
-        garbage=garbage,
-    )
-    placer = Placer(
-        clock=clock,
-        database=database,
-        access=access,
-        catalogue=catalogue,
-        presence=presence,
-        view=view,
-        waking=waking,
-        instruments=instruments,
-        backfill_window=timedelta(seconds=settings.backfill_window_s),
-    )
-    waking.connect(reconciler.wake, placer.wake)
-    cleaner = Cleaner(
-        database=database, blobs=blobs, streams=streams, policy=Policy.of(settings), garbage=garbage, clock=clock
-    )
-    verifier = Verifier(database=database, blobs=blobs, garbage=garbage, settled=waking.jobs, clock=clock)
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the loops share, and the loops that are made of it."""
+
+    clock: Clock
+    settings: MasterSettings
+    catalogue: Catalogue
+    database: Database
+    blobs: Blobs
+    instruments: Instruments
+    access: Access
+    presence: Presence
+    streams: Streams
+    progress: ProgressBook
+    answers: Answers
+    news: Signals
+    view: View
+    waking: Waking
+    garbage: Signal
+
+    @classmethod
+    def of(  # noqa: PLR0917 - in the order of the fields
+        cls,
+        settings: MasterSettings,
+        catalogue: Catalogue,
+        database: Database,
+        blobs: Blobs,
+        clock: Clock,
+        instruments: Instruments,
+    ) -> Self:
+        answers, news = Answers(clock.monotonic), Signals()
+        streams = Streams(settings.data / "streams", settings.log_bytes, clock.monotonic)
+        view = View(database, catalogue, clock.monotonic)
+        return cls(
+            clock=clock,
+            settings=settings,
+            catalogue=catalogue,
+            database=database,
+            blobs=blobs,
+            instruments=instruments,
+            access=_access(settings, clock),
+            presence=Presence(settings.node_timeout_s, clock.monotonic),
+            streams=streams,
+            progress=ProgressBook(streams),
+            answers=answers,
+            news=news,
+            view=view,
+            waking=Waking(view, answers, news),
+            garbage=Signal(),
+        )
+
+    def reconciler(self) -> Reconciler:
+        return Reconciler(
+            clock=self.clock,
+            database=self.database,
+            catalogue=self.catalogue,
+            presence=self.presence,
+            progress=self.progress,
+            view=self.view,
+            waking=self.waking,
+            garbage=self.garbage,
+        )
+
+    def placer(self) -> Placer:
+        return Placer(
+            clock=self.clock,
+            database=self.database,
+            access=self.access,
+            catalogue=self.catalogue,
+            presence=self.presence,
+            view=self.view,
+            waking=self.waking,
+            instruments=self.instruments,
+            backfill_window=timedelta(seconds=self.settings.backfill_window_s),
+        )
+
+    def cleaner(self) -> Cleaner:
+        return Cleaner(
+            database=self.database,
+            blobs=self.blobs,
+            streams=self.streams,
+            policy=Policy.of(self.settings),
+            garbage=self.garbage,
+            clock=self.clock,
+        )
+
+    def verifier(self) -> Verifier:
+        return Verifier(
+            database=self.database,
+            blobs=self.blobs,
+            garbage=self.garbage,
+            settled=self.waking.jobs,
+            clock=self.clock,
+        )
+
+    def notifier(self, signing_key: str) -> Notifier:
+        return Notifier(
+            database=self.database,
+            signing_key=signing_key,
+            hosts=self.settings.webhook_hosts,
+            networks=tuple(map(str, self.settings.webhook_networks)),
+            clock=self.clock,
+        )
+
+
+def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
+    settings, clock = parts.settings, parts.clock
+    reconciler, placer = parts.reconciler(), parts.placer()
+    parts.waking.connect(reconciler.wake, placer.wake)
     return Master(
         clock=clock,
         settings=settings,
-        catalogue=catalogue,
-        request_checks=RequestChecks(catalogue),
-        database=database,
-        access=access,
-        sync=AccessSync(database, access, clock),
+        catalogue=parts.catalogue,
+        request_checks=RequestChecks(parts.catalogue),
+        database=parts.database,
+        access=parts.access,
+        sync=AccessSync(parts.database, parts.access, clock),
         signing_key=signing_key,
-        sessions=Sessions(access, signing_key, clock.now),
-        presence=presence,
-        streams=streams,
-        blobs=blobs,
-        progress=progress,
+        sessions=Sessions(parts.access, signing_key, clock.now),
+        presence=parts.presence,
+        streams=parts.streams,
+        blobs=parts.blobs,
+        progress=parts.progress,
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
         job_quota=JobQuota(settings.max_job_bytes),
-        view=view,
+        view=parts.view,
         history=History(),
         reconciler=reconciler,
         placer=placer,
-        cleaner=cleaner,
-        verifier=verifier,
-        answers=answers,
-        inspections=Inspections(answers.notify),
-        news=news,
-        waking=waking,
-        notifier=Notifier(
-            database=database,
-            signing_key=signing_key,
-            hosts=settings.webhook_hosts,
-            networks=tuple(map(str, settings.webhook_networks)),
-            clock=clock,
-        ),
-        garbage=garbage,
-        instruments=instruments,
+        cleaner=parts.cleaner(),
+        verifier=parts.verifier(),
+        answers=parts.answers,
+        inspections=Inspections(parts.answers.notify),
+        news=parts.news,
+        waking=parts.waking,
+        notifier=parts.notifier(signing_key),
+        garbage=parts.garbage,
+        instruments=parts.instruments,
         term=term,
     )
 

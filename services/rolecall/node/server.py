@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
-from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from rolecall import __version__
 from rolecall.edge.connection_table import GroupLimit, Limits
@@ -32,7 +32,7 @@ from rolecall.node.gpu_readings import GpuReadings
 from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
 from rolecall.node.self_check import SelfCheck
-from rolecall.node.telemetry import NodeCollector, Server, app
+from rolecall.node.telemetry import GpuCollector, NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
@@ -86,7 +86,7 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
                 health,
                 work=work,
                 metrics_port=listener.getsockname()[1],
-                registry=served.state.registry,
+                served=served,
                 fork_arguments=fork_arguments,
             )
         # Faster than uvicorn's shutdown, which polls twice for 0.1 s. No request has to be finished.
@@ -108,7 +108,7 @@ async def _serve(
     *,
     work: Path,
     metrics_port: int,
-    registry: CollectorRegistry,
+    served: Starlette,
     fork_arguments: Sequence[str],
 ) -> None:
     client = MasterClient(settings.master_url, read_node_token, settings.trust)
@@ -124,7 +124,8 @@ async def _serve(
         self_check=SelfCheck(settings, client, inventory),
         health=health,
     )
-    registry.register(NodeCollector(daemon, GpuReadings([gpu.whole for gpu in gpus])))
+    served.state.registry.register(NodeCollector(daemon))
+    served.state.slow.register(GpuCollector(GpuReadings([gpu.whole for gpu in gpus])))
     _on_signals(daemon.stop)
     try:
         await daemon.run()

@@ -35,9 +35,8 @@ _PROGRESS = {
 class NodeCollector(Collector):
     """Reads the daemon's state at every scrape, so that a worker's series end with the worker."""
 
-    def __init__(self, daemon: Daemon, gpus: GpuReadings) -> None:
+    def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._gpus = gpus
 
     def collect(self) -> Iterator[Metric]:
         yield from self._node()
@@ -45,7 +44,6 @@ class NodeCollector(Collector):
         yield from _progress(workers)
         yield from _processes(workers)
         yield from _measured(workers)
-        yield from _gpus(self._gpus.read())
 
     def _node(self) -> Iterator[Metric]:
         pool, spec = self._daemon.pool, self._daemon.link.spec
@@ -69,6 +67,16 @@ class NodeCollector(Collector):
         yield expiry
         exits = CounterMetricFamily("rolecall_node_worker_exits", "Workers that ended, by how.", labels=("reason",))
         yield _by_label(exits, pool.exits)
+
+
+class GpuCollector(Collector):
+    """Asks the driver of the node's GPUs, which can take seconds."""
+
+    def __init__(self, readings: GpuReadings) -> None:
+        self._readings = readings
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _gpus(self._readings.read())
 
 
 def _by_label(family: GaugeMetricFamily | CounterMetricFamily, values: Counter[str]) -> Metric:
@@ -134,26 +142,26 @@ def app(health: NodeHealth, *tokens: SecretStr | None) -> Starlette:
     """The application; `/metrics` accepts each of `tokens` that is set, `/healthz` needs none.
 
     It runs before the node has found its master, so that probes show a live node and the cause for which it waits.
-    Collectors can be added to `app.state.registry` later.
+    Collectors can be added later: to `app.state.registry`, if they read what the event loop changes; to
+    `app.state.slow`, which is collected in a thread.
     """
     expected = [f"Bearer {token.get_secret_value()}".encode() for token in tokens if token is not None]
-    registry = CollectorRegistry()
+    registry, slow = CollectorRegistry(), CollectorRegistry()
 
     async def metrics(request: Request) -> Response:
         given = request.headers.get("Authorization", "").encode()
         if not any([hmac.compare_digest(given, one) for one in expected]):
             hint = "send the metrics token: Authorization: Bearer $ROLECALL_METRICS_TOKEN (or the node's own)\n"
             return Response(hint, 401, {"WWW-Authenticate": "Bearer"})
-        # In a thread, because the GPUs' driver can take long.
-        text = await asyncio.to_thread(generate_latest, registry)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        answers = await asyncio.to_thread(generate_latest, slow)
+        return Response(generate_latest(registry) + answers, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def healthz(_: Request) -> Response:
         status = {"status": "waiting", "waiting_for": health.waiting_for} if health.waiting_for else {"status": "ok"}
         return JSONResponse(status | {"node": health.name, "role": health.role})
 
     served = Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz)])
-    served.state.registry = registry
+    served.state.registry, served.state.slow = registry, slow
     return served
 
 

@@ -8,10 +8,11 @@ _TRIM_BYTES = 64 << 20
 
 
 def keep_one_heap() -> None:
-    """Let all threads share one heap; call it before the process starts threads. Other C libraries keep their ways.
+    """Let the threads that start later share the heaps that exist; call it before RPC starts its threads.
 
-    By default, each of many RPC threads frees large tensors into a heap of its own. Their memory then stays with this
-    thread, or it goes back to the kernel, which must clear it again for the next step.
+    That is the process's first heap, and those of the small threads that run already. Other C libraries than GNU's stay
+    as they are. By default, each of many RPC threads frees large tensors into a heap of its own. Their memory then
+    stays with this thread, or it goes back to the kernel, which must clear it again for the next step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -125,25 +125,11 @@ def run_gang(
     if (folder / "work").exists():
         raise FileExistsError(f"a gang has already run in {folder}; use a new folder for each gang")
     declared = catalogue.load(workload) if isinstance(workload, str) else workload
-    gang, secret = _plan(roles, gpus), token_hex()
+    gang = _plan(roles, gpus)
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}
-    launches = [
-        WorkerLaunch(
-            job="job",
-            attempt=1,
-            workload=declared.name,
-            params=params,
-            worker=worker,
-            gang=gang,
-            master_addr="127.0.0.1",
-            secret=secret,
-            resume_from=resume_from,
-        )
-        for worker in gang.workers
-    ]
     workers = [
-        _processes.Process(target=_run_worker, args=(declared, launch, folder, dict(environment)), daemon=True)
-        for launch in launches
+        _processes.Process(target=_run_worker, args=(declared, launch, folder, environment), daemon=True)
+        for launch in _launches(declared.name, params, gang, resume_from)
     ]
     for worker in workers:
         worker.start()
@@ -162,6 +148,26 @@ def run_gang(
             worker.kill()
             worker.join()
     return _collect(folder, gang)
+
+
+def _launches(
+    workload: str, params: dict[str, Any], gang: GangPlan, resume_from: CheckpointManifest | None
+) -> list[WorkerLaunch]:
+    secret = token_hex()
+    return [
+        WorkerLaunch(
+            job="job",
+            attempt=1,
+            workload=workload,
+            params=params,
+            worker=worker,
+            gang=gang,
+            master_addr="127.0.0.1",
+            secret=secret,
+            resume_from=resume_from,
+        )
+        for worker in gang.workers
+    ]
 
 
 def _plan(roles: Mapping[Role, int], gpus: Mapping[Role, Sequence[str]] = MappingProxyType({})) -> GangPlan:

@@ -24,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The loops in C, as a build of the package compiles them."""
     compiler = shutil.which("cc") or pytest.skip("needs a C compiler")
     library = tmp_path_factory.mktemp("native") / "libnative.so"
-    compile_loops(compiler, Path(native.__file__).with_name("native.c"), library)
+    compile_loops([compiler], Path(native.__file__).with_name("native.c"), library)
     return library
 
 

@@ -64,7 +64,8 @@ class Autograd:
         self._algorithm = algorithm
 
     def loss(self, policy: Policy, batch: Transitions) -> Tensor:
-        log_probs, entropies, values = policy.evaluate_actions(batch.observations, batch.actions)
+        outputs, values = policy.network(policy.normalized(batch.observations))
+        log_probs, entropies = policy.head.log_probs(outputs, batch.actions), policy.head.entropy(outputs)
         weights = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
         errors = (values - batch.returns) ** 2
         gains = log_probs * weights

@@ -65,23 +65,23 @@ def test_it_acts_on_every_kind_of_space(observation: dict[str, Any], action: dic
             assert chosen.shape == (2,)
 
 
-def test_evaluated_actions_have_the_log_probs_of_their_sampling() -> None:
+def test_sampled_actions_have_the_log_probs_of_the_network_outputs() -> None:
     playing = policy({"shape": [4]}, BOX, normalize=True)
     observations = torch.randn(6, 4)
     assert playing.normalizer is not None
     playing.normalizer.update(observations)
     actions, log_probs = playing.sample_actions(observations)
-    again, entropies, values = playing.evaluate_actions(observations, actions)
-    torch.testing.assert_close(again, log_probs)
-    torch.testing.assert_close(values, playing.values(observations))
-    assert entropies.shape == (6,)
+    outputs, values = playing.network(playing.normalized(observations))
+    torch.testing.assert_close(log_probs, playing.head.log_probs(outputs, actions))
+    torch.testing.assert_close(playing.values(observations), values)
+    assert playing.head.entropy(outputs).shape == (6,)
 
 
 def test_a_network_from_a_package() -> None:
     custom = {"name": "custom", "builder": "tests.workloads.reinforce.playgrounds:Shared", "arguments": {"width": 5}}
     playing = policy({"shape": [2, 3]}, CHOICE, policy=custom)
     actions, _ = playing.sample_actions(torch.randn(7, 2, 3))
-    _, _, values = playing.evaluate_actions(torch.randn(7, 2, 3), actions)
+    values = playing.values(torch.randn(7, 2, 3))
     assert (actions.shape, values.shape, values.dtype) == ((7,), (7,), torch.float64)
 
 

@@ -144,7 +144,6 @@ class EndedJob:
     workload: str
     state: JobState
     reason: str | None
-    attempt: int
     progress: Progress
     result: dict[str, Any] | None
     created_at: datetime

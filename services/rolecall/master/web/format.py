@@ -34,6 +34,11 @@ def number(value: object) -> str:
     return f"{value:.4g}"
 
 
+def percent(share: float) -> str:
+    """A part of 1, such as `87 %`."""
+    return f"{100 * share:.0f} %"
+
+
 def size(value: int) -> str:
     """Such as `3.2 MiB`."""
     amount, place = float(value), 0

@@ -199,7 +199,7 @@ def make_protocol(context: WorkerContext[Params], table: Table, model: HybridMod
     params, local = context.params, model.fc.module
     embedding = model.remote_emb_module
     if not isinstance(embedding, RemoteEmbeddingBag):
-        optimizer = dense_optimizer(params.dense_optimizer).fused().build(local.parameters())
+        optimizer = dense_optimizer(params.dense_optimizer).build(local.parameters())
         return ServerOptimizers(table.shards, context.role_rank, optimizer)
     remote_parameters, local_parameters = embedding.remote_parameters(), parameter_references(local)
     if params.optimizer is not None:

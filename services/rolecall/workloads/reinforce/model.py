@@ -206,11 +206,6 @@ class Policy(nn.Module):
         actions = self.head.sample(outputs).detach()
         return actions, self.head.log_probs(outputs, actions)
 
-    def evaluate_actions(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities, entropies and values, [n] each."""
-        outputs, values = self.network(self.normalized(observations))
-        return self.head.log_probs(outputs, actions), self.head.entropy(outputs), values
-
     def values(self, observations: Tensor) -> Tensor:
         """The values [n] of raw observations [n, ...]."""
         seen = self.normalized(observations)
