@@ -64,10 +64,10 @@ function startLog(box) {
     source.addEventListener("log", (event) => fresh.push(event.data));
     source.addEventListener("end", (event) => {
       source.close();
-      status.textContent = `The job is ${event.data}. These are the last lines.`;
+      status.textContent = `The job has ended: ${event.data}. These are the last lines.`;
     });
     source.addEventListener("error", () => {
-      status.textContent = source.readyState === EventSource.CLOSED ? "The log can't be read." : "Connecting again…";
+      status.textContent = source.readyState === EventSource.CLOSED ? "The log can't be read." : "Reconnecting…";
     });
   }
 
