@@ -72,14 +72,14 @@ def _cluster() -> Dashboard:
         graph("Failed calls to the master", "Heartbeats that nodes had to retry.", "cps",
             ("sum by (instance) (rate(rolecall_node_heartbeat_failures_total[$__rate_interval]))", "{{instance}}"),
             width=_THIRD),
-        graph("Goodput", "Share of the time since the submission that retained steps took.", "percentunit",
+        graph("Goodput", "Share of the time since submission that went into retained steps.", "percentunit",
             ("rolecall_job_goodput_ratio", "{{job}}")),
         graph("Free space", "Free space of the master's volume.", "bytes", ("rolecall_volume_free_bytes", "free")),
         graph("API latency", "Mean time from a call to its response, by path.", "s",
             (_mean("rolecall_api_request_seconds", "route"), "{{route}}"), width=_THIRD),
         graph("Database", "Mean time of a transaction.", "s",
             (_mean("rolecall_database_seconds", "access"), "{{access}}"), width=_THIRD),
-        graph("Passes of the loops", "Mean time of a pass of each of the master's loops.", "s",
+        graph("Passes of the loops", "Mean time of a pass, for each loop of the master.", "s",
             (_mean("rolecall_loop_pass_seconds", "loop"), "{{loop}}"), width=_THIRD),
     ]  # fmt: skip
     return board("rolecall-cluster", "Rolecall: cluster", "Capacity, activity and queue of the cluster.", panels)
@@ -96,12 +96,12 @@ def _job() -> Dashboard:
             (_of("rolecall_job_metric"), "{{metric}} {{split}}"), least=None),
         graph("Step time", "Mean time of an optimizer step; empty while the job does not advance.", "s",
             ('1 / (deriv(rolecall_job_step{job="$job"}[$__rate_interval]) > 0)', "step time")),
-        graph("Step", "Optimizer steps done; falls when an attempt resumes from a checkpoint.", "short",
+        graph("Step", "Optimizer steps completed; falls when an attempt resumes from a checkpoint.", "short",
             (_of("rolecall_job_step"), "step")),
         graph("Attempts", "Increases when the gang restarts.", "short", (_of("rolecall_job_attempt"), "attempt")),
-        graph("Goodput", "Share of the time since the submission that retained steps took.", "percentunit",
+        graph("Goodput", "Share of the time since submission that went into retained steps.", "percentunit",
             (_of("rolecall_job_goodput_ratio"), "goodput")),
-        graph("Lost time", "Time that no retained step took, by cause.", "s",
+        graph("Lost time", "Time that did not go into retained steps, by cause.", "s",
             (_of("rolecall_job_lost_seconds"), "{{cause}}")),
         *_time(),
         graph("CPU of the workers", "Cores that each worker keeps busy.", "short",
@@ -119,7 +119,9 @@ def _job() -> Dashboard:
 
 def _workload(name: str) -> Dashboard:
     panels = [*_state(), *_time(), *_MEASUREMENTS[name](), *_declared(name)]
-    found = board(f"rolecall-{name}", f"Rolecall: {name}", f"A job of {name}: what it measures and declares.", panels)
+    found = board(
+        f"rolecall-{name}", f"Rolecall: {name}", f"A job of {name}, with its measurements and declared metrics.", panels
+    )
     return _with_job(found, f'{{workload="{name}"}}')
 
 
@@ -139,7 +141,7 @@ def _state() -> Iterator[Panel]:
     yield label("State", "Current state of the job.", _of("rolecall_job_state"), "{{state}}")
     attempt = "Starts at 1; each later attempt follows a failure, a drain or a pause."
     yield number("Attempt", attempt, "short", _of("rolecall_job_attempt"))
-    yield number("Step", "Optimizer steps done.", "short", _of("rolecall_job_step"))
+    yield number("Step", "Optimizer steps completed.", "short", _of("rolecall_job_step"))
     yield number("Loss", "The newest training loss.", "short", _of("rolecall_job_loss"), least=None)
     yield number("Samples per second", "The newest throughput.", "short", _of("rolecall_job_samples_per_second"))
     workers = f"count({_of('rolecall_worker_resident_memory_bytes')})"
@@ -153,7 +155,7 @@ def _time() -> Iterator[Panel]:
 
 def _rpc() -> Iterator[Panel]:
     latency = f"{_rate('rpc_seconds_total', 'role, peer')} / {_rate('rpc_calls_total', 'role, peer')}"
-    yield graph("RPC latency", "Mean time from call to answer.", "s", (latency, "{{role}} to {{peer}}"))
+    yield graph("RPC latency", "Mean time from call to response.", "s", (latency, "{{role}} to {{peer}}"))
     sent = _rate("rpc_sent_bytes_total", "role, peer")
     yield graph("RPC traffic", "Bytes of tensors that workers send in calls.", "Bps", (sent, "{{role}} to {{peer}}"))
 
@@ -176,13 +178,13 @@ def _parameter_servers() -> Iterator[Panel]:
 def _embedding() -> Iterator[Panel]:
     yield from _parameter_servers()
     distinct = f"{_rate('look_up_sent_ids_total', 'rank')} / {_rate('look_up_ids_total', 'rank')}"
-    text = "Ids that each trainer sends, of those that it looks up: each of a batch once."
+    text = "Share of the looked-up ids that each trainer sends: it sends each id of a batch once."
     yield graph("Distinct ids", text, "percentunit", (distinct, "rank {{rank}}"))
 
 
 def _pipeline() -> Iterator[Panel]:
     flight = f"max by (rank) ({_of('rolecall_worker_micro_batches_in_flight')})"
-    text = "The most micro-batches whose activations a stage holds at once."
+    text = "Maximum number of micro-batches whose activations a stage holds."
     yield graph("Micro-batches in flight", text, "short", (flight, "stage {{rank}}"))
 
 

@@ -14,7 +14,7 @@ _HEAD = """# Metrics
 
 ## Workers
 
-Each worker records these numbers about itself; its node exports them as `rolecall_worker_<name>` with the labels `job`,
+Each worker measures itself. Its node exports these metrics as `rolecall_worker_<name>` with the labels `job`,
 `attempt`, `role` and `rank`.
 
 | name | type | label | meaning |
@@ -23,9 +23,9 @@ Each worker records these numbers about itself; its node exports them as `roleca
 _WORKLOADS = """
 ## Workloads
 
-The master exports what a workload declares as `rolecall_job_metric{job,workload,metric,split}`, and its final values as
-`rolecall_job_result`, until an hour after the job's end. A name with `{index}` stands for several metrics, which are
-only in the job's series.
+Each workload declares its metrics. The master exports their newest values as
+`rolecall_job_metric{job,workload,metric,split}` and their final values as `rolecall_job_result`, until one hour after
+the job's end. A name with `{index}` stands for several metrics. Those are only in the job's series, not in Prometheus.
 """
 
 

@@ -178,6 +178,7 @@ def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path
 def test_there_is_data_behind_the_panels_of_every_workload(tmp_path: Path) -> None:
     program("prometheus")
     begin, jobs = time.time(), dict[str, str]()
+    (tmp_path / "cluster").mkdir()
     with (
         running_cluster(tmp_path / "cluster", "--stages", "2", "--observers", "1") as cluster,
         _prometheus(cluster, tmp_path / "prometheus") as prometheus,

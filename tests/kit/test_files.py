@@ -50,7 +50,8 @@ def test_a_relative_path_starts_at_the_working_directory(root: Path, monkeypatch
     (file,) = find(["text"])
     with file.open() as opened:
         assert opened.read() == b"one"
-    with pytest.raises(InputError, match=f"rows does not exist on this node, where relative paths start at {root}; "):
+    text = f"rows does not exist on this node, which resolves relative paths against {root}; "
+    with pytest.raises(InputError, match=text):
         find(["rows"])
 
 

@@ -36,8 +36,8 @@ def test_rows_determine_the_virtual_stages() -> None:
     [
         ({"micro_batches": 4}, "the schedule has 2 micro-batches"),
         ({"virtual_stages": 2}, "the schedule has 1 virtual stages"),
-        ({"schedule": {"rows": ROWS, "csv": "/data/x.csv"}}, "either csv, a file, or rows"),
-        ({"schedule": {}}, "either csv, a file, or rows"),
+        ({"schedule": {"rows": ROWS, "csv": "/data/x.csv"}}, r"either csv \(a file\) or rows"),
+        ({"schedule": {}}, r"either csv \(a file\) or rows"),
         ({"schedule": {"rows": ["0F0"]}}, "either 0B0"),
         (
             {"schedule": {"rows": ["0F0,0F1,0I0,0W0,0B1", ROWS[1]]}, "activation_checkpointing": True},

@@ -127,7 +127,7 @@ async def test_a_worker_without_an_answer_is_listed(client: Client) -> None:
     assert [one["reason"] for one in answer.json()["silent"]] == ["its process is stopped"]
     object.__setattr__(client.master.inspections, "_timeout_s", 0.2)
     answer = await client.user("POST", f"/jobs/{job}/stacks")
-    assert "no answer of its node" in answer.json()["silent"][0]["reason"]
+    assert "no answer from its node" in answer.json()["silent"][0]["reason"]
     assert not client.master.inspections.pending
     where = f"/jobs/{job}/attempts/1/ranks/{worker.launch.worker.rank}/inspections/77"
     assert (await client.internal("PUT", where, content=b"late")).status_code == 204

@@ -116,7 +116,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         assert "a job of another owner" in page or count
     refused = await log_in(client, metrics)
     assert refused.status_code == 403
-    assert "has the scope metrics" in refused.text
+    assert "has only the scope metrics" in refused.text
 
 
 async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import age, out, print_json, print_table, size
 from rolecall.spec.api import Checkpoint
 
-Download = Annotated[bool, typer.Option("--download", help="Download a checkpoint as a ZIP archive; the newest one.")]
-Step = Annotated[int | None, typer.Option("--step", min=0, help="Download the checkpoint of this step instead.")]
+Download = Annotated[bool, typer.Option("--download", help="Download the newest checkpoint as a ZIP archive.")]
+Step = Annotated[int | None, typer.Option("--step", min=0, help="With --download: the checkpoint of this step.")]
 To = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file; by default ID-step-STEP.zip.")
 ]
@@ -28,7 +28,7 @@ def checkpoints(  # noqa: PLR0917 - the command line is the signature
 ) -> None:
     """List the checkpoints of a job, newest first, or download one of them."""
     if (step is not None or output) and not download:
-        raise CommandError(Exit.USAGE, "--step and --output belong to --download")
+        raise CommandError(Exit.USAGE, "--step and --output require --download")
     with connect(url, token) as client:
         found, raw = client.checkpoints(job), client.raw
         if download:

@@ -16,7 +16,7 @@ Follow = Annotated[bool, typer.Option("--follow", "-f", help="Continue until the
 
 
 def events(job: JobId, follow: Follow = False, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show what has happened to a job; with --json --follow, one JSON object per line."""
+    """Show the events of a job; with --json --follow, print one JSON object per line."""
     with connect(url, token) as client:
         if not follow:
             found = client.events(job)

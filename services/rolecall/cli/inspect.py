@@ -20,9 +20,11 @@ Form = Annotated[
     typer.Option("--format", help="trace: for Perfetto (https://ui.perfetto.dev); svg: a picture; json."),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")]
-Steps = Annotated[int | None, typer.Option("--steps", min=1, max=64, help="The newest steps only.")]
+Steps = Annotated[
+    int | None, typer.Option("--steps", min=1, max=64, help="Include only this many of the newest steps.")
+]
 
-PathJson = Annotated[bool, typer.Option("--json", help="Print the name of the file as JSON.")]
+PathJson = Annotated[bool, typer.Option("--json", help="Print the path of the file as JSON.")]
 
 
 def timeline(  # noqa: PLR0917 - the command line is the signature
@@ -34,7 +36,7 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Save what each worker did in its recent steps. Also for ended jobs, unless their workers were killed."""
+    """Save a timeline of each worker's recent steps. Ended jobs have one too, unless their workers were killed."""
     path = output or Path(f"{Path(job).name}.{_SUFFIXES[form]}")
     with connect(url, token) as client:
         client.save_timeline(job, {"format": form} | ({} if steps is None else {"steps": steps}), path)
@@ -42,7 +44,7 @@ def timeline(  # noqa: PLR0917 - the command line is the signature
 
 
 def stacks(job: JobId, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show the calls that all running workers of a job execute, for example to find out why it hangs."""
+    """Show the stack traces of a job's running workers, for example to find out why the job hangs."""
     with connect(url, token) as client:
         found = client.stacks(job)
         if json:

@@ -18,8 +18,9 @@ File = Annotated[
     str,
     typer.Argument(
         metavar="FILE|-",
-        help="File with the job, as for `POST /jobs`: JSON, or YAML in .yaml and .yml; - for stdin. Relative paths in "
-        "the job start at the working directory of the nodes, which is where `rolecall local` was started.",
+        help="File with the body of `POST /jobs`: YAML if it ends with .yaml or .yml, otherwise JSON; - for stdin. "
+        "Nodes resolve relative paths in the job against their working directory: the folder in which you started "
+        "`rolecall local`.",
     ),
 ]
 Set = Annotated[

@@ -27,9 +27,9 @@ OfAttempt = Annotated[
 
 
 Tail = Annotated[
-    int | None, typer.Option("--tail", min=0, max=10_000, help="Only the last lines of each worker, before --grep.")
+    int | None, typer.Option("--tail", min=0, max=10_000, help="Only this many of the last lines of each worker.")
 ]
-Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h or 1d.")]
+Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h, 1d …")]
 Grep = Annotated[
     str | None, typer.Option("--grep", metavar="REGEX", help="Only lines in which this regular expression occurs.")
 ]
@@ -50,13 +50,13 @@ def logs(  # noqa: PLR0917 - the command line is the signature
 ) -> None:
     """Print the logs of a job's workers; with --json a list of lines, and with --json --follow one string per line.
 
-    --since uses the times of log records. Lines that a job prints without a time are shown unless an older record of
-    the same worker follows them.
+    --since uses the times of log records. Lines without a time, which a job prints, are shown unless an older record of
+    the same worker follows. --grep searches only the lines that --tail and --since select.
     """
     filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail}
     query = {name: value for name, value in filters.items() if value is not None}
     if newer and follow:
-        raise CommandError(Exit.USAGE, "--since does not apply to --follow; use --tail")
+        raise CommandError(Exit.USAGE, "--since can't be combined with --follow; use --tail")
     select = _selection(newer, grep)
     with connect(url, token) as client:
         try:
@@ -77,7 +77,7 @@ def _selection(newer: str | None, grep: str | None) -> Callable[[Iterable[str]],
     try:
         pattern = None if grep is None else re.compile(grep)
     except re.error as error:
-        raise CommandError(Exit.USAGE, f"--grep {grep}: it is not a regular expression: {error}") from None
+        raise CommandError(Exit.USAGE, f"--grep {grep}: not a valid regular expression: {error}") from None
     begin = None if newer is None else parse_age(newer, "--since", datetime.now(UTC))
 
     def select(lines: Iterable[str]) -> Iterable[str]:

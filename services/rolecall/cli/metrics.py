@@ -20,7 +20,7 @@ Names = Annotated[list[str] | None, typer.Option("--metric", metavar="NAME", hel
 Points = Annotated[
     int, typer.Option("--points", min=2, max=100_000, help="Approximate maximum number of steps of each worker.")
 ]
-Csv = Annotated[bool, typer.Option("--csv", help="Print a row of CSV for each worker and step.")]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV with a row for each worker and step.")]
 
 
 def metrics(  # noqa: PLR0917 - the command line is the signature
@@ -34,7 +34,7 @@ def metrics(  # noqa: PLR0917 - the command line is the signature
 ) -> None:
     """Show the curve of each metric, and its last, smallest and largest value; or all steps with --csv or --json."""
     if as_csv and json:
-        raise CommandError(Exit.USAGE, "--csv and --json exclude each other")
+        raise CommandError(Exit.USAGE, "--csv can't be combined with --json")
     if names and json:
         raise CommandError(Exit.USAGE, "--json prints all metrics; omit --metric, or use --csv")
     with connect(url, token) as client:

@@ -29,14 +29,17 @@ MicroBatches = Annotated[
 VirtualStages = Annotated[
     int | None,
     typer.Option(
-        "--virtual-stages", min=1, max=MAX_VIRTUAL, help="Virtual stages per rank; by default 1 or 2, as it requires."
+        "--virtual-stages",
+        min=1,
+        max=MAX_VIRTUAL,
+        help="Virtual stages per rank; by default 1 or 2, as the schedule requires.",
     ),
 ]
-Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also draw it to this file.")]
+Svg = Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Also write the picture to this file.")]
 Csv = Annotated[
     Path | None,
     typer.Option(
-        "--csv", metavar="FILE", help="Also write it in torch's CSV format, which jobs can use as `schedule`."
+        "--csv", metavar="FILE", help="Also write the schedule in torch's CSV format, for `params.schedule` of a job."
     ),
 ]
 
@@ -50,9 +53,10 @@ def schedule(  # noqa: PLR0917 - the command line is the signature
     csv: Csv = None,
     json: Json = False,
 ) -> None:
-    """Draw a pipeline schedule, and compute its bubble. Needs no cluster.
+    """Draw a pipeline schedule and compute its bubble, without a cluster.
 
-    A backward pass takes twice as long as a forward pass; stages are equal, and communication takes no time.
+    The picture assumes equal stages, communication that takes no time, and backward passes that take twice as long as
+    forward passes.
     """
     order, title = (
         _built_in(SCHEDULES[name], ranks or 4, micro_batches or 8, virtual_stages)  # type: ignore[index]
@@ -60,7 +64,7 @@ def schedule(  # noqa: PLR0917 - the command line is the signature
         else _from_file(Path(name), ranks, micro_batches, virtual_stages)
     )
     planned, idle = timed(order), bubble(order)
-    facts = f"bubble {idle:.1%}, {makespan(order)} forward passes long"
+    facts = f"bubble {idle:.1%}, duration {makespan(order)} forward passes"
     if svg is not None:
         _write(svg, schedule_svg(planned, title, facts))
     if csv is not None:

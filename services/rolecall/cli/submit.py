@@ -17,7 +17,7 @@ Follow = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Like --follow, without events and progress.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Only check the job, and show on which nodes its workers would run.")
+    bool, typer.Option("--dry-run", help="Check the job without creating it, and show where its workers would run.")
 ]
 
 

@@ -26,7 +26,7 @@ Interval = Annotated[float, typer.Option("--interval", min=0.5, max=3600, help="
 
 
 def top(once: Once = False, interval: Interval = 2.0, json: Json = False, url: Url = None, token: Token = None) -> None:
-    """Show who uses which node, and the jobs that run and wait, until Ctrl-C."""
+    """Show the nodes with their workers, and the jobs that run or wait, until Ctrl-C."""
     with connect(url, token) as client:
         if json:
             print_json(_documents(client))

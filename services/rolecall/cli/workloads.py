@@ -18,7 +18,7 @@ Name = Annotated[
     str | None,
     typer.Argument(metavar="NAME", help="Show this workload's roles and parameters.", autocompletion=workload_names),
 ]
-Example = Annotated[bool, typer.Option("--example", help="Print a job that runs, for `rolecall submit -`.")]
+Example = Annotated[bool, typer.Option("--example", help="Print an example job, for `rolecall submit -`.")]
 Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the parameters.")]
 
 
@@ -63,7 +63,7 @@ def _describe(workload: WorkloadDocument) -> None:
     tree = Tree("\n[bold]params[/]", guide_style="dim")
     _grow(tree, param_tree(workload.params))
     out.print(tree, soft_wrap=False)
-    out.print(f"\nA job that runs: rolecall workloads {workload.name} --example")
+    out.print(f"\nExample job: rolecall workloads {workload.name} --example")
 
 
 def _grow(tree: Tree, entries: Iterable[Entry]) -> None:

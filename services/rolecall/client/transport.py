@@ -140,7 +140,7 @@ def _explain(answer: httpx.Response) -> str:
 def segment(name: str) -> str:
     """A name as one segment of a path. Empty and dotted names don't exist, and would result in another path."""
     if name in {"", ".", ".."}:
-        raise UnknownName(f"there is nothing of the name {name!r}")
+        raise UnknownName(f"{name!r} does not exist")
     return quote(name, safe="")
 
 

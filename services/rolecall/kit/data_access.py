@@ -127,8 +127,8 @@ class DataAccess:
 
     def _outside_error(self, path: str) -> InputError:
         return InputError(
-            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}"
-            f"{start_of(path, '; relative paths start at {}')}; put the data there, or have the operator add its folder"
+            f"{path} is outside the folders that jobs may read (ROLECALL_DATA_ROOTS): {self._roots}; put the data "
+            f"there, or have the operator add its folder{start_of(path, '; relative paths are resolved against {}')}"
         )
 
     @property

@@ -4,13 +4,13 @@ from rolecall.spec.metric import EVALUATED, Metric
 
 LOSS = Metric("loss", "Mean loss of a step.", direction="lower")
 RESULT = (
-    Metric("samples_per_s", "Samples per second of the last attempt, evaluations and checkpoints included."),
+    Metric("samples_per_s", "Samples per second of the last attempt, including evaluations and checkpoints."),
     Metric("wall_s", "Duration of the last attempt's training.", "seconds", "lower"),
 )
 TRAINING = (
     LOSS,
     Metric("epochs", "Epochs completed."),
-    Metric("steps", "Optimizer steps done."),
+    Metric("steps", "Optimizer steps completed."),
     *RESULT,
 )
 """What a `TrainingLoop` reports."""

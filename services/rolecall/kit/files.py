@@ -78,7 +78,7 @@ def _find_one(path: str, access: DataAccess) -> list[File]:
                 access.resolve(name)
         found = [(name, filesystem.info(name)) for name in names]
     except FileNotFoundError:
-        start = start_of(path, ", where relative paths start at {}")
+        start = start_of(path, ", which resolves relative paths against {}")
         raise InputError(
             f"{path} does not exist on this node{start}; paths must be the same on every node that reads them"
         ) from None

@@ -24,7 +24,7 @@ class OwnSchedule(workload.Params):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if (self.csv is None) == (self.rows is None):
-            raise ValueError("schedule needs either csv, a file, or rows, its lines")
+            raise ValueError("schedule needs either csv (a file) or rows (its lines)")
         if self.rows is not None:
             try:
                 self.load()

@@ -24,7 +24,7 @@ _MAX_OF_OWNER = 4
 """The same for the jobs of one owner, whose workers may never answer."""
 _TIMEOUT_S = ANSWER_S + 3.0
 """The time for a request: the worker's, and that of two calls of its node."""
-_UNREACHED = f"no answer of its node within {_TIMEOUT_S:g} s"
+_UNREACHED = f"no answer from its node within {_TIMEOUT_S:g} s"
 WorkerKey = tuple[str, int, int]
 """Job, attempt, rank."""
 _LOG = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Inspections:
         # A worker answers one request at a time.
         while (other := self._requests.get(key)) is not None and (other.kind != kind or kind == "profile"):
             if other.kind == kind:
-                raise Conflict(f"another request begins a profile of job {key[0]} at the moment; try again")
+                raise Conflict(f"another request is starting a profile of job {key[0]}; try again")
             await asyncio.shield(other.outcome)
         request = other or self._begin(kind, owner, members, steps)
         # A caller that disconnects must not cancel the request of others.
@@ -100,9 +100,11 @@ class Inspections:
 
     def _begin(self, kind: Kind, owner: str, members: Sequence[WorkerRecord], steps: int) -> _Request:
         if len(self._requests) >= _MAX_ACTIVE:
-            raise LimitReached(f"the master handles {_MAX_ACTIVE} inspections already; try again in some seconds")
+            raise LimitReached(f"the master already handles {_MAX_ACTIVE} inspections; try again in a few seconds")
         if sum(one.owner == owner for one in self._requests.values()) >= _MAX_OF_OWNER:
-            raise LimitReached(f"{_MAX_OF_OWNER} jobs of {owner} are inspected already; try again in some seconds")
+            raise LimitReached(
+                f"{_MAX_OF_OWNER} jobs of {owner} are already being inspected; try again in a few seconds"
+            )
         key = (members[0].job, members[0].attempt)
         size = max(1, min(ANSWER_BYTES, _TOTAL_BYTES // len(members)))
         inspection = Inspection(id=secrets.randbits(48) + 1, kind=kind, max_bytes=size, steps=steps)

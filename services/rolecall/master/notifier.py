@@ -111,7 +111,7 @@ class Notifier:
             ) as answer,
         ):
             if not answer.is_success:
-                raise Undelivered(f"the answer was {answer.status_code}")
+                raise Undelivered(f"the response was {answer.status_code}")
 
 
 async def _resolve(url: httpx.URL, networks: tuple[str, ...]) -> str:

@@ -56,9 +56,11 @@ class Profiler:
         """
         with self._lock:
             if self._wanted or (self._storing is not None and self._storing.is_alive()):
-                raise Conflict("it records or stores a profile already; try again when that has ended")
+                raise Conflict("it is already recording or storing a profile; try again later")
             if not self._timeline.step_count and not self._timeline.is_in_step:
-                raise Conflict("it runs no steps (yet): profile trainers or stages, and after their first step")
+                raise Conflict(
+                    "it runs no steps, or has not run the first one: profile trainers or stages after their first step"
+                )
             self._wanted = steps
             self._timeline.on_step = self._on_step
         return self._artifact

@@ -32,9 +32,9 @@ class JobRequest(Request):
     """The number of workers of each role, or an object with the number and the resources of each worker. For other
     roles, the workload's defaults apply."""
     name: Name = ""
-    """A title for people."""
+    """A name for people; it need not be unique."""
     labels: Labels = Field(default_factory=dict[str, str])
-    """Names and values by which jobs can be listed, with the rules of Kubernetes."""
+    """Names and values for filtering jobs, with the rules of Kubernetes."""
     priority: Priority = 0
     """Jobs with a higher priority start first."""
     max_restarts: int = Field(default=3, ge=0, le=1000, strict=True)
@@ -42,7 +42,7 @@ class JobRequest(Request):
     deadline_s: float | None = Field(default=None, gt=0, le=1e9, strict=True)
     """Seconds after submission at which the job is stopped."""
     notify: str | None = Field(default=None, max_length=MAX_URL, repr=False)
-    """The URL of a webhook that is sent when the job ends (https://www.standardwebhooks.com)."""
+    """The URL to which the master sends a webhook when the job ends (https://www.standardwebhooks.com)."""
 
 
 class JobSpec(JobRequest):
@@ -158,7 +158,7 @@ class JobOverview(Value):
     """Failed attempts since the submission or the last retry by hand."""
     progress: Progress
     goodput: float | None = None
-    """The share of the time since the submission that retained optimizer steps took; null if the workload doesn't
+    """The share of the time since submission that went into retained optimizer steps; null if the workload doesn't
     report it."""
     created_at: datetime
     started_at: datetime | None
@@ -177,8 +177,8 @@ class JobDocument(JobOverview):
     notify: ShownUrl | None = None
     """The host of its webhook."""
     lost_s: dict[str, float] | None = None
-    """The seconds that no retained step took, by cause: `queue`, `paused`, `start`, `checkpoint`, `evaluation`,
-    `repeated` (steps that a failed attempt lost) and `other`. Null if the workload doesn't report it."""
+    """The seconds that did not go into retained steps, by cause: `queue`, `paused`, `start`, `checkpoint`,
+    `evaluation`, `repeated` (steps that a failed attempt lost) and `other`. Null if the workload doesn't report it."""
     attempts: list[AttemptDocument]
     result: RedactedObject | None
     """The workload's final metrics."""

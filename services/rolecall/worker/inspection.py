@@ -74,7 +74,7 @@ class Inspector:
             case "profile":
                 return _encode(self._profile(inspection.steps))
             case unknown:
-                return _encode(Answer(error=f"this release of Rolecall has no inspection {unknown}"))
+                return _encode(Answer(error=f"this release of Rolecall does not support the inspection {unknown}"))
 
     def _window(self, max_bytes: int) -> bytes:
         """The newest part of the timeline that fits, if one does."""

@@ -145,7 +145,7 @@ def _class_folders(source: str, access: DataAccess) -> dict[str, str]:
     try:
         names = sorted(entry.name for entry in os.scandir(plain) if entry.is_dir() and entry.name[0] != ".")
     except FileNotFoundError:
-        start = start_of(source, ", where relative paths start at {}")
+        start = start_of(source, ", which resolves relative paths against {}")
         raise InputError(f"{source} does not exist on this node{start}; every node with a stage needs it") from None
     except OSError as error:
         raise InputError(f"{source} can't be read as a folder: {error.strerror}") from error

@@ -45,7 +45,7 @@ async def download_artifact(  # noqa: PLR0917 - the framework passes by name
     if_range: Annotated[str | None, Header(max_length=100)] = None,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
 ) -> Response:
-    """Return the artifact's content, or a range of it. Its `ETag`, also in `X-Content-SHA256`, is its SHA-256."""
+    """Return the artifact's content, or a range of it. `ETag` and `X-Content-SHA256` have its SHA-256."""
     async with master.database.read() as connection:
         await jobs.summary(connection, job)
         artifact = await artifacts.get(connection, job, name)
@@ -74,9 +74,11 @@ async def download_checkpoint(
     job: str,
     step: Annotated[int, Path(ge=0, le=MAX_BIGINT)],
     master: Running,
-    attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="By default the newest one.")] = None,
+    attempt: Annotated[
+        int | None, Query(ge=1, le=MAX_INTEGER, description="The attempt that wrote it; the newest by default.")
+    ] = None,
 ) -> StreamingResponse:
-    """Return a ZIP archive with `manifest.json` and the parts of the checkpoint, which the manifest names by `blob`."""
+    """Return a ZIP archive with the parts of the checkpoint and `manifest.json`, which names their files in `blob`."""
     async with master.database.read() as connection:
         await jobs.summary(connection, job)
         known = [one.manifest for one in await checkpoints.of_job(connection, job)]

@@ -77,7 +77,7 @@ SCHEMA: dict[str, Any] = {
     "description": "The error of a call (RFC 9457); `errors` lists the invalid fields.",
     "type": "object",
     "properties": {
-        "type": {"type": "string", "enum": PROBLEM_TYPES, "description": "The cause; stable."},
+        "type": {"type": "string", "enum": PROBLEM_TYPES, "description": "The cause. Its values are stable."},
         "title": _TEXT,
         "status": _INTEGER,
         "detail": _TEXT,
@@ -95,7 +95,7 @@ _MEANING = {
     409: "The request contradicts what is stored.",
     413: "The body is too large.",
     416: "The requested range is outside the file.",
-    422: "A field is wrong; `errors` says which.",
+    422: "Fields are invalid; `errors` lists them.",
     429: "Too many calls, or too much is stored; try again later.",
     503: "The master, or its database, can't answer now; try again.",
     507: "The master's volume is full.",

@@ -26,15 +26,15 @@ async def list_events(
     job: str,
     master: Running,
     after: Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only events with ids above this.")] = 0,
-    follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
+    follow: Annotated[bool, Query(description="Stream server-sent events until the job ends.")] = False,
     last_event_id: Annotated[
         str | None, Header(pattern="^[0-9]{1,9}$", description="Continue after the event with this id.")
     ] = None,
 ) -> EventList | StreamingResponse:
     """Return the events with ids above `after`, oldest first.
 
-    With `follow`, each event is sent when it happens, with its id, and the last one is `end` with the job's state. A
-    stream that breaks off before `end` can be continued with `Last-Event-ID`.
+    With `follow`, the response is a stream. It sends each event with its id as soon as it happens, and ends with the
+    event `end`, which has the job's state. To continue a stream that breaks off earlier, send `Last-Event-ID`.
     """
     async with master.database.read() as connection:
         await jobs.summary(connection, job)

@@ -80,7 +80,7 @@ class FollowerLimit:
         # By name, because a token has two secrets while it is rotated.
         token = caller.name
         if self._following[token] >= FOLLOWERS:
-            detail = f"this token follows {FOLLOWERS} logs and events already; end some, or read them without `follow`"
+            detail = f"this token already follows {FOLLOWERS} logs and events; end some, or read them without `follow`"
             refusal = problem_response(429, detail, Request(scope), headers={"Retry-After": str(_RETRY_S)})
             await refusal(scope, receive, send)
             return
@@ -148,7 +148,9 @@ def _path_of(url: str) -> str:
 
 
 async def _answer_other_site(scope: Scope, receive: Receive, send: Send) -> None:
-    detail = "a session changes something only from the master's own page; programs send the token as a bearer token"
+    detail = (
+        "a session can change something only from the master's own page; programs must send the token as a bearer token"
+    )
     await problem_response(403, detail, Request(scope), headers={"Connection": "close"})(scope, receive, send)
 
 

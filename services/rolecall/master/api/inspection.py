@@ -47,7 +47,7 @@ _Shown = TypeVar("_Shown", WorkerStacks, Profiled)
 @router.get(
     "/timeline",
     dependencies=_SEES,
-    summary="Show the phases of the workers' recent steps",
+    summary="Show what the workers did in their recent steps",
     response_model=TimelineDocument,
     responses={200: {"content": {"image/svg+xml": {}}}},
 )
@@ -59,13 +59,14 @@ async def show_timeline(
     ] = "json",
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
     steps: Annotated[
-        int | None, Query(ge=1, le=MAX_STEPS, description="The newest steps only; by default all, and 3 in a picture.")
+        int | None,
+        Query(ge=1, le=MAX_STEPS, description="The number of newest steps; by default all, and 3 in a picture."),
     ] = None,
 ) -> Response:
-    """Return what each worker did in its recent steps: computing, waiting, sending.
+    """Return what each worker did in its recent steps, such as computing, waiting and sending.
 
-    Running workers are asked; those that don't answer in time are listed with the reason. Ended workers leave the last
-    window of their timeline, unless they were killed.
+    Running workers send their newest steps. The response lists workers that don't answer in time, with the reason.
+    Ended workers leave their last steps, unless they were killed.
     """
     record, members = await _members(master, job, attempt)
     live = record.state.holds_slots and members[0].attempt == record.attempt
@@ -94,12 +95,12 @@ async def show_timeline(
     return Response(body, media_type=kind)
 
 
-@router.post("/stacks", dependencies=_CONTROLS, summary="Show the calls that the workers execute")
+@router.post("/stacks", dependencies=_CONTROLS, summary="Show the stack traces of the workers")
 async def show_stacks(job: str, master: Running) -> StacksDocument:
-    """Return the calls of all Python threads of the running workers.
+    """Return the stack traces of all Python threads of the running workers.
 
-    A worker answers also while it waits for another one. Those that don't answer in time, for example because they are
-    stopped, are listed with the reason.
+    A worker answers even while it waits for another one. The response lists workers that don't answer in time, for
+    example because they are stopped, with the reason.
     """
     owner, members = await _running(master, job)
     replies = await master.inspections.ask("stacks", owner, members)
@@ -111,8 +112,8 @@ async def show_stacks(job: str, master: Running) -> StacksDocument:
 async def start_profile(job: str, request: ProfileRequest, master: Running) -> ProfileDocument:
     """Record the next steps of some workers with `torch.profiler`.
 
-    The response lists the workers that record, and the artifact that each stores when its steps are over. An event of
-    the job tells that it is stored.
+    The response lists the workers that record, each with the artifact that it stores after these steps. An event of the
+    job reports when the artifact is stored.
     """
     owner, members = await _running(master, job)
     members = [member for member in members if _is_chosen(member, request)]
@@ -137,7 +138,7 @@ async def put_answer(  # noqa: PLR0917 - the framework passes by name
     offset_s: Annotated[float | None, Query(allow_inf_nan=False)] = None,
     uncertainty_s: Annotated[float | None, Query(ge=0, allow_inf_nan=False)] = None,
 ) -> None:
-    """Pass on a worker's answer, or the reason why there is none. An answer that nobody awaits is ignored."""
+    """Pass on a worker's answer, or the reason why there is none. Answers to no request are ignored."""
     worker = (job, attempt, rank)
     if not master.inspections.expects(worker, number):
         return
@@ -227,7 +228,7 @@ def _left(master: Master, member: WorkerRecord) -> Recorded | Silent:
 
 
 def _answer(reply: Reply | None) -> Answer:
-    return Answer(error="it was not asked, because it began later; try again") if reply is None else reply.answer
+    return Answer(error="it started after the request; try again") if reply is None else reply.answer
 
 
 def _reason(answer: Answer) -> str:

@@ -72,8 +72,10 @@ async def read_logs(  # noqa: PLR0917 - the framework passes by name
     role: Role | None = None,
     rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
-    tail: Annotated[int | None, Query(ge=0, le=10_000, description="Only the last lines of each worker.")] = None,
-    follow: Annotated[bool, Query(description="Server-sent events until the job ends.")] = False,
+    tail: Annotated[
+        int | None, Query(ge=0, le=10_000, description="Only this many of the last lines of each worker.")
+    ] = None,
+    follow: Annotated[bool, Query(description="Stream server-sent events until the job ends.")] = False,
     last_event_id: Annotated[str | None, Header(description="Continue after the event with this id.")] = None,
 ) -> StreamingResponse:
     """Return the output of the workers. Each line starts with `[role-number]`.

@@ -46,7 +46,7 @@ async def submit_job(  # noqa: PLR0917 - the framework passes by name
     response: Response,
     master: Running,
     caller: Caller,
-    dry_run: Annotated[bool, Query(description="Only check the request, and plan the job.")] = False,
+    dry_run: Annotated[bool, Query(description="Check the request and plan the job without creating it.")] = False,
     key: Annotated[str | None, Header(alias="Idempotency-Key", max_length=255)] = None,
 ) -> JobDocument | Response:
     """Check the request and queue the job. With an `Idempotency-Key`, a repeated request returns the same job.

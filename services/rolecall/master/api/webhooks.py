@@ -10,7 +10,7 @@ from rolecall.spec.webhook import WebhookSecret
 router = APIRouter(tags=["access"], dependencies=[Depends(needs(Scope.SUBMIT, Scope.ADMIN))])
 
 
-@router.get("/webhook-secret", summary="Show the secret of webhooks")
+@router.get("/webhook-secret", summary="Show the webhook secret")
 async def show_webhook_secret(master: Running, caller: Caller) -> WebhookSecret:
-    """Return the secret with which the webhooks of the token's own jobs are signed (Standard Webhooks)."""
+    """Return the secret that signs the webhooks of the token's own jobs (Standard Webhooks)."""
     return WebhookSecret(secret=secret_of(master.signing_key, caller.name))

@@ -46,7 +46,7 @@ def _segment(name: str) -> str:
     """A name from the address of a page as a segment of a path, which leads to no other route."""
     # The transport decodes `/` before the routes see it.
     if name in {"", ".", ".."} or "/" in name:
-        raise ApiError(404, f"there is nothing of the name {name!r}")
+        raise ApiError(404, f"{name!r} does not exist")
     return quote(name, safe="")
 
 

@@ -30,10 +30,10 @@ async def log_in(request: Request, master: Running) -> Response:
     caller = master.sessions.principal(session) if session else None
     if session is None or caller is None:
         master.sync.unauthenticated.note(refusal(request.scope, None, 401))
-        error = "This token is not valid. `rolecall tokens create NAME` creates one; the operator has the first."
+        error = "This token is not valid. To get one, ask the operator, who can run `rolecall tokens create NAME`."
         return render(request, "login.html", next=target, error=error, status=401)
     if caller.scopes.isdisjoint(USERS):
-        error = f"The token {caller.name} is not for people: it has the scope {' and '.join(sorted(caller.scopes))}."
+        error = f"The token {caller.name} can't log in: it has only the scope {' and '.join(sorted(caller.scopes))}."
         return render(request, "login.html", next=target, error=error, status=403)
     response = RedirectResponse(target, 303)
     response.set_cookie(

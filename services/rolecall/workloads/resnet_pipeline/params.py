@@ -70,9 +70,9 @@ class Params(TrainingParams):
     """First block of the second and every later stage, such as `["layer3.0"]` for two stages. By default, the stages
     measure the cost of each block, and the cuts minimize the time of the slowest stage."""
     protocol: Annotated[Literal["1f1b", "tutorial"], RenamedProtocol] = "1f1b"
-    """Training protocol. `1f1b`: stages send activations and gradients to each other, alternate forward and backward
-    passes (Narayanan et al., 2021) with the gradients of weights later (Qi et al., 2023), and have their own
-    optimizers; `tutorial`: the methods of torch's RPC pipeline tutorial: the master reads the images, creates the
+    """Training protocol. With `1f1b`, stages send activations and gradients to each other, alternate forward and
+    backward passes (Narayanan et al., 2021), postpone the gradients of weights (Qi et al., 2023), and have their own
+    optimizers. `tutorial` uses the methods of torch's RPC pipeline tutorial: the master reads the images, creates the
     stages' parts remotely, sends micro-batches as RRefs, and computes the loss of the gathered outputs, with
     distributed autograd and DistributedOptimizer."""
     rpc: Rpc = Rpc()

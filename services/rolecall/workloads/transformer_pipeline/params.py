@@ -98,8 +98,8 @@ class Params(TrainingParams):
     """Sequences per step over all replicas. An incomplete last batch of an epoch is dropped, because stages need fixed
     shapes."""
     schedule: ScheduleName | OwnSchedule = "1F1B"
-    """Pipeline schedule: the order in which micro-batches pass through the stages: the name of one of torch's, or an
-    own one, such as `{"csv": "/data/own.csv"}`. `rolecall schedule` draws both."""
+    """Pipeline schedule: the order in which micro-batches pass through the stages. The name of one of torch's
+    schedules, or a custom schedule, such as `{"csv": "/data/own.csv"}`. `rolecall schedule` draws both."""
     split: Split = "manual"
     """Split method. `manual`: each rank builds its own layers; `tracer`: each rank traces the whole model and
     torch splits the trace."""

@@ -16,7 +16,7 @@ function startLog(box) {
       <a class="button" download>Download</a>
       <span class="note" role="status"></span>
     </div>
-    <pre class="lines" tabindex="0" aria-label="Log lines"></pre>`;
+    <pre class="lines" tabindex="0" role="region" aria-label="Log lines"></pre>`;
   const [role, rank, text, stay] = ["role", "rank", "text", "stay"].map((name) => box.querySelector(`[name=${name}]`));
   role.append(...roles.map((name) => new Option(name, name)));
   const view = box.querySelector(".lines");
@@ -64,10 +64,10 @@ function startLog(box) {
     source.addEventListener("log", (event) => fresh.push(event.data));
     source.addEventListener("end", (event) => {
       source.close();
-      status.textContent = `The job is ${event.data}. These are the last lines.`;
+      status.textContent = `The job has ended: ${event.data}. These are the last lines.`;
     });
     source.addEventListener("error", () => {
-      status.textContent = source.readyState === EventSource.CLOSED ? "The log can't be read." : "Connecting again…";
+      status.textContent = source.readyState === EventSource.CLOSED ? "The log can't be read." : "Reconnecting…";
     });
   }
 

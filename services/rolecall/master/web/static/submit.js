@@ -8,8 +8,8 @@ const problems = document.getElementById("problems");
 const REQUEST = {
   type: "object",
   properties: {
-    name: { type: "string", maxLength: 120, description: "A title for people." },
-    labels: { type: "object", description: "Names and values by which jobs can be listed, as JSON." },
+    name: { type: "string", maxLength: 120, description: "A name for people; it need not be unique." },
+    labels: { type: "object", description: "Names and values for filtering jobs, as JSON." },
     priority: { type: "integer", minimum: -100, maximum: 100, default: 0, description: "Jobs with a higher priority start first." },
     max_restarts: { type: "integer", minimum: 0, maximum: 1000, default: 3, description: "Restarts after failed attempts." },
     deadline_s: { type: "number", exclusiveMinimum: 0, description: "Seconds after submission at which the job is stopped." },
@@ -66,7 +66,7 @@ async function send(path) {
   if (answer.ok) return answer.json();
   const problem = await problemOf(answer);
   const left = forms.reduce((errors, one) => one.showErrors(errors), problem.errors || []);
-  problems.textContent = (problem.errors || []).length ? left.map((one) => `${one.field}: ${one.message}`).join("\n") || "Some fields are wrong; see above." : problem.detail;
+  problems.textContent = (problem.errors || []).length ? left.map((one) => `${one.field}: ${one.message}`).join("\n") || "Some fields are invalid; see above." : problem.detail;
   problems.hidden = false;
   form.querySelector("[data-wrong]")?.scrollIntoView({ block: "center" });
   return null;
