@@ -192,8 +192,10 @@ def test_there_is_data_behind_the_panels_of_every_workload(tmp_path: Path) -> No
 
 def _reported(cluster: Cluster, workload: str, job: str) -> set[str]:
     """The declared metrics that a job of this shape reports at all, during its training or as its result."""
-    series = cluster.client.get(f"/jobs/{job}/metrics").raise_for_status().json()["metrics"]
-    names = {*series, *cluster.client.get(f"/jobs/{job}").raise_for_status().json()["result"]}
+    series = cluster.client.get(f"/jobs/{job}/metrics").raise_for_status().json()["series"]
+    points = [point for one in series for point in one["points"]]
+    result = cluster.client.get(f"/jobs/{job}").raise_for_status().json()["result"]
+    names = {*result, *(name for point in points for name in point)}
     return {one.name for one in catalogue.load(workload).metrics if any(map(one.matches, names))}
 
 
