@@ -33,16 +33,16 @@ GENERAL = {name: DASHBOARDS[name] for name in ("cluster", "job")}
 DASHBOARD = pytest.mark.parametrize("name", DASHBOARDS)
 COLUMNS = 24
 PATIENCE_S = 60
-_TEXT = {"text": {"synthetic": {"tokens": 30_000, "vocabulary": 100}}, "batch_size": 8, "sample": {"tokens": 0}}
+_TEXT = {"text": {"synthetic": {"tokens": 100_000, "vocabulary": 100}}, "batch_size": 8, "sample": {"tokens": 0}}
 JOBS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "embedding-ddp": (
         {"parameter-server": 1, "trainer": 1},
-        {"data": {"synthetic": {"rows": 20_000, "label": 2}}, "batch_size": 128, "epochs": 3},
+        {"data": {"synthetic": {"rows": 30_000, "label": 2}}, "batch_size": 128, "epochs": 4},
     ),
     "reinforce": ({"observer": 1}, {"environment": "CartPole-v1", "env_steps": 30_000, "target_return": None}),
     "resnet-pipeline": (
         {"stage": 2},
-        {"data": {"synthetic": {"images": 200, "classes": 4, "test": 20}, "size": 32}, "batch_size": 20, "epochs": 1},
+        {"data": {"synthetic": {"images": 400, "classes": 4, "test": 20}, "size": 32}, "batch_size": 20, "epochs": 1},
     ),
     "rnn-lm": ({"parameter-server": 1, "trainer": 1}, {**_TEXT, "embedding_dim": 16, "hidden_dim": 16, "epochs": 1}),
     "transformer-pipeline": ({"stage": 2}, {**_TEXT, "context": 32, "dim": 16, "heads": 2, "layers": 2, "epochs": 1}),
