@@ -13,6 +13,8 @@ WORKERS ?= 2
 DEVICE ?= cuda
 GPU_REPORT ?= build/gpu.json
 WHEELS ?=
+# Tests start hundreds of processes. Without bytecode on disk, each of them would compile this project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -49,7 +51,7 @@ test-gpu: $(if $(WHEELS),,$(INSTALLED))  ## Run what needs an NVIDIA GPU, and wr
 	$(if $(WHEELS),$(PYTHON),$(BIN)/python) -m tests.gpu --device $(DEVICE) --report $(GPU_REPORT) \
 		$(addprefix --wheels=,$(WHEELS))
 
-wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs beside torch, for a machine without network, to build/wheels
+wheels-gpu: $(INSTALLED)  ## Download what test-gpu needs in addition to torch, for a machine without network, to build/wheels
 	$(BIN)/python -m tests.gpu.wheels build/wheels
 
 bench: $(INSTALLED)  ## Compare the speed of every workload with one process and with peers (BENCH=rnn_lm for one), report in build/bench
@@ -68,7 +70,7 @@ check: $(INSTALLED)  ## Check format, lint, types and the direction of imports
 lock: $(INSTALLED)  ## Resolve requirements.lock, requirements-runtime.lock (its part for the images) and requirements-lowest.lock again
 	$(BIN)/pip install --quiet uv
 	printf "torch==$(TORCH)\ntorchvision==$(TORCHVISION)\n" | $(RESOLVE) $(WITH_DEV) --output-file requirements.lock
-	$(RESOLVE) --constraint requirements.lock --output-file requirements-runtime.lock
+	$(RESOLVE) --extra otel --extra mlflow --extra tensorboard --constraint requirements.lock --output-file requirements-runtime.lock
 	echo "torch==$(LOWEST_TORCH)" | $(RESOLVE) $(WITH_DEV) --output-file requirements-lowest.lock
 
 audit: $(INSTALLED)  ## Look the locked versions up in the advisory database (needs the internet)

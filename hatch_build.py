@@ -26,7 +26,7 @@ _FILES = (
 
 _LOOPS = Path("services/rolecall/kit/parameter_server/native.c")
 _LIBRARY = "libnative.so"
-"""Beside the source, where `native.py` loads it."""
+"""Next to the source, where `native.py` loads it."""
 # The same results on every processor: operations are not contracted. Roots in vectors need `-fno-math-errno`.
 _FLAGS = ("-std=c11", "-O3", "-fno-math-errno", "-ffp-contract=off", "-shared", "-fPIC")
 

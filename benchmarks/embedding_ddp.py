@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from benchmarks.contest import Contender, Contest, Goal
-from benchmarks.processes import SKIPPED, Step, alone, gang
+from benchmarks.processes import CORES, SKIPPED, Step, alone, gang
 from rolecall.kit.parameter_server import ShardSpec
 from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp.build import make_dense, open_dataset, sharded_table
@@ -59,7 +59,9 @@ def one_process(folder: Path) -> Step:
 
 def _gang(servers: int, **more: Any) -> Any:
     roles = {Role.MASTER: 1, Role.PARAMETER_SERVER: servers, Role.TRAINER: 2}
-    return gang("embedding-ddp", params(**more), roles, reporter="trainer-0")
+    # The servers update rows with all cores, because the trainers wait for them.
+    threads = {Role.PARAMETER_SERVER: CORES}
+    return gang("embedding-ddp", params(**more), roles, reporter="trainer-0", threads=threads)
 
 
 CONTESTS = (
@@ -72,11 +74,14 @@ CONTESTS = (
             Contender("tutorial protocol", _gang(1, protocol="tutorial")),
             Contender("sync, 1 server", _gang(1)),
             Contender("async, 1 server", _gang(1, protocol="async")),
+            Contender("sync, staleness 1", _gang(1, staleness=1)),
+            Contender("async, staleness 1", _gang(1, protocol="async", staleness=1)),
             Contender("sync, 2 servers", _gang(2)),
         ],
         goals=[
             Goal("sync, 1 server", 0.9, "one process"),
             Goal("async, 1 server", 1.0, "one process"),
+            Goal("async, staleness 1", 1.0, "one process"),
             Goal("sync, 2 servers", 1.0, "sync, 1 server"),
         ],
     ),

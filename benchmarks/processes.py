@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,15 +36,16 @@ def gang(
     *,
     reporter: str,
     skipped: int = SKIPPED,
+    threads: Mapping[Role, int] = MappingProxyType({}),
 ) -> Callable[[Path], Run]:
     """A contender that runs a job's processes. `reporter` is the worker whose steps and samples count, such as
-    `trainer-0`."""
+    `trainer-0`; `threads` has the number of threads of each worker of a role, 1 by default."""
 
     def run(folder: Path) -> Run:
         usage = Usage()
         with on_cores():
             begin_s = time.monotonic()
-            result = run_gang(workload, dict(params), roles, folder, on_start=usage.follow)
+            result = run_gang(workload, dict(params), roles, folder, threads=threads, on_start=usage.follow)
         return usage.run_of(result.step_ends[reporter], result.samples[reporter], skipped, begin_s)
 
     return run

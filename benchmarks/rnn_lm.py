@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from benchmarks.contest import Contender, Contest, Goal
-from benchmarks.processes import SKIPPED, Step, alone, gang
+from benchmarks.processes import CORES, SKIPPED, Step, alone, gang
 from rolecall.kit.text.corpus import open_corpus
 from rolecall.spec.role import Role
 from rolecall.workloads.rnn_lm.export import shape_of
@@ -68,9 +68,9 @@ def one_process(folder: Path) -> Step:
     return step
 
 
-def _gang(servers: int, trainers: int, **more: Any) -> Any:
+def _gang(servers: int, trainers: int, threads: int = 1, **more: Any) -> Any:
     roles = {Role.PARAMETER_SERVER: servers, Role.TRAINER: trainers}
-    return gang("rnn-lm", params(**more), roles, reporter="trainer-0")
+    return gang("rnn-lm", params(**more), roles, reporter="trainer-0", threads=dict.fromkeys(roles, threads))
 
 
 CONTESTS = (
@@ -82,7 +82,9 @@ CONTESTS = (
             Contender("one process", alone(one_process, STEPS, units_per_step=TOKENS_PER_STEP), is_limit=True),
             Contender("tutorial protocol, 2 + 2", _gang(2, 2, protocol="tutorial")),
             Contender("sync, 2 servers, 2 trainers", _gang(2, 2)),
-            Contender("sync, 1 server, 1 trainer", _gang(1, 1)),
+            # They compute in turn, so that each of them can use all cores.
+            Contender("sync, 1 server, 1 trainer", _gang(1, 1, threads=CORES)),
+            Contender("sync, 1 server, 1 trainer, one thread each", _gang(1, 1)),
         ],
         goals=[
             Goal("sync, 2 servers, 2 trainers", 0.9, "one process"),

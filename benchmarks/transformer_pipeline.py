@@ -35,11 +35,16 @@ def params(**more: Any) -> dict[str, Any]:
     }
 
 
+def whole_model(own: Params) -> torch.nn.Module:
+    """The model of all stages."""
+    shape, cpu = decoder_shape(own, VOCABULARY), torch.device("cpu")
+    return build_decoder(shape, None, seed=0, dtype=torch.float32, device=cpu, make_layer=None)
+
+
 def one_process(_folder: Path) -> Step:
     """Plain PyTorch: the whole model and the whole batch."""
     own = Params.model_validate(params())
-    shape, cpu = decoder_shape(own, VOCABULARY), torch.device("cpu")
-    model = build_decoder(shape, None, seed=0, dtype=torch.float32, device=cpu, make_layer=None)
+    model = whole_model(own)
     optimizer = torch.optim.AdamW(model.parameters(), lr=own.optimizer.lr, fused=True)
     tokens = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
 

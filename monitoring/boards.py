@@ -8,11 +8,13 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from monitoring.panels import Marks, Panel, board, graph, job_variable, label, labels, number
 from rolecall.spec.metric import Metric
+from rolecall.spec.timeline import STEP_CATEGORIES
 from rolecall.workloads import catalogue
 
 FOLDER = Path(__file__).parent / "dashboards"
 BUILT_IN = ("embedding-ddp", "reinforce", "resnet-pipeline", "rnn-lm", "transformer-pipeline")
 _THIRD = 8
+_TO_JOB = {"job": "/d/rolecall-job?var-job=${__value.text}"}
 _UNITS = {"ratio": "percentunit", "seconds": "s", "bytes": "bytes", "": "short"}
 """Grafana's names of the units that workloads declare."""
 
@@ -25,9 +27,9 @@ def files() -> dict[str, str]:
     }
 
 
-def _mean(metric: str, by: str, selector: str = "") -> str:
+def _mean(metric: str, by: str = "") -> str:
     """The mean of a histogram's or summary's observations."""
-    rates = [f"sum by ({by}) (rate({metric}_{part}{selector}[$__rate_interval]))" for part in ("sum", "count")]
+    rates = [f"sum by ({by}) (rate({metric}_{part}[$__rate_interval]))" for part in ("sum", "count")]
     return " / ".join(rates)
 
 
@@ -44,11 +46,17 @@ def _cluster() -> Dashboard:
             'count(up{job=~"rolecall.*"} == 0) or vector(0)', alarm=True),
         graph("Jobs by state", "All jobs in the database.", "short", ("rolecall_jobs", "{{state}}"), stacked=True),
         labels("Running jobs", "Jobs that use slots; click a job to open its dashboard.", "rolecall_job_state",
-            ["job", "workload", "state"], {"job": "/d/rolecall-job?var-job=${__value.text}"}),
+            ["job", "workload", "state"], _TO_JOB),
+        labels("Failed jobs", "Jobs that failed in the last hour, with the class of their error; click a job to "
+            "open its dashboard.", "rolecall_job_failed", ["job", "workload", "cause"], _TO_JOB),
+        graph("Failed jobs by cause", "Jobs that failed in the last hour, by the class of their error.", "short",
+            ("sum by (cause) (rolecall_job_failed)", "{{cause}}"), stacked=True),
         graph("Queued jobs by reason", "What queued jobs wait for.", "short",
             ("rolecall_queue_waiting_jobs", "{{reason}}"), width=_THIRD, stacked=True),
         graph("Age of the oldest queued job", "0 if the queue is empty.", "s",
             ("rolecall_queue_oldest_age_seconds", "age"), width=_THIRD),
+        graph("Time to placement", "Mean time from the queue to the plan of a gang.", "s",
+            (_mean("rolecall_placement_seconds"), "wait"), width=_THIRD),
         graph("Samples per second", "Throughput of each running job.", "short",
             ("rolecall_job_samples_per_second", "{{job}} ({{workload}})"), width=_THIRD),
         graph("Nodes by role", "Nodes that are alive.", "short",
@@ -61,9 +69,10 @@ def _cluster() -> Dashboard:
             ("sum by (state) (rolecall_node_workers)", "{{state}}"), width=_THIRD, stacked=True),
         graph("Ended workers", "By outcome, since each node started.", "short",
             ("sum by (reason) (rolecall_node_worker_exits_total)", "{{reason}}"), width=_THIRD),
-        graph("Restarts", "Workers started for a later attempt, and fork servers started after one died, since each "
-            "node started.", "short", ("sum(rolecall_node_worker_restarts_total)", "workers"),
-            ("sum(rolecall_node_fork_server_restarts_total)", "fork servers"), width=_THIRD),
+        graph("Started processes", "Workers, those of a later attempt, and fork servers after one died, since each "
+            "node started.", "short", ("sum(rolecall_node_worker_starts_total)", "workers"),
+            ("sum(rolecall_node_worker_restarts_total)", "workers of a later attempt"),
+            ("sum(rolecall_node_fork_server_restarts_total)", "fork servers after one died"), width=_THIRD),
         graph("CPU by role", "Cores that workers keep busy.", "short",
             ("sum by (role) (rate(rolecall_worker_cpu_seconds_total[$__rate_interval]))", "{{role}}"), width=_THIRD,
             stacked=True),
@@ -72,15 +81,30 @@ def _cluster() -> Dashboard:
         graph("Failed calls to the master", "Heartbeats that nodes had to retry.", "cps",
             ("sum by (instance) (rate(rolecall_node_heartbeat_failures_total[$__rate_interval]))", "{{instance}}"),
             width=_THIRD),
+        graph("GPU use", "Share of time in which GPUs computed: the mean of each node.", "percentunit",
+            ("avg by (instance) (rolecall_gpu_use_ratio)", "{{instance}}"), width=_THIRD),
+        graph("GPU memory in use", "Share of the memory of each node's GPUs.", "percentunit",
+            ("sum by (instance) (rolecall_gpu_memory_used_bytes) / sum by (instance) (rolecall_gpu_memory_total_bytes)",
+            "{{instance}}"), width=_THIRD),
         graph("Goodput", "Share of the time since submission that went into retained steps.", "percentunit",
             ("rolecall_job_goodput_ratio", "{{job}}")),
-        graph("Free space", "Free space of the master's volume.", "bytes", ("rolecall_volume_free_bytes", "free")),
+        graph("Free space", "The master's volume, and the free space below which it stores no logs and uploads.",
+            "bytes", ("rolecall_volume_free_bytes", "free"), ("rolecall_volume_total_bytes", "size"),
+            ("rolecall_volume_reserve_bytes", "reserve")),
         graph("API latency", "Mean time from a call to its response, by path.", "s",
             (_mean("rolecall_api_request_seconds", "route"), "{{route}}"), width=_THIRD),
         graph("Database", "Mean time of a transaction.", "s",
             (_mean("rolecall_database_seconds", "access"), "{{access}}"), width=_THIRD),
         graph("Passes of the loops", "Mean time of a pass, for each loop of the master.", "s",
             (_mean("rolecall_loop_pass_seconds", "loop"), "{{loop}}"), width=_THIRD),
+        graph("Idle loops", "Time since the last successful pass of each loop of the master.", "s",
+            ("rolecall_loop_idle_seconds", "{{loop}}"), width=_THIRD),
+        graph("Blob store", "Mean time of a call.", "s",
+            (_mean("rolecall_blob_store_seconds"), "call"), width=_THIRD),
+        graph("Overdue calls of the blob store", "Calls that have exceeded their time limit and not returned.", "short",
+            ("rolecall_blob_store_hung_calls", "calls"), width=_THIRD),
+        graph("Exports", "Tries to export a job to another program, by target and outcome, since the master started.",
+            "short", ("rolecall_exports_total", "{{target}}: {{outcome}}")),
     ]  # fmt: skip
     return board("rolecall-cluster", "Rolecall: cluster", "Capacity, activity and queue of the cluster.", panels)
 
@@ -104,6 +128,7 @@ def _job() -> Dashboard:
         graph("Lost time", "Time that did not go into retained steps, by cause.", "s",
             (_of("rolecall_job_lost_seconds"), "{{cause}}")),
         *_time(),
+        *_checkpoints(worker),
         graph("CPU of the workers", "Cores that each worker keeps busy.", "short",
             (_rate("cpu_seconds_total", "role, rank"), worker)),
         graph("Memory of the workers", "Memory that each worker uses.", "bytes",
@@ -112,9 +137,34 @@ def _job() -> Dashboard:
             (f"max by (role, rank) ({_of('rolecall_worker_loss')})", worker), least=None),
         graph("Step by worker", "Last value reported by each worker.", "short",
             (f"max by (role, rank) ({_of('rolecall_worker_step')})", worker)),
+        graph("Samples per second by worker", "Last value reported by each worker.", "short",
+            (f"max by (role, rank) ({_of('rolecall_worker_samples_per_second')})", worker)),
+        *_gpus(worker),
     ]  # fmt: skip
     found = board("rolecall-job", "Rolecall: job", "One running job, and the workers of its gang.", panels)
     return _with_job(found)
+
+
+def _checkpoints(worker: str) -> Iterator[Panel]:
+    size = f"max by (role, rank) ({_of('rolecall_worker_checkpoint_bytes')})"
+    yield graph("Checkpoints", "Size of the newest part that each worker wrote.", "bytes", (size, worker))
+    seconds, parts = (_rate(f"checkpoint_{what}_total", "role, rank") for what in ("write_seconds", "parts"))
+    yield graph(
+        "Time of a checkpoint", "Mean time to write and store a part.", "s", (f"{seconds} / ({parts} > 0)", worker)
+    )
+
+
+def _gpus(worker: str) -> Iterator[Panel]:
+    # The nodes of a machine can export the same GPU, and a GPU can have several workers.
+    assigned = f"on (gpu) group_right () {_of('rolecall_worker_gpu_info')}"
+    text = "Share of time in which the GPU of each worker computed; workers can share a GPU."
+    use = f"max by (gpu) (rolecall_gpu_use_ratio) * {assigned}"
+    yield graph("GPU use of the workers", text, "percentunit", (use, worker))
+    memory = [
+        (f"max by (role, rank) ({_of(f'rolecall_worker_{name}_bytes')})", f"{worker}: {when}")
+        for name, when in (("gpu_memory", "now"), ("gpu_memory_peak", "maximum"))
+    ]
+    yield graph("GPU memory of the workers", "GPU memory of each worker's tensors.", "bytes", *memory)
 
 
 def _workload(name: str) -> Dashboard:
@@ -128,17 +178,21 @@ def _workload(name: str) -> Dashboard:
 def _with_job(found: Dashboard, selector: str = "") -> Dashboard:
     """The dashboard of one job, with the job's events."""
     found.with_variable(job_variable(selector))
+    ended, failed = _of("rolecall_job_ended_timestamp_seconds"), _of("rolecall_job_failed")
+    failure = f"{ended} * on (job) group_left (cause) {failed}"
     for name, color, gauge, text in (
-        ("Attempts", "orange", "rolecall_job_attempt_started_timestamp_seconds", "The attempt was placed"),
-        ("Checkpoints", "blue", "rolecall_job_checkpoint_timestamp_seconds", "Checkpoint"),
-        ("End", "red", "rolecall_job_ended_timestamp_seconds", "{{state}}"),
+        ("Attempts", "orange", _of("rolecall_job_attempt_started_timestamp_seconds"), "The attempt was placed"),
+        ("Checkpoints", "blue", _of("rolecall_job_checkpoint_timestamp_seconds"), "Checkpoint"),
+        ("End", "purple", 'rolecall_job_ended_timestamp_seconds{job="$job", state!="failed"}', "{{state}}"),
+        ("Failure", "red", failure, "failed: {{cause}}"),
     ):
-        found.annotation(Marks(name, color, _of(gauge), text))
+        found.annotation(Marks(name, color, gauge, text))
     return found
 
 
 def _state() -> Iterator[Panel]:
-    yield label("State", "Current state of the job.", _of("rolecall_job_state"), "{{state}}")
+    state, cause = (_of("rolecall_job_state"), "{{state}}"), (_of("rolecall_job_failed"), "{{cause}}")
+    yield label("State", "Current state of the job, and the class of its error if it has failed.", state, cause)
     attempt = "Starts at 1; each later attempt follows a failure, a drain or a pause."
     yield number("Attempt", attempt, "short", _of("rolecall_job_attempt"))
     yield number("Step", "Optimizer steps completed.", "short", _of("rolecall_job_step"))
@@ -151,13 +205,18 @@ def _state() -> Iterator[Panel]:
 def _time() -> Iterator[Panel]:
     text = "Seconds per second of the workers' main threads, by role and activity."
     yield graph("Time by activity", text, "s", (_rate("time_seconds_total", "role, activity"), "{{role}} {{activity}}"))
+    steps = f"on (role) group_left () ({_rate('steps_total', 'role')} > 0)"
+    parts = _rate("time_seconds_total", "role, activity", f'activity=~"{"|".join(STEP_CATEGORIES)}"')
+    text = "Mean time of a worker's step, by role and activity."
+    yield graph("Step time by activity", text, "s", (f"{parts} / {steps}", "{{role}} {{activity}}"), stacked=True)
 
 
 def _rpc() -> Iterator[Panel]:
     latency = f"{_rate('rpc_seconds_total', 'role, peer')} / {_rate('rpc_calls_total', 'role, peer')}"
     yield graph("RPC latency", "Mean time from call to response.", "s", (latency, "{{role}} to {{peer}}"))
-    sent = _rate("rpc_sent_bytes_total", "role, peer")
-    yield graph("RPC traffic", "Bytes of tensors that workers send in calls.", "Bps", (sent, "{{role}} to {{peer}}"))
+    sent, received = (_rate(f"rpc_{way}_bytes_total", "role, peer") for way in ("sent", "received"))
+    queries = (sent, "{{role}} to {{peer}}: arguments"), (received, "{{role}} to {{peer}}: responses")
+    yield graph("RPC traffic", "Bytes of tensors in the calls of workers and in the responses.", "Bps", *queries)
 
 
 def _parameter_servers() -> Iterator[Panel]:
@@ -166,6 +225,9 @@ def _parameter_servers() -> Iterator[Panel]:
     yield graph(
         "Rows served", "Rows that each parameter server looks up, per second.", "short", (rows, "server {{rank}}")
     )
+    calls, steps = (_rate(f"{name}_total", "rank") for name in ("served_calls", "updates"))
+    queries = (calls, "server {{rank}}: calls"), (steps, "server {{rank}}: updates")
+    yield graph("Server calls", "Calls and updates of weights per second.", "ops", *queries)
     busy = _rate("served_seconds_total", "rank")
     updates = _rate("update_seconds_total", "rank")
     text = "Seconds per second in which each parameter server answers calls and updates weights."
@@ -178,14 +240,20 @@ def _parameter_servers() -> Iterator[Panel]:
 def _embedding() -> Iterator[Panel]:
     yield from _parameter_servers()
     distinct = f"{_rate('look_up_sent_ids_total', 'rank')} / {_rate('look_up_ids_total', 'rank')}"
-    text = "Share of the looked-up ids that each trainer sends: it sends each id of a batch once."
+    text = "Distinct share of the ids that each trainer looks up, without those of bags that servers pool."
     yield graph("Distinct ids", text, "percentunit", (distinct, "rank {{rank}}"))
 
 
 def _pipeline() -> Iterator[Panel]:
     flight = f"max by (rank) ({_of('rolecall_worker_micro_batches_in_flight')})"
     text = "Maximum number of micro-batches whose activations a stage holds."
-    yield graph("Micro-batches in flight", text, "short", (flight, "stage {{rank}}"))
+    yield graph("Micro-batches in flight", text, "short", (flight, "rank {{rank}}"))
+    text = "Share of each stage's step time without computation, over 5 minutes; needs the recording rules."
+    yield graph("Bubble", text, "percentunit", (_of("rolecall:stage_bubble:ratio5m"), "rank {{rank}}"))
+    text = "Seconds per second in which each stage computes and waits for its neighbors."
+    selector = 'role="stage", activity=~"compute|wait"'
+    spent = _rate("time_seconds_total", "rank, activity", selector)
+    yield graph("Busy and waiting stages", text, "s", (spent, "rank {{rank}}: {{activity}}"))
 
 
 def _rpc_pipeline() -> Iterator[Panel]:
@@ -202,6 +270,14 @@ def _reinforce() -> Iterator[Panel]:
     lag = f"max by (rank) ({_of('rolecall_worker_policy_lag_updates')})"
     text = "Updates of the agent since the weights of the newest rollouts."
     yield graph("Policy lag", text, "short", (lag, "rank {{rank}}"))
+    requests, batches, seconds = (
+        _rate(f"inference_{what}_total", "rank") for what in ("requests", "batches", "seconds")
+    )
+    text = "Mean time from an observer's request for actions to the agent's answer."
+    yield graph("Inference latency", text, "s", (f"{seconds} / {requests}", "agent"))
+    text = "Mean number of requests that the agent answers together."
+    yield graph("Inference batch", text, "short", (f"{requests} / {batches}", "requests"))
+    yield graph("Inference requests", "Requests that the agent answers per second.", "reqps", (requests, "requests"))
 
 
 def _declared(workload: str) -> Iterator[Panel]:
@@ -223,8 +299,10 @@ def _of(metric: str) -> str:
     return f'{metric}{{job="$job"}}'
 
 
-def _rate(measurement: str, by: str) -> str:
-    return f'sum by ({by}) (rate(rolecall_worker_{measurement}{{job="$job"}}[$__rate_interval]))'
+def _rate(measurement: str, by: str, selector: str = "") -> str:
+    """The rate of a counter of the job's workers, of those that the selector's labels choose."""
+    labels = ", ".join(filter(None, ('job="$job"', selector)))
+    return f"sum by ({by}) (rate(rolecall_worker_{measurement}{{{labels}}}[$__rate_interval]))"
 
 
 _EVERYWHERE = {"steps", "samples_per_s", "wall_s", "epochs"}

@@ -76,9 +76,9 @@ def number(
     return panel
 
 
-def label(title: str, description: str, expr: str, name: str) -> Panel:
-    """The value of the label in the curve's `name`."""
-    panel = _value(title, description, "short").targets(list(_targets([(expr, name)])))
+def label(title: str, description: str, *queries: Query) -> Panel:
+    """The values of labels now, in the names of the curves."""
+    panel = _value(title, description, "short").targets([query.instant() for query in _targets(queries)])
     panel.color_mode(BigValueColorMode.NONE).graph_mode(BigValueGraphMode.NONE)
     return panel.text_mode(BigValueTextMode.NAME)
 

@@ -3,15 +3,40 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from monitoring import exported
 from monitoring.boards import BUILT_IN
+from monitoring.exported import Exported
 from rolecall.spec.metric import WORKER_METRICS, Metric, WorkerMetric
 from rolecall.workloads import catalogue
 
 PATH = Path(__file__).parents[1] / "docs/metrics.md"
 _HEAD = """# Metrics
 
-`python -m monitoring.reference` generates this page from the code.
+`python -m monitoring.reference` generates this page from the code. Prometheus scrapes the master and every node.
+Histograms have the series `_bucket`, `_sum` and `_count`, summaries `_sum` and `_count`.
+"""
+_MASTER = """
+## Master
 
+The master exports these metrics about itself, the queue and the nodes.
+"""
+_JOBS = """
+## Jobs
+
+The master exports these metrics of jobs that hold slots, and some until one hour after the job's end.
+"""
+_NODES = """
+## Nodes
+
+Each node exports these metrics about itself, its GPUs and its workers. `gpu` is the UUID of a GPU. The following query
+joins the metrics of GPUs to jobs and ranks, although several nodes of a machine can export the same GPU:
+`max by (gpu) (rolecall_gpu_use_ratio) * on (gpu) group_right () rolecall_worker_gpu_info`.
+"""
+_COLLECTED = """
+| name | type | labels | meaning |
+|---|---|---|---|
+"""
+_WORKERS = """
 ## Workers
 
 Each worker measures itself. Its node exports these metrics as `rolecall_worker_<name>` with the labels `job`,
@@ -31,13 +56,27 @@ the job's end. A name with `{index}` stands for several metrics. Those are only 
 
 def page() -> str:
     """The content of docs/metrics.md."""
-    workers = "".join(f"{row}\n" for row in map(_worker_row, WORKER_METRICS))
-    return _HEAD + workers + _WORKLOADS + "".join(f"{line}\n" for line in _workloads())
+    measured = {f"rolecall_worker_{one.name}" for one in WORKER_METRICS}
+    on_nodes = [one for one in exported.node() if one.name not in measured]
+    parts = [
+        _HEAD,
+        *(_MASTER, _COLLECTED, *map(_collected_row, exported.master())),
+        *(_JOBS, _COLLECTED, *map(_collected_row, exported.jobs())),
+        *(_NODES, _COLLECTED, *map(_collected_row, on_nodes)),
+        *(_WORKERS, *map(_worker_row, WORKER_METRICS)),
+        *(_WORKLOADS, *(f"{line}\n" for line in _workloads())),
+    ]
+    return "".join(parts)
+
+
+def _collected_row(one: Exported) -> str:
+    labels = ", ".join(f"`{label}`" for label in one.labels)
+    return f"| `{one.name}` | {one.kind} | {labels} | {one.help} |\n"
 
 
 def _worker_row(one: WorkerMetric) -> str:
     label = f"`{one.label}`: {', '.join(one.values)}" if one.label else ""
-    return f"| `{one.name}` | {'counter' if one.counts else 'gauge'} | {label} | {one.help} |"
+    return f"| `{one.name}` | {'counter' if one.counts else 'gauge'} | {label} | {one.help} |\n"
 
 
 def _workloads() -> Iterator[str]:

@@ -24,6 +24,7 @@ import psutil
 import psycopg
 import pytest
 from hypothesis import settings
+from tests.prerequisites import unavailable
 from tests.rows import write_rows
 from tests.running import Running
 from xdist.scheduler import LoadScopeScheduling
@@ -252,7 +253,7 @@ def _await_ready(process: subprocess.Popen[str], log: Path) -> str:
 def _binaries() -> Path:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
     if not found:
-        pytest.skip("PostgreSQL is not installed: there is no /usr/lib/postgresql/*/bin (apt-get install postgresql)")
+        unavailable("PostgreSQL is not installed: there is no /usr/lib/postgresql/*/bin (apt-get install postgresql)")
     return found[-1].parent
 
 

@@ -19,10 +19,10 @@ from tests.containers import (
     refused,
     until,
 )
+from tests.prerequisites import require_root
 from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounting volumes needs root")
 # The control program without the node of its container.
 CONTROL = (sys.executable, "-m", "rolecall", "master")
 
@@ -50,7 +50,6 @@ def test_a_data_folder_that_can_not_be_written_to(tmp_path: Path, program: str) 
     assert line == f"rolecall: ROLECALL_DATA={tmp_path}/file/data: Not a directory; give a folder to write to"
 
 
-@AS_ROOT
 def test_a_masters_full_volume_at_the_start(tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "1m") as data, filled(data):
         line = refused(os.EX_CONFIG, "master", env=environment(data, ROLECALL_PORT=str(free_port())))
@@ -130,15 +129,17 @@ def test_a_master_that_accepts_connections_but_does_not_answer_is_reported(tmp_p
 def test_two_nodes_with_the_same_name(tmp_path: Path) -> None:
     with control(tmp_path) as master, ExitStack() as stack:
         stack.enter_context(node(tmp_path / "n", master.port))
-        life = until(lambda: (found := master.node("n")) and found["heartbeat_age_s"] > 0.5 and found)["life"]
+        incarnation = until(lambda: (found := master.node("n")) and found["heartbeat_age_s"] > 0.5 and found)[
+            "incarnation"
+        ]
         second = stack.enter_context(node(tmp_path / "other", master.port, ROLECALL_NODE_NAME="n"))
         assert second.ends(120) == os.EX_CONFIG
         assert "the name n is taken by a live node at 127.0.0.1" in second.text.splitlines()[-1]
-        assert master.node("n")["life"] == life  # type: ignore[index]
+        assert master.node("n")["incarnation"] == incarnation  # type: ignore[index]
 
 
-@AS_ROOT
 def test_a_small_shared_memory_is_a_warning(tmp_path: Path) -> None:
+    require_root("mounting /dev/shm needs root")
     small = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
     with control(tmp_path) as master, node(tmp_path / "n", master.port, before=small):
         found = until(lambda: master.finding("n", "shm"))
@@ -148,7 +149,6 @@ def test_a_small_shared_memory_is_a_warning(tmp_path: Path) -> None:
         assert "warning n: its shared memory (/dev/shm) has 64 MiB" in shown
 
 
-@AS_ROOT
 def test_a_node_with_a_full_disk_gets_no_workers_until_there_is_space(tmp_path: Path) -> None:
     with ExitStack() as stack:
         data = stack.enter_context(mounted(tmp_path / "n", "64m"))

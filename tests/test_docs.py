@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,9 @@ def test_every_technique_of_a_tutorial_names_its_code_and_test(tutorial: str) ->
         assert _check_links(code, technique), f"{technique}: the code is missing"
         tests = _check_links(test, technique)
         assert any(name.startswith("test_") for name in tests), f"{technique}: the test is missing"
+        if re.search("cuda|GPU|NCCL", technique + here):
+            on_gpu = re.search(r"tests/gpu/\w+\.py\): `\w+` \(on (a GPU|two GPUs): [^)]+\)", test)
+            assert on_gpu, f"{technique}: no test on a GPU, or not whether it has run"
 
 
 def _check_links(cell: str, technique: str) -> set[str]:
@@ -194,3 +198,28 @@ def _anchor(title: str) -> str:
 
 def _linked(page: Path, target: str) -> Path:
     return (page.parent / target).resolve() if target else page
+
+
+def _texts(source: str) -> Iterator[str]:
+    """The literal parts of all strings of a module."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_messages_in_the_troubleshooting_guide_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    tables = page[: page.index("## A job that is slow")] + next(
+        line for line in page.splitlines() if "Landlock" in line
+    )
+    messages = [
+        quoted for row in re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE) for quoted in re.findall("`(.*?)`", row)
+    ]
+    assert len(messages) > 20
+    sources = (path.read_text() for path in (ROOT / "services/rolecall").rglob("*.py"))
+    code = "\n".join(text.replace("`", "") for source in sources for text in _texts(source))
+    for message in messages:
+        if message == "rolecall: command not found":  # The shell's.
+            continue
+        for part in filter(None, (part.strip() for part in message.split("…"))):
+            assert part in code, message

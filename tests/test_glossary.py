@@ -1,6 +1,6 @@
-"""Terms that texts for users and operators must not contain, each with its replacement.
+"""Terms that names in the code, and texts for users and operators, must not contain, each with its replacement.
 
-The test checks the documents without their code, the comments of the files that operators edit, the texts of the
+The first test checks the documents without their code, the comments of the files that operators edit, the texts of the
 dashboards, the string literals in `services`, the docstrings that become help texts, and the API's description.
 """
 
@@ -72,6 +72,36 @@ GLOSSARY = {
     r"\w+(alis|onis|aris|imis)(e|ed|es|ing|ation)": "the American spelling, -ize",
 }
 OUT = {re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE): term for pattern, term in GLOSSARY.items()}
+
+NAMES = {
+    "anew": "again",
+    "beside": "next to, in addition to, outside",
+    "card cards": "gpu",
+    "complain complains complaint complaints": "warning, error",
+    "cure cures cured": "fix, remedy",
+    "everywhere": "per_node",
+    "hear hears heard": "received, heartbeat",
+    "hurry hurried": "force_exit",
+    "knock knocks knocked": "probe",
+    "lives living": "incarnation, run, live",
+    "mend mends mended": "fix, repair",
+    "merit": "objective",
+    "parted": "separated",
+    "perceptron perceptrons": "mlp",
+    "piece pieces": "chunk",
+    "quorum": "step_barrier, majority",
+    "scene scenes": "snapshot",
+    "seldom": "rarely",
+    "somebody": "another",
+    "standing": "health, state",
+    "stranger strangers": "remote, unknown, intruder",
+    "surroundings": "cluster_info, environment",
+    "trouble troubles": "storage_error, failure",
+}
+"""The words that are no part of a name in the code."""
+OUT_OF_NAMES = {word: term for words, term in NAMES.items() for word in words.split()}
+KEPT_NAMES = {"perceptron", "perceptron_norm", "WordPiece"}
+"""Keys of stored checkpoints and exports, and an algorithm."""
 
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`|`[^`]+`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"^\s*# (.*)$|\s# (.*)$", re.MULTILINE)
@@ -170,3 +200,44 @@ def test_the_texts_are_found() -> None:
     assert "```" not in texts["operations.md"]
     assert "Queue the job again" in texts["openapi paths /jobs/{job}/resume post description"]
     assert "delay the response" in texts["openapi components schemas Heartbeat properties wait_s description"]
+
+
+def _names(node: ast.AST) -> tuple[str, ...]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return (name,)
+        case ast.arg(arg=name) | ast.Attribute(attr=name) | ast.Name(id=name):
+            return (name,)
+        case _:
+            return ()
+
+
+def _words_out(source: str) -> Iterator[str]:
+    lowered = source.lower()
+    # Parsing takes longer than searching, and most files have none of the words.
+    if any(word in lowered for word in OUT_OF_NAMES):
+        for name in {name for node in ast.walk(ast.parse(source)) for name in _names(node)} - KEPT_NAMES:
+            words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+            yield from (f"{name}, say: {OUT_OF_NAMES[word]}" for word in sorted(words & OUT_OF_NAMES.keys()))
+
+
+def test_names_in_the_code_have_no_word_that_is_out() -> None:
+    paths = [
+        path for folder in ("services", "tests", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    ]
+    found = [f"{path.relative_to(ROOT)}: {hit}" for path in paths for hit in _words_out(path.read_text())]
+    assert found == []
+
+
+def test_words_are_found_in_each_kind_of_name() -> None:
+    source = (
+        "class SceneView:\n def knock(self, trouble): self.STRANGERS = parted_by\n# surroundings\nmerits = lives_on"
+    )
+    assert {hit.partition(",")[0] for hit in _words_out(source)} == {
+        "SceneView",
+        "knock",
+        "trouble",
+        "STRANGERS",
+        "parted_by",
+        "lives_on",
+    }

@@ -36,9 +36,9 @@ def _name_of(process: psutil.Process) -> str:
         return ""  # The process has just ended.
 
 
-def await_node(started: Container, life: str = "") -> dict[str, Any]:
-    """Wait until the container's own node is alive, with a `life` other than the given one."""
-    look = lambda: (node := started.node(NAME)) and node["life"] != life and node  # noqa: E731
+def await_node(started: Container, incarnation: str = "") -> dict[str, Any]:
+    """Wait until the container's own node is alive, with an `incarnation` other than the given one."""
+    look = lambda: (node := started.node(NAME)) and node["incarnation"] != incarnation and node  # noqa: E731
     return until(look)
 
 
@@ -56,19 +56,19 @@ def test_the_masters_container_runs_a_control_program_and_a_node(started: Contai
 
 
 def test_the_control_program_is_restarted_without_the_node(started: Container) -> None:
-    life = await_node(started)["life"]
+    incarnation = await_node(started)["incarnation"]
     before = programs(started)
     before["master"].kill()
     until(lambda: programs(started).get("master", before["master"]) != before["master"])
-    assert await_node(started)["life"] == life
+    assert await_node(started)["incarnation"] == incarnation
     assert programs(started)["node"] == before["node"]
 
 
 def test_the_node_is_restarted_without_the_control_program(started: Container) -> None:
-    life = await_node(started)["life"]
+    incarnation = await_node(started)["incarnation"]
     before = programs(started)
     before["node"].kill()
-    await_node(started, life)
+    await_node(started, incarnation)
     assert programs(started)["master"] == before["master"]
     assert programs(started)["node"] != before["node"]
 
@@ -131,13 +131,13 @@ def test_a_late_configuration_error_of_its_node_does_not_end_the_control_program
 def test_a_container_starts_again_after_a_power_failure(tmp_path: Path) -> None:
     """The boot id has changed, and the stored node has never been drained."""
     with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME) as before:
-        life = await_node(before)["life"]
+        incarnation = await_node(before)["incarnation"]
         before.process.kill()
         before.ends()
     with closing(sqlite3.connect(tmp_path / "data" / "rolecall.db")) as database, database:
         database.execute("UPDATE nodes SET spec = json_set(spec, '$.machine.boot_id', 'an-earlier-boot')")
     with container(tmp_path / "data", ROLECALL_NODE_NAME=NAME, ROLECALL_NODE_TIMEOUT_S="300") as again:
-        await_node(again, life)
+        await_node(again, incarnation)
         assert "ended with" not in again.text
 
 

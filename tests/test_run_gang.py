@@ -27,6 +27,6 @@ def test_a_worker_that_died_before_its_first_report_has_no_losses(tmp_path: Path
 
 
 def test_the_workers_of_a_role_get_its_gpus_in_turn() -> None:
-    plan = gang._plan({Role.PARAMETER_SERVER: 1, Role.TRAINER: 3}, {Role.TRAINER: ["GPU-a", "GPU-b"]})
+    plan = gang._plan({Role.PARAMETER_SERVER: 1, Role.TRAINER: 3}, gpus={Role.TRAINER: ["GPU-a", "GPU-b"]})
     gpus = {role: [worker.gpu for worker in plan.workers if worker.role is role] for role in ROLES}
     assert gpus == {Role.PARAMETER_SERVER: [None], Role.TRAINER: ["GPU-a", "GPU-b", "GPU-a"]}

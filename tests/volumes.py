@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import disk_usage
 
-import pytest
+from tests.prerequisites import unavailable
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def mounted(path: Path, size: str = "8m") -> Iterator[Path]:
     path.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a small volume can't be mounted here: it needs root and CAP_SYS_ADMIN")
+        unavailable("a small volume can't be mounted here: it needs root and CAP_SYS_ADMIN")
     try:
         yield path
     finally:

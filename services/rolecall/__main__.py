@@ -29,7 +29,11 @@ _PERMANENT_EXIT_CODES = (os.EX_USAGE, os.EX_CONFIG)
 
 def main(arguments: Sequence[str]) -> int:
     """Run the container, or the program in `arguments`. Exit code 64 is for invalid usage, 78 for invalid settings."""
-    forbid_inspection()  # Before secrets are read. It also hides the environment in `/proc`.
+    try:
+        forbid_inspection()  # Before secrets are read. It also hides the environment in `/proc`.
+    except OSError as error:
+        print(f"rolecall: {error.strerror}", file=sys.stderr)
+        return os.EX_CONFIG
     keep_files_private()
     try:
         match arguments:

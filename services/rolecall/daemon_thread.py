@@ -15,6 +15,11 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
 
     Unlike `asyncio.to_thread`, it does not pass on context variables.
     """
+    return await asyncio.wrap_future(start_in_daemon_thread(function, *args, **kwargs))
+
+
+def start_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Start a function in a thread that does not delay the exit of the process; return its future result."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -25,4 +30,4 @@ async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs
 
     future.set_running_or_notify_cancel()  # A running call can't be cancelled, only the wait for it.
     threading.Thread(target=run, daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return future

@@ -25,12 +25,12 @@ def forbid_inspection() -> None:
     The setting lasts until the next `execve` and is inherited by a fork. It doesn't affect processes with
     `CAP_SYS_PTRACE` or `CAP_PERFMON`, such as those of root.
     """
-    check_result(LIBC.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+    _prctl(_PR_SET_DUMPABLE, 0, "PR_SET_DUMPABLE")
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Make the kernel send this process a signal when the thread that created it ends."""
-    check_result(LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+    _prctl(_PR_SET_PDEATHSIG, int(number), "PR_SET_PDEATHSIG")
 
 
 def describe_exit(status: int) -> str:
@@ -60,7 +60,7 @@ def keep_capabilities(kept: Iterable[int]) -> None:
 
 def set_no_new_privileges() -> None:
     """Forbid this process and its children to gain privileges by `execve`, which Landlock and seccomp require."""
-    check_result(LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
 
 
 def check_result(result: int, name: str) -> int:
@@ -69,3 +69,12 @@ def check_result(result: int, name: str) -> int:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
     return result
+
+
+def _prctl(option: int, value: int, name: str) -> None:
+    """Set an option of this process, or raise `OSError`, with a remedy if the container forbids the call."""
+    try:
+        check_result(LIBC.prctl(option, value, 0, 0, 0), f"prctl({name})")
+    except PermissionError as error:
+        remedy = "allow prctl in the seccomp profile of the container"
+        raise PermissionError(error.errno, f"{error.strerror}; {remedy}") from None

@@ -7,7 +7,7 @@ import hmac
 import json
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,10 +23,23 @@ _S = TypeVar("_S", bound="_Environment")
 SECRETS = ("ROLECALL_TOKEN", "ROLECALL_NODE_TOKEN", "ROLECALL_METRICS_TOKEN", "ROLECALL_DATABASE_URL")
 """Variables that hold secrets, each of which may also be read from a file. No worker gets to see them."""
 
-_SECRET_FILES = (*(f"{name}_FILE" for name in SECRETS), "ROLECALL_TLS_KEY")
+_SECRET_FILES = (
+    *(f"{name}_FILE" for name in SECRETS),
+    "ROLECALL_TLS_KEY",
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY",
+    "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY",
+    "MLFLOW_TRACKING_CLIENT_CERT_PATH",
+)
 _PRIVATE_PATHS = "ROLECALL_PRIVATE_PATHS"
 """A variable that Rolecall sets for the programs that it starts: the private paths of its own environment, as JSON."""
 _MASTERS_OWN = ("ROLECALL_TOKEN", "ROLECALL_DATABASE_URL")
+_EXPORTS = (
+    "OTEL_EXPORTER_OTLP_",
+    "ROLECALL_MLFLOW_URI",
+    "DATABRICKS_",
+    *(f"MLFLOW_TRACKING_{name}" for name in ("USERNAME", "PASSWORD", "TOKEN", "CLIENT_CERT_PATH")),
+)
+"""The beginnings of variables for the control program's exports that may hold secrets, or name files with them."""
 _LIBRARY_PATHS = (
     "AWS_CA_BUNDLE",
     "AWS_CONFIG_FILE",
@@ -168,6 +181,27 @@ class MasterSettings(_Settings):
         Field(validation_alias="ROLECALL_WEBHOOK_NETWORKS"),
     ] = ()
     """Comma-separated private networks of these hosts, such as `10.1.0.0/16`; by default only public addresses."""
+    otlp_endpoint: Annotated[
+        str | None, Field(validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", pattern=r"^https?://[^/]")
+    ] = None
+    """URL of an OpenTelemetry collector (OTLP over HTTP) for job traces, such as `http://collector:4318`."""
+    mlflow_uri: Annotated[SecretStr | None, Field(validation_alias="ROLECALL_MLFLOW_URI")] = None
+    """MLflow tracking server for all jobs, such as `http://mlflow:5000`."""
+    mlflow_experiment: Annotated[str, Field(validation_alias="ROLECALL_MLFLOW_EXPERIMENT")] = "rolecall"
+    """MLflow experiment of the jobs, which is created if necessary."""
+    tensorboard_dir: Annotated[Path | None, Field(validation_alias="ROLECALL_TENSORBOARD_DIR")] = None
+    """Folder for TensorBoard's event files of all jobs."""
+
+    @property
+    def sqlite_file(self) -> Path:
+        """The SQLite database, which is used without `database_url`."""
+        return self.data / "rolecall.db"
+
+    @property
+    def database_files(self) -> tuple[Path, ...]:
+        """The files with the signing key: the SQLite database and its write-ahead log; none with `database_url`."""
+        file = self.sqlite_file
+        return () if self.database_url else (file, file.with_name(f"{file.name}-wal"))
 
     @property
     def tokens(self) -> dict[str, SecretStr]:
@@ -232,10 +266,13 @@ def read_node_token() -> str:
     return _secrets_from_files().get("ROLECALL_NODE_TOKEN") or os.environ.get("ROLECALL_NODE_TOKEN", "")
 
 
-def readable_secret_files() -> tuple[Path, ...]:
-    """The files with secrets, as the environment names them, that every user of this system can read."""
-    named = _secret_files(os.environ)
-    return tuple(path for path in named if path.exists() and path.stat().st_mode & stat.S_IROTH)
+def readable_secret_files(*others: Path) -> tuple[Path, ...]:
+    """The files with secrets that every user of this system can read.
+
+    Examines the files that the environment names, the connection file, and `others`.
+    """
+    known = dict.fromkeys((*private_paths(), connection_file(), *others))
+    return tuple(path for path in known if _is_world_readable(path))
 
 
 def connection_file(environment: Mapping[str, str] = os.environ) -> Path:
@@ -254,20 +291,29 @@ def private_paths(environment: Mapping[str, str] = os.environ) -> tuple[Path, ..
     return tuple(dict.fromkeys(path.absolute() for path in found))
 
 
-def without(environment: Mapping[str, str], hidden: Collection[str]) -> dict[str, str]:
-    """`environment` for another program, without the variables `hidden`. The paths that they name stay private."""
+def without(environment: Mapping[str, str], hidden: Collection[str], private: Iterable[Path] = ()) -> dict[str, str]:
+    """`environment` for another program, without the variables `hidden`.
+
+    The paths that they name stay private, and those in `private` become so.
+    """
     kept = {name: value for name, value in environment.items() if name not in hidden}
-    return kept | {_PRIVATE_PATHS: json.dumps([str(path) for path in private_paths(environment)])}
+    return kept | {_PRIVATE_PATHS: json.dumps([str(path) for path in (*private_paths(environment), *private)])}
 
 
 def for_nodes(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without the secrets that only the control program needs, for a node in the same container."""
-    return without(environment, {variable for name in _MASTERS_OWN for variable in (name, f"{name}_FILE")})
+    hidden = {variable for name in _MASTERS_OWN for variable in (name, f"{name}_FILE")}
+    return without(environment, hidden.union(_of_exports(environment)))
 
 
 def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` without any secrets."""
-    return without(environment, {variable for name in SECRETS for variable in (name, f"{name}_FILE")})
+    hidden = {variable for name in SECRETS for variable in (name, f"{name}_FILE")}
+    return without(environment, hidden.union(_of_exports(environment)))
+
+
+def _of_exports(environment: Mapping[str, str]) -> set[str]:
+    return {name for name in environment if name.startswith(_EXPORTS)}
 
 
 def read_role() -> str:
@@ -305,6 +351,14 @@ def read_library_paths() -> tuple[Path, ...]:
 
 def _secret_files(environment: Mapping[str, str]) -> tuple[Path, ...]:
     return tuple(Path(path) for name in _SECRET_FILES if (path := environment.get(name)))
+
+
+def _is_world_readable(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and bool(mode & stat.S_IROTH)
 
 
 def _read(kind: type[_S], given: dict[str, Any]) -> _S:

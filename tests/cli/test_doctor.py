@@ -18,13 +18,16 @@ from typing import Any
 import httpx
 import pytest
 from tests.conftest import ROLECALL, TOKEN, Cluster
-from tests.master.harness import alive, make_node
+from tests.master.harness import alive, make_node, make_token, on_master
 from typer.testing import CliRunner
 
 from rolecall import __version__
 from rolecall.cli import doctor as command
 from rolecall.cli.app import app
+from rolecall.spec.access import Scope
 from rolecall.spec.role import Role
+
+from .command import run_at
 
 URL = {"ROLECALL_TOKEN": TOKEN}
 
@@ -233,6 +236,33 @@ def test_the_last_event_is_printed_before_the_outcome() -> None:
     assert "the first of all" in done.stderr
     assert "the last of all" in done.stderr
     assert [call.split("/")[-1] for call in fake.calls if call.startswith("GET /jobs/")] == ["j1", "events"] * 2
+
+
+async def test_the_weak_settings_of_a_master_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "node-token"
+    secret.write_text("secret")
+    secret.chmod(0o644)
+    monkeypatch.setenv("ROLECALL_NODE_TOKEN_FILE", str(secret))
+    async with on_master(tmp_path) as master:
+        database = tmp_path / "rolecall.db"
+        database.chmod(0o604)
+        done = await run_at(master, "doctor", "--json")
+    found = [one for one in json.loads(done.out) if one["level"] == "warning"]
+    assert {tuple(one["nodes"]) for one in found} == {("the master",)}
+    assert [one["check"] for one in found] == ["tokens", "tokens", "metrics token", "secret files", "retention"]
+    files = next(one for one in found if one["check"] == "secret files")
+    assert files["message"].endswith(f": {secret}, {database}")
+    assert all(one["remedy"] for one in found)
+
+
+async def test_what_only_admins_can_examine_is_said_to_others(tmp_path: Path) -> None:
+    async with on_master(tmp_path) as master:
+        secret = await make_token(master, "alice", Scope.SUBMIT)
+        done = await run_at(master, "doctor", "--json", "--token", secret)
+    (found,) = [one for one in json.loads(done.out) if one["level"] == "warning"]
+    assert (found["nodes"], found["check"]) == (["the master"], "settings")
+    assert "not examined" in found["message"]
+    assert "admin" in found["remedy"]
 
 
 def test_a_network_test_that_another_user_cancelled_is_not_a_timeout() -> None:

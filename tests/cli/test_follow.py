@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from mlflow import MlflowClient
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import ROLECALL, Cluster
+from tests.trackers.test_tensorboard import events, scalars
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -77,6 +79,18 @@ def test_a_followed_job_that_succeeds(cluster: Cluster, rows: Path, tmp_path: Pa
     (last,) = stdout.splitlines()
     assert last.startswith("embedding-ddp succeeded: ")
     assert f"validation_auc={cluster.job(job)['result']['validation_auc']:.4f}" in last
+
+
+def test_old_checkpoints_that_are_deleted_are_no_news_to_who_follows(
+    cluster: Cluster, rows: Path, tmp_path: Path
+) -> None:
+    job = short_job(rows)
+    job["params"] |= {"checkpoint_every_steps": 1}
+    with submitted(cluster, job, tmp_path) as (process, name):
+        _, stderr = ended(process, 0)
+        cluster.until(name, lambda _: "newer ones are kept" in run(cluster, "events", name))
+    assert "succeeded" in stderr
+    assert "newer ones are kept" not in stderr
 
 
 def test_a_followed_job_that_fails_says_why(cluster: Cluster, rows: Path, tmp_path: Path) -> None:
@@ -179,6 +193,31 @@ def test_pause_resume_cancel_and_retry(cluster: Cluster, rows: Path) -> None:
     assert len(document["attempts"]) == 3
     run(cluster, "cancel", job)
     cluster.wait_for(job, "cancelled", 20)
+
+
+def test_the_metrics_of_a_job_for_tensorboard(cluster: Cluster, done: str, tmp_path: Path) -> None:
+    said = run(cluster, "tensorboard", done, "--dir", str(tmp_path / "runs"), "--follow")
+    assert f"to see them: tensorboard --logdir {tmp_path}/runs" in " ".join(said.split())
+    reported = {tag for tag, *_ in scalars(tmp_path / "runs" / done / "attempt-1/trainer-0")}
+    assert {"loss", "samples_per_s", "validation_auc"} <= reported
+    texts = [value.tag for event in events(tmp_path / "runs" / done) for value in event.summary.value]
+    assert texts == ["request/text_summary", "result/text_summary"]
+
+
+def test_a_job_for_mlflow(cluster: Cluster, done: str, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    written = [
+        run(cluster, "mlflow", done, "--tracking-uri", uri, "--experiment", "mine", "--follow") for _ in range(2)
+    ]
+    assert "wrote 0 values to experiment 'mine'" in " ".join(written[1].split())
+    (found,) = MlflowClient(uri).search_runs(["1"])
+    document = cluster.job(done)
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "follow-me")
+    assert found.data.params["sparse_optimizer.lr"] == "0.05"
+    assert found.data.metrics["result.validation_auc"] == document["result"]["validation_auc"]
+    steps = [point.step for point in MlflowClient(uri).get_metric_history(found.info.run_id, "trainer-1/loss")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == document["progress"]["step"]
 
 
 def test_artifacts_are_listed_and_downloaded(cluster: Cluster, done: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rolecall.cli.watch import drawn_metrics, picture
 from rolecall.client import Client as Connected
 from rolecall.client import Connection
 from rolecall.client.plot import table
+from rolecall.spec.report import TimeSpent
 from rolecall.spec.state import WorkerState
 
 from .command import run, run_at
@@ -25,6 +26,8 @@ LOG = (
     b"2026-01-01 10:00:00.000+00:00 INFO an old record\n"
     b"2999-01-01 10:00:00.000+00:00 INFO a new record\nprinted [red]\n"
 )
+
+SPENT = TimeSpent(steps=150, data=120, wait=0.1)
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ async def two_jobs(master: Client) -> tuple[str, str]:
         (worker,) = await node.workers()
         await node.say(worker, WorkerState.RUNNING)
         values = [line("step", step=step, steps=steps, metrics={"loss": 1 / step}) for step in range(1, 4)]
-        values.append(line("step", step=3, steps=steps, epoch=1, metrics={"validation_auc": score}))
+        values.append(line("step", step=3, steps=steps, epoch=1, metrics={"validation_auc": score}, spent=SPENT))
         if not ids:
             values.append(line("result", metrics={"test_auc": score}))
         await node.progress(worker, *values)
@@ -60,6 +63,7 @@ async def two_jobs(master: Client) -> tuple[str, str]:
     return ids[0], ids[1]
 
 
+@pytest.mark.slow
 async def test_everything_about_a_job_and_its_cluster(master: Client, tmp_path: Path) -> None:
     """One test for all, because the jobs take the time."""
     first, second = await two_jobs(master)
@@ -79,6 +83,7 @@ async def _show(master: Client, job: str) -> None:
     shown = (await run_at(master, "show", job)).out
     facts = dict(text.split(maxsplit=1) for text in shown.partition("\n\n")[0].splitlines())
     assert facts["job"] == f"{job} job [3]"
+    assert facts["steps"] == "data 2m00s, compute 30s"
     assert facts["scores"] == "validation_auc=0.5000"
     assert facts["result"] == "test_auc=0.5000"
     assert "  steps  3\n" in shown
@@ -155,6 +160,8 @@ async def _top(master: Client, job: str) -> None:
     assert "nodes: 1 of 1 alive   slots: 1 of 2 in use   jobs: 1 running, 0 queued" in shown
     assert f"trainer-0 of {job}" in shown
     assert "job [5]" in shown
+    for view in (shown, (await run_at(master, "jobs", "--state", "running")).out):
+        assert "step 3/5, epoch 1, loss 0.3333, validation_auc 0.7500 (↑ is better)" in view
     document = json.loads((await run_at(master, "top", "--json")).out)
     assert ([one["id"] for one in document["jobs"]], len(document["nodes"])) == ([job], 1)
 
@@ -183,11 +190,15 @@ async def test_without_a_terminal_watch_prints_lines_and_has_the_exit_code_of_th
     job = (await master.submit(roles=ONE_TRAINER, max_restarts=0))["id"]
     watching = asyncio.ensure_future(run_at(master, "watch", job))
     (worker,) = await node.workers()
-    await node.say(worker, WorkerState.FAILED, exit_code=1, failure=failure("ValueError: broken"))
+    await node.say(
+        worker, WorkerState.FAILED, exit_code=1, failure=failure("ValueError: broken", traceback="line [7]\nline 8")
+    )
     done = await watching
     assert done.code == 1
-    assert done.out.startswith("toy failed: ")
+    assert done.out == "toy failed: trainer-0 on trainer-0: ValueError: broken\n"
     assert "submitted by admin" in done.err
+    assert f"for the traceback: rolecall show {job}" in done.err
+    assert "\nline [7]\nline 8\n" in (await run_at(master, "show", job)).out
 
 
 async def test_a_shell_completes_jobs_and_workloads(master: Client) -> None:

@@ -2,13 +2,16 @@
 
 from io import StringIO
 
+import pytest
 from rich.markup import escape
 from rich.table import Table
 
-from rolecall.cli.output import Terminal, goodput, roles
-from rolecall.spec.job import JobDocument
+from rolecall.cli.output import Terminal, goodput, progress, roles
+from rolecall.spec.api import MetricDocument
+from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.resources import Resources
 from rolecall.spec.role import Role
+from rolecall.workloads.catalogue import load
 
 HOSTILE = "\x1b]52;c;eA==\x07 \x1b[2J [red]"
 
@@ -46,3 +49,21 @@ def test_the_greatest_loss_of_time_is_shown_first() -> None:
     document = JobDocument.model_construct(goodput=0.42, lost_s=lost)
     assert goodput(document) == "42% (lost to repeated 2m10s, queue 1m10s, start 5s)"
     assert not goodput(JobDocument.model_construct(goodput=None, lost_s=None))
+
+
+@pytest.mark.parametrize(
+    ("workload", "metrics", "expected"),
+    [
+        ("embedding-ddp", {}, "step 9, loss 0.5000"),
+        (
+            "embedding-ddp",
+            {"validation_loss": 0.4, "bad_rows": 1.0, "validation_auc": 0.9, "validation_accuracy": 0.8},
+            "step 9, loss 0.5000, validation_accuracy 0.8000 (↑ is better), validation_auc 0.9000 (↑ is better)",
+        ),
+        ("rnn-lm", {"validation_perplexity": 120.0}, "step 9, loss 0.5000, validation_perplexity 120 (↓ is better)"),
+        ("reinforce", {"kl": 0.1, "episode_return": 21.5}, "step 9, loss 0.5000, episode_return 21.5 (↑ is better)"),
+    ],
+)
+def test_progress_has_the_main_scores(workload: str, metrics: dict[str, float], expected: str) -> None:
+    declared = [MetricDocument.model_validate(one, from_attributes=True) for one in load(workload).metrics]
+    assert progress(Progress(step=9, loss=0.5, metrics=metrics), declared) == expected

@@ -1,55 +1,30 @@
 """The web page in a real browser: submit, watch, read a failure, cancel, be refused."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
+from tests.cluster.browser import check_accessibility, log_in, logged_in, started_browser, visit
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster
-from tests.security.test_docs_page import find_browser
 
 pytestmark = pytest.mark.slow
-WAIT_MS = 30_000
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
+    with started_browser() as started:
+        yield started
 
 
 @pytest.fixture
 def page(browser: Browser, cluster: Cluster) -> Iterator[Page]:
-    """A page of a browser that is logged in. It must load nothing from other hosts and raise no error."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(WAIT_MS)
-    faults: list[str] = []
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if "Content Security" in message.text else None)
-    page.on("request", lambda request: None if request.url.startswith(cluster.url) else faults.append(request.url))
-    log_in(page, cluster, cluster.token)
-    yield page
-    context.close()
-    assert not faults
-
-
-def log_in(page: Page, cluster: Cluster, token: str) -> None:
-    page.goto(f"{cluster.url}/")
-    page.get_by_label("Token").fill(token)
-    page.get_by_role("button", name="Log in").click()
-
-
-def check_accessibility(page: Page) -> None:
-    found = Axe().run(page).response["violations"]
-    serious = [one for one in found if one["impact"] in {"serious", "critical"}]
-    assert not serious, [(one["id"], [node["html"] for node in one["nodes"]]) for one in serious]
+    with logged_in(browser, cluster) as opened:
+        yield opened
 
 
 def fill(page: Page, params: dict[str, Any]) -> None:
@@ -60,7 +35,16 @@ def fill(page: Page, params: dict[str, Any]) -> None:
 
 def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, rows: Path) -> None:
     page.get_by_role("link", name="Submit", exact=True).click()
+    # By keyboard: an example fills the form, and another workload empties it.
+    page.get_by_label("Start from").focus()
+    page.keyboard.type("rnn-lm")
+    expect(page.locator("#curl")).to_contain_text("sense-and-sensibility")
+    example = cluster.client.get("/workloads/rnn-lm").json()["example"]
+    assert json.loads((page.locator("#curl").text_content() or "").split("-d '")[1][:-1]) == example
+    check_accessibility(page)
     page.get_by_label("Workload").select_option("embedding-ddp")
+    expect(page.locator("#curl")).not_to_contain_text("sense-and-sensibility")
+    expect(page.get_by_label("Start from")).to_have_value("")
     page.locator("#request").get_by_label("name", exact=True).fill("from the page")
     page.locator("#params > div > .field").get_by_label(re.compile("^data")).select_option(index=1)
     page.locator("#params > div > details > summary").click()
@@ -75,19 +59,34 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     cluster.until(job, past_step(20))
     # The curves continue after a call without an answer, as while the master restarts.
     page.route(re.compile(f"[0-9]/jobs/{job}$"), lambda route: route.fulfill(status=503), times=1)
-    page.goto(f"{cluster.url}/ui/jobs/{job}")
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
     curve = page.locator(".curves")
     expect(curve).to_have_attribute("data-points", re.compile("[0-9]"))
     before = int(curve.get_attribute("data-points") or 0)
     expect(page.locator(".log .lines")).to_contain_text("[trainer-0]")
     expect(page.locator(".gang")).to_contain_text("parameter-server-0")
+    expect(curve.locator(".about")).to_contain_text("lower is better")
+    expect(page.locator(".timeline h2")).to_have_text("Recent steps")
+    expect(page.locator(".timeline svg")).to_contain_text("look-up, step")
     check_accessibility(page)
     page.wait_for_function("before => Number(document.querySelector('.curves').dataset.points) > before", arg=before)
 
+    state = page.locator("h1 .state")
+    page.get_by_role("button", name="Pause").click()
+    expect(state).to_have_text("paused")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="checkpoint of step").first.click()
+    assert download.value.suggested_filename.endswith(".zip")
+    expect(page.locator(".log [name=attempt]")).to_be_hidden()
+    page.get_by_role("button", name="Resume").click()
+    expect(state).to_have_text("running")
+
     page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("h1 .state")).to_have_text("cancelled")
+    expect(state).to_have_text("cancelled")
     assert cluster.job(job)["reason"] == "cancelled by admin"
+    check_log_of_ended_job(page)
+    check_curve_controls(page)
 
     page.get_by_role("link", name="Clone").click()
     expect(page.locator("#curl")).to_contain_text('"embedding_dim": 8')
@@ -100,9 +99,77 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     assert cluster.job(clone)["params"] == cluster.job(job)["params"]
     cluster.client.post(f"/jobs/{clone}/cancel").raise_for_status()
 
-    page.goto(f"{cluster.url}/ui/compare?job={job}&job={clone}")
+    visit(page, f"{cluster.url}/ui/compare?job={job}&job={clone}")
     expect(page.locator(".u-legend")).to_contain_text(job)
     check_accessibility(page)
+
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
+    page.get_by_role("button", name="Retry").click()
+    expect(state).to_have_text("running")
+    page.get_by_role("button", name="Cancel").click()
+    expect(state).to_have_text("cancelled")
+    page.get_by_role("button", name="Delete").click()
+    page.wait_for_url(f"{cluster.url}/")
+    assert cluster.client.get(f"/jobs/{job}").status_code == 404
+
+
+def check_log_of_ended_job(page: Page) -> None:
+    """The log of the newest attempt and of the first, filtered by text and role."""
+    log = page.locator(".log")
+    lines, status = log.locator(".lines"), log.get_by_role("status")
+    expect(status).to_contain_text("The job has ended: cancelled")
+    with page.expect_request(re.compile("attempt=1")):
+        log.get_by_label("Attempt").select_option("1")
+    expect(status).to_contain_text("Attempt 1 has ended")
+    expect(lines).to_contain_text("[trainer-1]")
+    log.get_by_label("Text").fill("[TRAINER-0]")
+    expect(lines).not_to_contain_text("[trainer-1]")
+    expect(lines).to_contain_text("[trainer-0]")
+    log.get_by_label("Text").fill("")
+    expect(lines).to_contain_text("[trainer-1]")
+    log.get_by_label("Role").select_option("parameter-server")
+    expect(lines).not_to_contain_text("[trainer-1]")
+
+
+def check_curve_controls(page: Page) -> None:
+    """Log scale, smoothing and zoom change the picture of an ended job's curve, and can be undone."""
+    canvas = "document.querySelector('.curves canvas').toDataURL()"
+    # A page that is opened after the job's end reads the curve once; one that followed the job reads it again.
+    page.reload()
+    expect(page.locator(".curves")).to_have_attribute("data-points", re.compile("[0-9]"))
+    whole = settled(page, canvas)
+
+    def wait(*, changed: bool) -> None:
+        page.wait_for_function(f"([whole, changed]) => ({canvas} !== whole) === changed", arg=[whole, changed])
+
+    page.get_by_label("Log scale").check()
+    wait(changed=True)
+    page.get_by_label("Log scale").uncheck()
+    wait(changed=False)
+    page.get_by_label("Smoothing").fill("0.9")
+    wait(changed=True)
+    page.get_by_label("Smoothing").fill("0")
+    wait(changed=False)
+    plot = page.locator(".curves .u-over")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 60, steps=5)
+    page.mouse.up()
+    wait(changed=True)
+    plot.dblclick()
+    wait(changed=False)
+
+
+def settled(page: Page, expression: str) -> object:
+    """The value of an expression that has stayed the same for half a second."""
+    previous, value = None, page.evaluate(expression)
+    while value != previous:
+        page.wait_for_timeout(500)
+        previous, value = value, page.evaluate(expression)
+    return value
 
 
 def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, cluster: Cluster, rows: Path) -> None:
@@ -114,6 +181,8 @@ def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, clus
     expect(page.locator("h1 .state")).to_have_text("failed")
     expect(page.locator(".error").first).to_contain_text("missing.csv")
     check_accessibility(page)
+    check_phone_width(page, page.url)
+    page.set_viewport_size({"width": 1280, "height": 900})
 
     token = cluster.client.post("/tokens", json={"name": "reader", "scopes": ["read"]}).json()["secret"]
     page.get_by_role("button", name="Log out").click()
@@ -122,21 +191,25 @@ def test_the_cause_of_a_failure_is_read_and_a_reader_is_refused(page: Page, clus
     expect(page.get_by_role("alert").filter(has_text="not valid")).to_be_visible()
     check_accessibility(page)
     log_in(page, cluster, token)
-    page.goto(f"{cluster.url}/ui/jobs/{job}")
+    visit(page, f"{cluster.url}/ui/jobs/{job}")
     expect(page.locator("h1 .state")).to_have_text("failed")
     expect(page.get_by_role("button", name="Retry")).to_have_count(0)
     page.get_by_role("link", name="Submit", exact=True).click()
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
 
 
+def check_phone_width(page: Page, url: str) -> None:
+    page.set_viewport_size({"width": 380, "height": 760})
+    visit(page, url)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 380, (url, width)
+    check_accessibility(page)
+
+
 def test_the_pages_fit_a_phone_and_the_dark(page: Page, cluster: Cluster) -> None:
     page.emulate_media(color_scheme="dark")
-    page.set_viewport_size({"width": 380, "height": 760})
     for path in ("/", "/ui/submit", "/ui/compare"):
-        page.goto(f"{cluster.url}{path}")
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= 380, (path, width)
-        check_accessibility(page)
-    page.goto(f"{cluster.url}/")
+        check_phone_width(page, f"{cluster.url}{path}")
+    visit(page, f"{cluster.url}/")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"

@@ -39,7 +39,7 @@ def links(*pairs: tuple[str, str]) -> set[tuple[str, ...]]:
     return {*pairs, *((b, a) for a, b in pairs)}
 
 
-def test_it_examines_every_pair_beside_what_runs(cluster: Cluster, rows: Path) -> None:
+def test_it_examines_every_pair_while_other_jobs_run(cluster: Cluster, rows: Path) -> None:
     """All slots are taken, and the job that has them goes on."""
     busy = cluster.submit(long_job(rows))
     cluster.until(busy, past_step(10))

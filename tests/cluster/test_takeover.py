@@ -44,8 +44,8 @@ class Address:
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:
     with suppress(OSError):
-        while piece := source.recv(1 << 16):
-            target.sendall(piece)
+        while chunk := source.recv(1 << 16):
+            target.sendall(chunk)
     with suppress(OSError):
         target.shutdown(socket.SHUT_RDWR)
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import expect
 from safetensors.torch import load as load_tensors
+from tests.cluster.browser import check_accessibility, logged_in, started_browser, visit
 from tests.cluster.jobs import past_step, workers
 from tests.conftest import Cluster, running_cluster
 
@@ -59,6 +62,8 @@ def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     request = example()
     request["params"]["max_steps"] = 300
     job = cluster.submit(request)
+    cluster.until(job, past_step(20), 120)
+    _assert_page_shows_the_pipeline(cluster, job)
     result = cluster.wait_for(job, "succeeded", 480)["result"]
     assert result["test_loss"] < 4.3  # 6.9 before the first step: the logarithm of 1024 tokens
     times = [result[f"stage_{rank}_{kind}_s"] for rank in range(2) for kind in ("compute", "wait", "idle")]
@@ -72,6 +77,26 @@ def test_the_example_learns_to_write(cluster: Cluster, tmp_path: Path) -> None:
     answer = subprocess.check_output([sys.executable, "-c", _USER], cwd=tmp_path, env=environment, text=True).split()
     assert 1 < float(answer[0]) < 200
     assert answer[1] == "False"
+
+
+def _assert_page_shows_the_pipeline(cluster: Cluster, job: str) -> None:
+    """Measured and theory, in the colors of the reader's mode."""
+    with started_browser() as browser, logged_in(browser, cluster) as page:
+        visit(page, f"{cluster.url}/ui/jobs/{job}")
+        picture = page.get_by_role("img", name=f"{job}, step")
+        expect(picture).to_contain_text("stage-1")
+        # The example has 2 ranks and 4 micro-batches.
+        expect(page.locator(".timeline .caption")).to_have_text(
+            re.compile(r"Measured: bubble [0-9.]+%.* Theory: bubble 20\.0%, duration 15 forward passes\.")
+        )
+        bars = picture.locator("rect.F").evaluate_all("bars => bars.map(bar => getComputedStyle(bar).fill)")
+        assert (len(bars), len(set(bars))) == (2 * 2 * 4 + 1, 1), "each task twice, and the legend"
+        page.emulate_media(color_scheme="dark")
+        dark = picture.locator("rect.F").first.evaluate("bar => getComputedStyle(bar).fill")
+        assert dark not in [*bars, "rgb(0, 0, 0)"]
+        check_accessibility(page)
+        page.get_by_role("link", name="Open the picture").click()  # The policy must allow its style, too.
+        assert page.locator("rect.F").first.evaluate("bar => getComputedStyle(bar).fill") == dark
 
 
 def exact_job() -> dict[str, Any]:

@@ -8,10 +8,10 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
 import yaml
+from tests.prerequisites import unavailable
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
@@ -38,11 +38,6 @@ def program(name: str, *elsewhere: Path) -> str:
         if path and Path(path).exists():
             return str(path)
     unavailable(f"{name} is not installed; .ci/run installs it where apt-get and pip can")
-
-
-def unavailable(reason: str) -> NoReturn:
-    """Skip, but fail in CI."""
-    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
 
 
 def check_schema(one: Object, version: str) -> None:

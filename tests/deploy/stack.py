@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.deploy.manifests import ROOT, unavailable
+from tests.deploy.manifests import ROOT
+from tests.prerequisites import unavailable
 from tests.running import Running
 
 from rolecall.spec.role import Role

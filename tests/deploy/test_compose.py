@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
+from mlflow.environment_variables import MLFLOW_TRACKING_TOKEN
+from opentelemetry.sdk.environment_variables import OTEL_EXPORTER_OTLP_HEADERS
 from tests.deploy.manifests import ROOT
 from tests.deploy.stack import FILE, configuration, engine
 
@@ -68,7 +70,7 @@ def test_every_setting_is_one_that_the_programs_read(composed: dict[str, Any]) -
         for kind in (MasterSettings, NodeSettings, WorkerSettings)
         for field in kind.model_fields.values()
     ]
-    known = {*fields, *(f"{name}_FILE" for name in SECRETS)}
+    known = {*fields, *(f"{name}_FILE" for name in SECRETS), OTEL_EXPORTER_OTLP_HEADERS, MLFLOW_TRACKING_TOKEN.name}
     for role in ROLES:
         assert set(composed[role]["environment"]) <= known
 

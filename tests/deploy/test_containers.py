@@ -182,18 +182,18 @@ def test_a_killed_workers_container_costs_one_attempt(stack: Stack) -> None:
 
 def test_a_container_that_crashes_is_started_again(stack: Stack) -> None:
     victim = stack.containers("observer")[-1]
-    first_life = stack.nodes("observer")[victim]["life"]
+    first_incarnation = stack.nodes("observer")[victim]["incarnation"]
     (before,) = json.loads(docker("inspect", victim))
     os.kill(before["State"]["Pid"], signal.SIGKILL)
-    _await(lambda: _life(stack, victim) not in {None, first_life}, f"{victim} has registered anew")
+    _await(lambda: _incarnation(stack, victim) not in {None, first_incarnation}, f"{victim} has registered anew")
     (after,) = json.loads(docker("inspect", victim))
     assert after["RestartCount"] == before["RestartCount"] + 1
 
 
-def _life(stack: Stack, observer: str) -> str | None:
-    """The id of a living node's present life."""
+def _incarnation(stack: Stack, observer: str) -> str | None:
+    """The id of a live node's current incarnation."""
     node = stack.nodes("observer").get(observer)
-    return node["life"] if node else None
+    return node["incarnation"] if node else None
 
 
 def test_jobs_outlive_a_killed_master(stack: Stack) -> None:

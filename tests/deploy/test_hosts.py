@@ -17,8 +17,9 @@ import httpx
 import pytest
 import yaml
 from tests.cluster.jobs import workers
-from tests.deploy.manifests import ROOT, program, unavailable
+from tests.deploy.manifests import ROOT, program
 from tests.deploy.stack import START_S, Stack, docker, image
+from tests.prerequisites import unavailable
 
 from rolecall.spec.role import Role
 
@@ -28,30 +29,30 @@ HOSTS = ROOT / "compose.hosts.yaml"
 NETWORK = "rolecall-test-hosts"
 MACHINES = ("alpha", "beta")
 TOKEN, NODE_TOKEN = "a-token-for-the-tests-only", "a-node-token-for-the-tests-only"
-STRANGER = "stranger"
+OUTSIDER = "outsider"
 SUBNET = "10.0.0.0/24"
 RULES = re.findall(r"^ *```nft\n(.*?)```", (ROOT / "docs/operations.md").read_text(), re.DOTALL | re.MULTILINE)
 ELSEWHERE = 8000
-"""Where the stranger listens: a port of none of the machines' own."""
+"""Where the outsider listens: a port of none of the machines' own."""
 PORTS = "net.ipv4.ip_local_port_range=40000 49999"
 
 
 @pytest.fixture
 def addresses(images: None) -> Iterator[dict[str, str]]:
-    """The address of each machine by name, and of a stranger on their network; firewalls are up."""
+    """The address of each machine by name, and of an outsider on their network; firewalls are up."""
     # An interrupted run may have left its own.
-    docker("rm", "--force", "--volumes", *(_host(name) for name in (*MACHINES, STRANGER)))
+    docker("rm", "--force", "--volumes", *(_host(name) for name in (*MACHINES, OUTSIDER)))
     docker("network", "rm", "--force", NETWORK)
     with ExitStack() as undo:
         docker("network", "create", NETWORK)
         undo.callback(docker, "network", "rm", NETWORK)
-        for name in (*MACHINES, STRANGER):
-            serving = f"exec python3 -m http.server {ELSEWHERE}" if name == STRANGER else "exec sleep infinity"
+        for name in (*MACHINES, OUTSIDER):
+            serving = f"exec python3 -m http.server {ELSEWHERE}" if name == OUTSIDER else "exec sleep infinity"
             command = ("--entrypoint", "sh", image("observer"), "-c", serving)
             docker("run", "--detach", "--name", _host(name), "--network", NETWORK, "--sysctl", PORTS, *command)
             undo.callback(docker, "rm", "--force", "--volumes", _host(name))
         address = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-        found = {name: _inspect(name, address) for name in (*MACHINES, STRANGER)}
+        found = {name: _inspect(name, address) for name in (*MACHINES, OUTSIDER)}
         # The test itself calls from the network's gateway.
         gateway = _inspect(MACHINES[0], "{{range .NetworkSettings.Networks}}{{.Gateway}}{{end}}")
         for name in MACHINES:
@@ -92,15 +93,15 @@ def _registered(stack: Stack) -> dict[str, dict[str, Any]]:
 
 
 def _check_firewalls(addresses: dict[str, str]) -> None:
-    """Machines reach each other and what is elsewhere; a stranger reaches none of their ports."""
+    """Machines reach each other and what is elsewhere; an outsider reaches none of their ports."""
     listening = [("alpha", 8080), ("alpha", 9102), ("beta", 9102)]
     for name, port in listening:
-        assert _connect(STRANGER, addresses[name], port) == "TimeoutError"
+        assert _connect(OUTSIDER, addresses[name], port) == "TimeoutError"
         assert _connect("beta", addresses[name], port) == "connected"
     for name in MACHINES:
-        assert _connect(name, addresses[STRANGER], ELSEWHERE) == "connected"
+        assert _connect(name, addresses[OUTSIDER], ELSEWHERE) == "connected"
     # What is closed is named, and nothing else: the refusal is the machine's own.
-    assert _connect(STRANGER, addresses["alpha"], 22) == "ConnectionRefusedError"
+    assert _connect(OUTSIDER, addresses["alpha"], 22) == "ConnectionRefusedError"
 
 
 def _connect(name: str, address: str, port: int) -> str:

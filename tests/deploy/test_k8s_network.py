@@ -44,7 +44,7 @@ METRICS = NodeSettings.model_fields["metrics_port"].default
 POSTGRES = 5432
 PROMETHEUS = Pod({"app.kubernetes.io/name": "prometheus"}, "monitoring")
 CONTROLLER = Pod({"app.kubernetes.io/name": "ingress-nginx"}, "ingress-nginx")
-STRANGERS = [
+OTHER_PODS = [
     Pod({}, "default"),
     Pod({"app.kubernetes.io/name": "prometheus"}, "default"),
     Pod({"app.kubernetes.io/name": "rolecall", "app.kubernetes.io/component": "master"}, "default"),
@@ -81,12 +81,12 @@ def test_gangs_meet_on_their_range_alone(overlay: str) -> None:
 
 
 @OVERLAY
-def test_strangers_reach_nothing(overlay: str) -> None:
+def test_other_pods_reach_nothing(overlay: str) -> None:
     objects = everything(overlay)
     pods, interesting = _pods(objects), _interesting(_gang_ports(objects))
-    for stranger, target, port in product(STRANGERS, pods.values(), interesting):
-        assert not may_talk(objects, stranger, target, port)
-        assert not may_talk(objects, target, stranger, port)
+    for other, target, port in product(OTHER_PODS, pods.values(), interesting):
+        assert not may_talk(objects, other, target, port)
+        assert not may_talk(objects, target, other, port)
 
 
 @OVERLAY

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -16,14 +16,13 @@ import httpx
 import psutil
 import pytest
 import yaml
-from monitoring import boards, reference
+from monitoring import boards, exported, reference
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster, running_cluster
 from tests.deploy.manifests import program
 
 from rolecall.settings import MasterSettings, NodeSettings
 from rolecall.spec.role import Role
-from rolecall.workloads import catalogue
 
 MONITORING = Path(__file__).parents[2] / "monitoring"
 GRAFANA = MONITORING / "grafana/provisioning"
@@ -34,20 +33,49 @@ DASHBOARD = pytest.mark.parametrize("name", DASHBOARDS)
 COLUMNS = 24
 PATIENCE_S = 60
 _TEXT = {"text": {"synthetic": {"tokens": 100_000, "vocabulary": 100}}, "batch_size": 8, "sample": {"tokens": 0}}
-JOBS: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
-    "embedding-ddp": (
-        {"parameter-server": 1, "trainer": 1},
-        {"data": {"synthetic": {"rows": 30_000, "label": 2}}, "batch_size": 128, "epochs": 4},
-    ),
-    "reinforce": ({"observer": 1}, {"environment": "CartPole-v1", "env_steps": 30_000, "target_return": None}),
-    "resnet-pipeline": (
+_ROWS = {"data": {"synthetic": {"rows": 30_000, "test": 1000}}, "batch_size": 128, "epochs": 4}
+_NUMBERS = {"data": {"synthetic": {"rows": 10_000, "test": 1000, "label": "number"}}, "batch_size": 128, "epochs": 1}
+JOBS: list[tuple[str, dict[str, int], dict[str, Any]]] = [
+    ("embedding-ddp", {"parameter-server": 1, "trainer": 1}, _ROWS),
+    ("embedding-ddp", {"parameter-server": 1, "trainer": 1}, _NUMBERS),
+    ("reinforce", {"observer": 1}, {"environment": "CartPole-v1", "env_steps": 30_000}),
+    ("reinforce", {"observer": 1}, {"environment": "CartPole-v1", "env_steps": 10_000, "policy_at": "agent"}),
+    (
+        "resnet-pipeline",
         {"stage": 2},
         {"data": {"synthetic": {"images": 400, "classes": 4, "test": 20}, "size": 32}, "batch_size": 20, "epochs": 1},
     ),
-    "rnn-lm": ({"parameter-server": 1, "trainer": 1}, {**_TEXT, "embedding_dim": 16, "hidden_dim": 16, "epochs": 1}),
-    "transformer-pipeline": ({"stage": 2}, {**_TEXT, "context": 32, "dim": 16, "heads": 2, "layers": 2, "epochs": 1}),
+    (
+        "rnn-lm",
+        {"parameter-server": 1, "trainer": 1},
+        {**_TEXT, "embedding_dim": 16, "hidden_dim": 16, "epochs": 1},
+    ),
+    (
+        "transformer-pipeline",
+        {"stage": 2},
+        {**_TEXT, "context": 32, "dim": 16, "heads": 2, "layers": 2, "epochs": 1},
+    ),
+]
+"""Jobs that train for some seconds and end: the workload, the roles and the parameters."""
+NOT_IN_SUCCESSFUL_JOBS = {"State: {{cause}}"}
+"""Panels and curves."""
+NOT_DRAWN = {
+    "rolecall_job_submitted_timestamp_seconds": "alerts use it; panels have no use for it",
+    "rolecall_node_cores": "nodes of one machine share its cores, so that a sum would be wrong",
+    "rolecall_node_slots": "rolecall_slots has the slots of live nodes by role",
+    "rolecall_node_certificate_expiry_timestamp_seconds": "an alert fires before the certificate expires",
 }
-"""The roles and parameters of a job of each workload that trains for some seconds and ends."""
+"""The metrics without a panel, and why."""
+OPTIONAL = {
+    "rolecall_gpu_use_ratio": "needs a GPU",
+    "rolecall_gpu_memory_used_bytes": "needs a GPU",
+    "rolecall_gpu_memory_total_bytes": "needs a GPU",
+    "rolecall_worker_gpu_info": "needs a GPU",
+    "rolecall_worker_gpu_memory_bytes": "needs a GPU",
+    "rolecall_worker_gpu_memory_peak_bytes": "needs a GPU",
+    "rolecall_exports_total": "needs a target of exports",
+}
+"""The metrics that can lack values on the cluster of these tests, and why."""
 TOKENS = dict.fromkeys(["rolecall-master", "rolecall-nodes"], "/run/secrets/metrics/token")
 
 
@@ -88,20 +116,89 @@ def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_fires_in_time_and_has_a_runbook(tmp_path: Path) -> None:
+def test_every_rule_gives_what_is_expected_and_every_alert_has_a_runbook(tmp_path: Path) -> None:
     shutil.copy(MONITORING / "rules/rolecall.yaml", tmp_path)
     shutil.copy(Path(__file__).parent / "rules_test.yaml", tmp_path)
-    command = [program("promtool"), "test", "rules", "rules_test.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    alerts = [rule for group in _rules()["groups"] for rule in group["rules"] if "alert" in rule]
+    _test_rules(tmp_path / "rules_test.yaml")
+    rules = [rule for group in _rules()["groups"] for rule in group["rules"]]
+    alerts = [rule for rule in rules if "alert" in rule]
     tests = yaml.safe_load((tmp_path / "rules_test.yaml").read_text())["tests"]
-    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
+    fired = {case["alertname"] for test in tests for case in test.get("alert_rule_test", []) if case["exp_alerts"]}
     assert fired == {alert["alert"] for alert in alerts}
+    computed = {case["expr"] for test in tests for case in test.get("promql_expr_test", []) if case["exp_samples"]}
+    assert computed == {rule["record"] for rule in rules if "record" in rule}
     headings = re.findall(r"^### (\w+)$", (MONITORING.parent / "docs/operations.md").read_text(), re.MULTILINE)
     for alert in alerts:
         assert alert["annotations"]["runbook_url"] == f"docs/operations.md#{alert['alert'].lower()}"
         assert alert["alert"] in headings
+
+
+def _test_rules(file: Path) -> None:
+    command = [program("promtool"), "test", "rules", file.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=file.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_use_of_a_gpu_is_that_of_each_worker_on_it(tmp_path: Path) -> None:
+    """Two nodes of a machine export the same GPU, two workers share it, and another job has its own."""
+    (panel,) = [one for one in DASHBOARDS["job"]["panels"] if one["title"] == "GPU use of the workers"]
+    first, second, other = (
+        f'job="{job}", attempt="1", role="trainer", rank="{rank}", gpu="{gpu}", instance="{node}"'
+        for job, rank, gpu, node in (("a", 0, "g0", "n0"), ("a", 1, "g0", "n1"), ("b", 0, "g1", "n0"))
+    )
+    series = {f'rolecall_gpu_use_ratio{{gpu="g0", instance="{node}"}}': "0.5" for node in ("n0", "n1")}
+    series |= {'rolecall_gpu_use_ratio{gpu="g1", instance="n0"}': "0.9"}
+    series |= {f"rolecall_worker_gpu_info{{{worker}}}": "1" for worker in (first, second, other)}
+    expected = [{"labels": f"{{{worker}}}", "value": 0.5} for worker in (first, second)]
+    case = {"expr": panel["targets"][0]["expr"].replace("$job", "a"), "eval_time": "0m", "exp_samples": expected}
+    inputs = [{"series": name, "values": value} for name, value in series.items()]
+    (tmp_path / "test.yaml").write_text(
+        yaml.safe_dump({"tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": [case]}]})
+    )
+    _test_rules(tmp_path / "test.yaml")
+
+
+def _names_in(expressions: Iterable[str]) -> set[str]:
+    """The metrics of Rolecall and of its recording rules."""
+    return {name for one in expressions for name in re.findall(r"\brolecall[_:][\w:]+", one)}
+
+
+def _drawn() -> list[str]:
+    """The expressions of all dashboards."""
+    return [
+        *(target["expr"] for board in DASHBOARDS.values() for panel in board["panels"] for target in panel["targets"]),
+        *(marks["expr"] for board in DASHBOARDS.values() for marks in board["annotations"].get("list", [])),
+    ]
+
+
+def test_every_metric_that_is_exported_is_drawn() -> None:
+    drawn = _names_in(_drawn())
+    without = {metric.name for metric in exported.everything() if not metric.series & drawn}
+    assert without == NOT_DRAWN.keys()
+
+
+def test_rules_and_dashboards_name_only_metrics_that_are_exported() -> None:
+    rules = [rule for group in _rules()["groups"] for rule in group["rules"]]
+    known = {name for metric in exported.everything() for name in metric.series}
+    recorded = {rule["record"] for rule in rules if "record" in rule}
+    assert _names_in(rule["expr"] for rule in rules) <= known
+    assert _names_in(_drawn()) <= known | recorded
+    assert OPTIONAL.keys() <= known
+
+
+def test_runbooks_get_a_base_by_the_command_of_the_docs(tmp_path: Path) -> None:
+    root = MONITORING.parent
+    command = re.search(r"^sed .*runbook_url.*$", (root / "docs/operations.md").read_text(), re.MULTILINE)
+    assert command
+    files = ["monitoring/rules/rolecall.yaml", "k8s/components/monitoring/prometheus-rule.yaml"]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copy(root / name, tmp_path / name)
+    for _ in range(2):  # Again, as for a second change of the base.
+        subprocess.run(["bash", "-c", command[0]], cwd=tmp_path, check=True)
+    for name in files:
+        before, after = (re.findall(r"runbook_url: (.*)", (folder / name).read_text()) for folder in (root, tmp_path))
+        assert after == [f"https://docs.example.org/rolecall/{path}" for path in before]
 
 
 def test_kubernetes_gets_the_same_rules() -> None:
@@ -162,14 +259,17 @@ def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path
     program("prometheus")
     ended = cluster.submit(short_job(rows))
     cluster.wait_for(ended, "succeeded")
+    failed = cluster.submit(long_job(rows, dense_optimizer={"name": "sgd", "lr": 1e6}))
+    cluster.wait_for(failed, "failed")
     job = cluster.submit(long_job(rows, checkpoint_every_s=1.0))
     cluster.until(job, past_step(0))
     with _prometheus(cluster, tmp_path / "prometheus") as prometheus:
         _await(lambda: _down(prometheus, targets=len(cluster.pids)))
-        _await(lambda: _without_data(prometheus, job))
-        _await(lambda: _without_time(prometheus, job, ended))
+        _await(lambda: _without_data(prometheus, job, failed))
+        _await(lambda: _without_time(prometheus, job, ended, failed))
         _await(lambda: _not_offered(prometheus, job))
-        assert [name for name in _metrics() if not _query(prometheus, name)] == []
+        assert {name for name in _metrics() if not _query(prometheus, name)} <= OPTIONAL.keys()
+        assert _exported(prometheus) <= {name for metric in exported.everything() for name in metric.series}
     cluster.client.post(f"/jobs/{job}/cancel").raise_for_status()
     cluster.wait_for(job, "cancelled")
 
@@ -177,44 +277,36 @@ def test_there_is_data_behind_every_panel(cluster: Cluster, rows: Path, tmp_path
 @pytest.mark.slow
 def test_there_is_data_behind_the_panels_of_every_workload(tmp_path: Path) -> None:
     program("prometheus")
-    begin, jobs = time.time(), dict[str, str]()
+    begin, jobs = time.time(), dict[str, list[str]]()
     (tmp_path / "cluster").mkdir()
     with (
         running_cluster(tmp_path / "cluster", "--stages", "2", "--observers", "1") as cluster,
         _prometheus(cluster, tmp_path / "prometheus") as prometheus,
     ):
-        for name, (roles, params) in JOBS.items():
-            jobs[name] = cluster.submit({"workload": name, "roles": roles, "params": params})
-            cluster.wait_for(jobs[name], "succeeded")
-        for name, job in jobs.items():
-            reported = _reported(cluster, name, job)
-            _await(lambda name=name, job=job, reported=reported: _without(prometheus, name, job, begin, reported))
+        for name, roles, params in JOBS:
+            jobs.setdefault(name, []).append(cluster.submit({"workload": name, "roles": roles, "params": params}))
+            cluster.wait_for(jobs[name][-1], "succeeded")
+        assert jobs.keys() == set(boards.BUILT_IN)
+        for name, of_workload in jobs.items():
+            _await(lambda n=name, j=of_workload: sorted(_without(prometheus, n, j, begin) - NOT_IN_SUCCESSFUL_JOBS))
 
 
-def _reported(cluster: Cluster, workload: str, job: str) -> set[str]:
-    """The declared metrics that a job of this shape reports at all, during its training or as its result."""
-    series = cluster.client.get(f"/jobs/{job}/metrics").raise_for_status().json()["series"]
-    points = [point for one in series for point in one["points"]]
-    result = cluster.client.get(f"/jobs/{job}").raise_for_status().json()["result"]
-    names = {*result, *(name for point in points for name in point)}
-    return {one.name for one in catalogue.load(workload).metrics if any(map(one.matches, names))}
+def _without(prometheus: httpx.Client, workload: str, jobs: Iterable[str], begin: float) -> set[str]:
+    """The queries that had no data for any of the jobs at any second since `begin`, as their titles and curves."""
+    return {
+        f"{panel['title']}: {target['legendFormat']}"
+        for panel in DASHBOARDS[workload]["panels"]
+        for target in panel["targets"]
+        if not any(_had_data(prometheus, target["expr"].replace("$job", job), begin) for job in jobs)
+    }
 
 
-def _without(prometheus: httpx.Client, workload: str, job: str, begin: float, reported: set[str]) -> list[str]:
-    """The queries that had no data at any second since `begin`, without metrics that the job does not report."""
-    missing: list[str] = []
-    for panel in DASHBOARDS[workload]["panels"]:
-        for query in (target["expr"] for target in panel["targets"]):
-            declared = re.search(r'metric="(\w+)"', query)
-            if declared and declared[1] not in reported:
-                continue
-            expression = query.replace("$job", job).replace("$__rate_interval", "4s")
-            window = {"query": expression, "start": begin, "end": time.time(), "step": "1s"}
-            answer = prometheus.get("/api/v1/query_range", params=window)
-            assert answer.status_code == 200, f"{expression}: {answer.text}"
-            if not answer.json()["data"]["result"]:
-                missing.append(f"{panel['title']}: {query}")
-    return missing
+def _had_data(prometheus: httpx.Client, query: str, begin: float) -> bool:
+    expression = query.replace("$__rate_interval", "4s")
+    window = {"query": expression, "start": begin, "end": time.time(), "step": "1s"}
+    answer = prometheus.get("/api/v1/query_range", params=window)
+    assert answer.status_code == 200, f"{expression}: {answer.text}"
+    return bool(answer.json()["data"]["result"])
 
 
 def _await(missing: Callable[[], list[str]]) -> None:
@@ -237,13 +329,23 @@ def _metrics() -> set[str]:
     return {name for query in queries for name in re.findall(r"\brolecall_\w+|\bup\b", query)}
 
 
-def _without_data(prometheus: httpx.Client, job: str) -> list[str]:
+def _exported(prometheus: httpx.Client) -> set[str]:
+    """The metrics that the programs export, without the times at which the client library created them."""
+    names: list[str] = prometheus.get("/api/v1/label/__name__/values").raise_for_status().json()["data"]
+    return {name for name in names if name.startswith("rolecall_") and not name.endswith("_created")}
+
+
+def _without_data(prometheus: httpx.Client, *jobs: str) -> list[str]:
+    """The queries that have no data for any of the jobs."""
     return [
         f"{board['title']}, {panel['title']}: {target['expr']}"
         for board in GENERAL.values()
         for panel in board["panels"]
         for target in panel["targets"]
-        if not _query(prometheus, target["expr"].replace("$job", job).replace("$__rate_interval", "10s"))
+        if not _names_in([target["expr"]]) & OPTIONAL.keys()
+        and not any(
+            _query(prometheus, target["expr"].replace("$job", job).replace("$__rate_interval", "10s")) for job in jobs
+        )
     ]
 
 
@@ -312,7 +414,8 @@ def _moved(cluster: Cluster, folder: Path) -> dict[str, Any]:
         "rolecall-master": [cluster.url.removeprefix("http://")],
         "rolecall-nodes": [f"127.0.0.1:{node['spec']['metrics_port']}" for node in nodes],
     }
-    configuration = _configuration() | {"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}}
+    every_second = dict.fromkeys(["scrape_interval", "scrape_timeout", "evaluation_interval"], "1s")
+    configuration = _configuration() | {"global": every_second}
     for name, scrape in _scrapes(configuration).items():
         (folder / name).write_text(token)
         scrape["authorization"] = {"credentials_file": str(folder / name)}

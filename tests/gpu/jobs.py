@@ -49,6 +49,16 @@ _EMBEDDING = {
     "sparse_optimizer": {"name": "adagrad", "lr": 0.05},
     "dense_optimizer": _SGD,
 }
+# A `RemoteModule` with an `nn.EmbeddingBag` on each server, and one optimizer of remote and local weights. Without
+# momentum, because a DistributedOptimizer's state is not in checkpoints.
+_EMBEDDING_TUTORIAL = {
+    "embedding_dim": 8,
+    "hidden": [],
+    "pooling": "sum",
+    "batch_size": 64,
+    "protocol": "tutorial",
+    "optimizer": {"name": "sgd", "lr": 0.05},
+}
 # With a larger learning rate, BatchNorm over so few images multiplies the last bits a million times in four steps.
 _RESNET = {"model": "resnet18", "cuts": ["layer3.0"], "batch_size": 16, "optimizer": {"name": "sgd", "lr": 0.001}}
 _TRANSFORMER = {
@@ -82,13 +92,14 @@ class Job:
     on_gpu: Collection[Role]
     params: Mapping[str, Any] = field(default_factory=dict[str, Any])
     resumes: bool = True
-    """False for the tutorials' own forms, whose optimizers' state can't be saved."""
+    """False for the tutorials' own forms that can't continue to the same weights."""
 
 
 JOBS = {
     "embedding-ddp, trainer": Job("embedding-ddp", {MASTER: 1, PS: 1, TRAINER: 1}, [TRAINER], _EMBEDDING),
     "embedding-ddp, server": Job("embedding-ddp", {MASTER: 1, PS: 2, TRAINER: 1}, [PS], _EMBEDDING),
     "embedding-ddp, all": Job("embedding-ddp", {MASTER: 1, PS: 2, TRAINER: 2}, [PS, TRAINER], _EMBEDDING),
+    "embedding-ddp, tutorial": Job("embedding-ddp", {MASTER: 1, PS: 2, TRAINER: 1}, [PS, TRAINER], _EMBEDDING_TUTORIAL),
     "rnn-lm, trainer": Job("rnn-lm", {PS: 1, TRAINER: 1}, [TRAINER], _RNN),
     "rnn-lm, server": Job("rnn-lm", {PS: 1, TRAINER: 1}, [PS], {**_RNN, "loss_at": "trainer"}),
     "rnn-lm, all": Job("rnn-lm", {PS: 2, TRAINER: 2}, [PS, TRAINER], _RNN),
@@ -122,6 +133,24 @@ JOBS = {
     ),
     "reinforce": Job("reinforce", {TRAINER: 1, OBSERVER: 2}, [TRAINER], _REINFORCE),
 }
+
+AGENTS = {
+    "every step": Job("reinforce", {TRAINER: 1, OBSERVER: 2}, [TRAINER], {**_REINFORCE, "policy_at": "agent"}),
+    "tutorial": Job(
+        "reinforce",
+        {TRAINER: 1, OBSERVER: 2},
+        [TRAINER],
+        {
+            **_REINFORCE,
+            "policy_at": "agent",
+            "protocol": "tutorial",
+            "algorithm": "reinforce",
+            "environments": 1,
+            "policy": {"name": "mlp", "hidden": [16], "activation": "relu", "dropout": 0.6},
+        },
+    ),
+}
+"""Agents that select the actions, with random numbers of the GPU's own, so that no result can be compared."""
 
 
 def params_of(job: Job, precision: str, inputs: Path) -> dict[str, Any]:

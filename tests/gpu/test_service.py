@@ -1,31 +1,47 @@
-"""A job of the service on a GPU: discovery, placement, the fork server and the sandbox together."""
+"""Jobs of the service on a GPU: discovery, placement, the fork server and the sandbox together."""
 
+import json
 import os
 import secrets
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
 from safetensors import safe_open
 from tests.gpu.jobs import ENVIRONMENT, JOBS, ON_GPU, gpu_uuids, params_of, write_text
+from tests.gpu.test_training import NEEDS
 
 _START_S, _JOB_S = 120, 120
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TWO_OF_EACH = {"trainers": 2, "stages": 2, "observers": 2}
+SHORT: dict[str, dict[str, Any]] = {
+    "embedding-ddp": {"max_steps": 4},
+    "resnet-pipeline": {"max_steps": 4},
+    "rnn-lm": {"max_steps": 4, "sample": {"tokens": 5}},
+    "transformer-pipeline": {"max_steps": 4, "sample": {"tokens": 5}},
+    "reinforce": {"max_updates": 2, "evaluation": {"episodes": 2, "movie": False}},
+}
+"""What ends an example after a few steps."""
 
 
 @contextmanager
-def cluster(data: Path, inputs: Path) -> Iterator[httpx.Client]:
-    """A master, a parameter server and a trainer on this machine; yields a client of the master."""
+def cluster(
+    data: Path, inputs: Path, nodes: Mapping[str, int] = MappingProxyType({"trainers": 1}), **environment: str
+) -> Iterator[httpx.Client]:
+    """A master, a parameter server and these nodes on this machine; yields a client of the master."""
     token = secrets.token_urlsafe(32)
     given = {"ROLECALL_TOKEN": token, "ROLECALL_DATA_ROOTS": str(inputs), "XDG_CONFIG_HOME": str(data / "config")}
-    command = [sys.executable, "-m", "rolecall.cli", "local", "--trainers", "1", "--port", "0", "--data", str(data)]
-    environment = os.environ | ENVIRONMENT | given
+    command = [sys.executable, "-m", "rolecall.cli", "local", "--port", "0", "--data", str(data)]
+    command += [word for role, count in nodes.items() for word in (f"--{role}", str(count))]
+    environment = os.environ | ENVIRONMENT | given | environment
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout
@@ -52,11 +68,15 @@ def await_end(client: httpx.Client, job: str) -> dict[str, Any]:
         time.sleep(0.2)
 
 
-def test_a_job_computes_on_the_gpu_of_its_node(tmp_path: Path, figures: dict[str, Any]) -> None:
+def require_service() -> None:
     for package in ("fastapi", "sqlalchemy", "typer"):
         pytest.importorskip(package, exc_type=ImportError)
     if ON_GPU and not shutil.which("nvidia-smi"):
         pytest.skip("a node finds GPUs with nvidia-smi, which is not installed")
+
+
+def test_a_job_computes_on_the_gpu_of_its_node(tmp_path: Path, figures: dict[str, Any]) -> None:
+    require_service()
     write_text(tmp_path / "text.txt")
     params = params_of(JOBS["rnn-lm, trainer"], "float32", tmp_path)
     with cluster(tmp_path / "data", tmp_path) as client:
@@ -72,3 +92,31 @@ def test_a_job_computes_on_the_gpu_of_its_node(tmp_path: Path, figures: dict[str
     with safe_open(part, framework="pt") as tensors:
         # Workers on a GPU save its generator, too.
         assert ("random/cuda" in tensors.keys()) == ON_GPU  # noqa: SIM118 - not a mapping
+
+
+@pytest.fixture(scope="module")
+def sharing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A cluster whose workers share GPUs, with two nodes of each role that computes."""
+    require_service()
+    data = tmp_path_factory.mktemp("sharing")
+    # One GPU, although the machine may have more.
+    environment = {"CUDA_VISIBLE_DEVICES": "".join(gpu_uuids()[:1]), "ROLECALL_WORKERS_PER_GPU": "2"}
+    with cluster(data, EXAMPLES, TWO_OF_EACH, **environment) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_an_example_runs_on_one_gpu(name: str, sharing: httpx.Client) -> None:
+    """Two trainers or stages share it, which the log says. The observers are on the CPU, as in compose.gpu.yaml."""
+    pytest.importorskip(NEEDS.get(name, "torch"), exc_type=ImportError)
+    job = json.loads((EXAMPLES / f"{name}.json").read_text().replace("examples/data", str(EXAMPLES / "data")))
+    job["params"] |= SHORT[name]
+    if name == "reinforce":
+        job["roles"]["observer"] = {"count": 2, "gpus": 0}
+    accepted = sharing.post("/jobs", json=job)
+    assert accepted.status_code == 201, accepted.text
+    document = await_end(sharing, accepted.json()["id"])
+    log = sharing.get(f"/jobs/{document['id']}/logs").raise_for_status().text
+    assert document["state"] == "succeeded", f"{document['reason']}\n{log}"
+    # The agent of `reinforce` is alone on the GPU.
+    assert ("event=gpu_shared" in log) == (ON_GPU and name != "reinforce")

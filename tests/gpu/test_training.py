@@ -21,6 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.gpu.jobs import (
+    AGENTS,
     CHECKPOINT_STEP,
     JOBS,
     ON_GPU,
@@ -171,13 +172,13 @@ def test_bfloat16_as_float32(name: str, folder: Path, on_cpu: Cpu, figures: dict
     figures["largest_difference_of_a_loss"] = difference
 
 
-def test_an_agent_on_a_gpu_selects_actions(folder: Path) -> None:
-    """Its random numbers are the GPU's own, so that nothing can be compared."""
+@pytest.mark.parametrize("form", AGENTS)
+def test_an_agent_on_a_gpu_selects_actions(form: str, folder: Path) -> None:
     require_packages("reinforce")
-    job = JOBS["reinforce"]
-    params = params_of(job, "float32", folder / "inputs") | {"policy_at": "agent"}
-    result = run_job(job, params, folder / "agent")
+    job = AGENTS[form]
+    result = run_job(job, params_of(job, "float32", folder / "inputs"), folder / f"agent {form}")
     assert len(result.losses["trainer-0"]) == STEPS
+    assert len(result.peak_gpu_memory) == ON_GPU
     assert result.result["env_steps"] > 0
 
 

@@ -1,4 +1,4 @@
-"""Downloads the wheels that the tests of this folder need beside torch: `python3 -m tests.gpu.wheels build/wheels`.
+"""Downloads the wheels that these tests need in addition to torch: `python3 -m tests.gpu.wheels build/wheels`.
 
 Versions and hashes are those of a lock whose torch is the machine's: torchvision must fit it. Pyarrow, which only
 `embedding-ddp` needs, is as large as all others together, and gets a folder of its own: `build/wheels-tables`.
@@ -52,7 +52,7 @@ def download(target: Path, python: str, wanted: Iterable[str]) -> int:
 def main(arguments: list[str]) -> int:
     """Download, and fail if a folder is larger than what can be carried to the machine at once."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.gpu.wheels", description=__doc__)
-    parser.add_argument("target", type=Path, help="the folder to fill; the one of pyarrow is beside it")
+    parser.add_argument("target", type=Path, help="the folder to fill; the one of pyarrow is next to it")
     parser.add_argument("--python", default="3.12", help="the version of Python on the machine with the GPU")
     options = parser.parse_args(arguments)
     tables = options.target.with_name(f"{options.target.name}-tables")

@@ -1,6 +1,7 @@
 """The loops of a driver without a process group; what is trained here is one number."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -257,6 +258,24 @@ def test_a_position_of_another_release_is_resumed_with_the_fields_that_this_one_
         resumed = Counter(_context(tmp_path, stack, resume_from=other))
         resumed.play()
     assert resumed.position == Count(6)
+
+
+def test_the_time_of_steps_is_split_by_activity_and_counts_earlier_attempts(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        Counter(_context(tmp_path, stack)).play()
+        earlier = {"steps": 4, "spent": {"steps": 60.0, "data": 30.0, "wait": 20.0}}
+        before = manifest(tmp_path, 4).model_copy(update={"position": earlier})
+        context = _context(tmp_path, stack, resume_from=before)
+        resumed = Counter(context)
+        with context.timeline.span("read", "data"):
+            time.sleep(0.01)
+        resumed.play()
+        spent = resumed.spent()
+    split = spent.steps_by_activity
+    assert sum(split.values()) == pytest.approx(spent.steps, abs=0.01)
+    assert split["data"] >= 30.009
+    assert (split["wait"], split["communication"]) == (20, 0)
+    assert split["compute"] >= 10 - 0.01
 
 
 def test_a_job_loop_that_stops_has_no_result(tmp_path: Path) -> None:

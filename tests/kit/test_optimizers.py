@@ -1,5 +1,9 @@
 """The parameters' optimizers are torch's, and gradients are clipped as torch clips them."""
 
+import mmap
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -72,3 +76,41 @@ def test_a_scale_of_one_changes_no_bit_and_no_gradients_have_norm_zero() -> None
     before = weight.grad.clone()
     optimizers.scale_gradients([weight], 1.0)
     assert torch.equal(weight.grad, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("first", [0.0, 0.5])
+def test_the_state_of_adagrad_is_torchs(dtype: torch.dtype, first: float) -> None:
+    arguments: dict[str, Any] = {"lr": 0.1, "initial_accumulator_value": first}
+    weights = [nn.Parameter(torch.ones(3, 4, dtype=dtype)) for _ in range(2)]
+    found, expected = (
+        optimizers.OptimizerChoice(Adagrad, arguments).build(weights[:1]),
+        Adagrad(weights[1:], **arguments),
+    )
+    for _ in range(2):
+        for weight, optimizer in zip(weights, (found, expected), strict=True):
+            torch.testing.assert_close(
+                optimizer.state[weight]["sum"], expected.state[weights[1]]["sum"], rtol=0, atol=0
+            )
+            weight.grad = torch.full_like(weight, 0.5)
+        found.step()
+        expected.step()
+        assert torch.equal(*weights)
+
+
+def test_zeros_that_nobody_has_used_take_no_memory() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    weight = nn.Parameter(torch.empty(1 << 14, 1 << 12))  # 256 MiB, which nothing touches.
+    optimizers.OptimizerChoice(Adagrad, {}).build([nn.Parameter(torch.ones(1))])  # Torch loads modules of its own.
+    before = resident_bytes()
+    built = optimizers.OptimizerChoice(Adagrad, {}).build([weight])
+    assert resident_bytes() - before < weight.nbytes / 8
+    squares = built.state[weight]["sum"]
+    squares[0] += 1
+    assert squares[:2].sum() == 1 << 12
+
+
+def test_zeros_of_no_rows() -> None:
+    assert optimizers.unused_zeros_like(torch.ones(0, 4)).shape == (0, 4)

@@ -88,14 +88,14 @@ def make_node(
     workers_per_gpu: int = 1,
 ) -> NodeSpec:
     """A node on machine `boot`, which has one CPU slot per core unless `cpu_slots` is given."""
-    cards = tuple(Gpu(uuid=f"GPU-{boot}-{i}", name="card", memory_bytes=1) for i in range(gpus))
+    inventory = tuple(Gpu(uuid=f"GPU-{boot}-{i}", name="card", memory_bytes=1) for i in range(gpus))
     machine = Machine(
         boot_id=boot,
         hostname=boot,
         cores=cores,
         cpu_slots=cpu_slots or cores,
         memory_bytes=1,
-        gpus=cards,
+        gpus=inventory,
         workers_per_gpu=workers_per_gpu,
     )
     return NodeSpec(

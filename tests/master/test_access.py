@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rolecall.master.access import Access, Known, Principal, Scrapes, built_in, digest_of, new_secret
+from rolecall.master.access import Access, Known, Principal, Scrapes, built_in, digest_of
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.clock import Clock, utc_now
 from rolecall.master.program import Program
@@ -186,7 +186,7 @@ async def test_built_in_tokens_open_what_their_names_say(tmp_path: Path) -> None
         assert "started" not in nodes.text
 
 
-async def test_users_do_not_see_the_life_of_a_node(client: Client) -> None:
+async def test_users_do_not_see_the_id_of_a_nodes_process(client: Client) -> None:
     await one_trainer(client)
     (node,) = (await client.user("GET", "/nodes")).json()["nodes"]
     assert node["alive"]
@@ -251,7 +251,7 @@ async def test_wrong_requests_for_tokens_are_refused(client: Client) -> None:
 
 
 def test_an_expired_token_opens_nothing() -> None:
-    secret, now = new_secret(), datetime.now(UTC)
+    secret, now = "rc_secret", datetime.now(UTC)
     principal = Principal("alice", frozenset({Scope.READ}))
     access = Access(built_in("a" * 16, "n" * 16, None), utc_now)
     access.replace([Known(digest_of(secret), principal, now + timedelta(hours=1))])
@@ -270,7 +270,7 @@ async def test_another_master_on_the_database_learns_of_a_change(tmp_path: Path)
     access = Access([], utc_now)
     sync = AccessSync(database, access, Clock())
     loop = asyncio.create_task(sync.run())
-    secret = new_secret()
+    secret = "rc_secret"
     request = TokenRequest(name="alice", scopes=frozenset({Scope.READ}))
     try:
         async with database.write() as connection:
@@ -343,11 +343,12 @@ async def test_the_nodes_token_is_rotated_node_by_node(client: Client) -> None:
 
 def test_weak_settings_are_found(tmp_path: Path) -> None:
     weak = list(weaknesses(make_settings(tmp_path), [Path("/run/token")], Scrapes()))
-    assert [finding.level for finding in weak] == [Level.WARNING] * 4
+    assert [finding.level for finding in weak] == [Level.WARNING] * 5
     assert ["ROLECALL_TOKEN" in weak[0].message, "ROLECALL_NODE_TOKEN" in weak[1].message] == [True, True]
     assert "ROLECALL_METRICS_TOKEN is not set" in weak[2].message
     assert "/run/token" in weak[3].message
-    strong = make_settings(tmp_path).model_copy(
+    assert "ROLECALL_KEEP_DAYS" in weak[4].remedy
+    strong = make_settings(tmp_path, keep_days=30).model_copy(
         update={
             name: type(make_settings(tmp_path).token)(name * 8) for name in ("token", "node_token", "metrics_token")
         }

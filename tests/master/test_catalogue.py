@@ -74,7 +74,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert [problem["field"] for problem in caught.value.problems] == ["roles.stage", "params.steps", "params.stepz"]
 
 
-def test_roles_of_a_workload_that_runs_everywhere_are_not_asked_for() -> None:
+def test_roles_of_a_per_node_workload_are_not_asked_for() -> None:
     catalogue = load()
     assert catalogue.check_request(JobRequest(workload="preflight"))["roles"] == {}
     with pytest.raises(InvalidJob, match="runs on each node once") as caught:

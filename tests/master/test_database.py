@@ -60,15 +60,15 @@ def stopped(pids: list[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def complaint(call: Callable[[], Awaitable[object]]) -> str:
+async def error_detail(call: Callable[[], Awaitable[object]]) -> str:
     """What a caller is told about an error that comes in time."""
     async with asyncio.timeout(ENOUGH_S):
         with pytest.raises(SQLAlchemyError) as caught:
             await call()
-    trouble = storage_error(caught.value)
-    assert trouble, caught.value
-    assert not trouble.full
-    return trouble.detail
+    found = storage_error(caught.value)
+    assert found, caught.value
+    assert not found.full
+    return found.detail
 
 
 async def write(database: Database) -> None:
@@ -98,7 +98,7 @@ async def test_a_locked_sqlite_database_delays_no_reader_and_loses_no_node(tmp_p
 async def test_waiting_writers_are_told_in_time(tmp_path: Path) -> None:
     async with opened(sqlite_url(tmp_path / "test.db")) as database:
         with write_locked(tmp_path / "test.db"):
-            told = await asyncio.gather(*(complaint(lambda: write(database)) for _ in range(4)))
+            told = await asyncio.gather(*(error_detail(lambda: write(database)) for _ in range(4)))
             await database.ping()
         assert any("locked" in one for one in told)
         assert any("all connections to the database have been in use" in one for one in told)
@@ -140,7 +140,7 @@ async def test_a_term_begins_behind_the_transactions_of_the_last(postgres_url: s
                 await terms.begin(connection, "second", NOW)
 
         async with first.write():
-            assert "is locked by another transaction" in await complaint(take_over)
+            assert "is locked by another transaction" in await error_detail(take_over)
         await take_over()
         with pytest.raises(LeadershipLost):
             await write(first)
@@ -152,7 +152,7 @@ async def test_a_lock_in_postgresql_delays_writers_for_a_bounded_time_and_reader
     async with opened(postgres_url) as database:
         with psycopg.connect(postgres_url) as other:
             other.execute("LOCK TABLE idempotency IN EXCLUSIVE MODE")
-            assert "is locked by another transaction" in await complaint(lambda: write(database))
+            assert "is locked by another transaction" in await error_detail(lambda: write(database))
             async with database.read() as connection:
                 await connection.execute(text("SELECT count(*) FROM idempotency"))
         await write(database)
@@ -165,7 +165,7 @@ async def test_a_statement_that_takes_too_long_is_ended_by_the_server(postgres_u
             await connection.execute(text("SELECT pg_sleep(60)"))
 
     async with opened(postgres_url) as database:
-        assert "statement timeout" in await complaint(lambda: sleep(database))
+        assert "statement timeout" in await error_detail(lambda: sleep(database))
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ async def test_a_transaction_that_falls_silent_gives_its_locks_back(postgres_url
             await connection.execute(text("SELECT 1"))
 
     async with opened(postgres_url) as database, opened(postgres_url, Limits()) as other:
-        stalling = asyncio.create_task(complaint(lambda: stall(database)))
+        stalling = asyncio.create_task(error_detail(lambda: stall(database)))
         await locked.wait()
         await write(other)
         assert "the database does not answer" in await stalling
@@ -197,7 +197,7 @@ async def test_a_server_that_stops_without_a_word_holds_nobody_up(postgres_url: 
         postmaster = psutil.Process(backends[0]).ppid()
         with stopped([*backends, postmaster]):
             for call in (database.ping, lambda: write(database)):
-                assert "the database does not answer" in await complaint(call)
+                assert "the database does not answer" in await error_detail(call)
         await database.ping()
         await write(database)
 
@@ -212,5 +212,5 @@ async def test_a_connection_that_is_being_used_breaks_when_the_server_stops(post
                 with stopped([pid]):
                     await connection.execute(text("SELECT 1"))
 
-        assert "no answer from the server within 1 s" in await complaint(stop_within)
+        assert "no answer from the server within 1 s" in await error_detail(stop_within)
         await write(database)

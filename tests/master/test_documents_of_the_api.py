@@ -37,10 +37,15 @@ def test_operations_have_names_and_describe_their_errors(document: dict[str, Any
     assert len(names) == len(set(names))
     assert all(re.fullmatch("[a-z]+(_[a-z]+)+", name) for name in names), names
     for operation in operations:
-        for status in ("401", "404", "422", "503"):
+        for status in ("401", "404", "422", "500", "503"):
             (media,) = operation["responses"][status]["content"]
             assert media == "application/problem+json"
-    patch = document["paths"]["/jobs/{job}"]["patch"]["requestBody"]["content"]
+    paths = document["paths"]
+    ranges = {path for path, item in paths.items() if any("416" in one["responses"] for one in item.values())}
+    assert ranges == {"/jobs/{job}/artifacts/{name}"}
+    assert "413" in paths["/jobs"]["post"]["responses"]
+    assert not any("413" in item["get"]["responses"] for item in paths.values() if "get" in item)
+    patch = paths["/jobs/{job}"]["patch"]["requestBody"]["content"]
     assert set(patch) == {"application/json", "application/merge-patch+json"}
     assert document["paths"]["/jobs"]["post"]["responses"]["200"]["content"]["application/json"]
 

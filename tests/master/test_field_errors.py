@@ -1,10 +1,10 @@
 """Problems of fields with several forms; `test_api.py` has the others, as users get them."""
 
 from copy import deepcopy
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pytest
-from pydantic import ValidationError, WrapValidator
+from pydantic import ValidationError, WrapValidator, model_validator
 
 from rolecall.master.catalogue import load
 from rolecall.master.field_errors import explain
@@ -42,6 +42,25 @@ def test_an_unknown_field_of_one_form_names_those_of_all_forms() -> None:
         "given": '"tets"',
         "legal": "rows, skip, test, train",
     }
+
+
+class _Range(Params):
+    low: int
+    high: int
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low must be at most high ({self.high})")
+        return self
+
+
+def test_a_rule_about_several_fields_says_itself_what_is_valid() -> None:
+    with pytest.raises(ValidationError) as caught:
+        _Range.model_validate({"low": 2, "high": 1})
+    (problem,) = explain(caught.value.errors(), _Range.model_json_schema(), ("params",))
+    assert (problem["field"], problem["message"]) == ("params", "low must be at most high (1)")
+    assert problem["legal"] == ""
 
 
 def _set(path: str, value: Any) -> Any:

@@ -65,7 +65,9 @@ async def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_
         assert {worker.launch.attempt for worker in again} == {2}
         assert again[0].launch.resume_from is not None
         assert again[0].launch.resume_from.step == 5
-        assert "trainer-0 on trainer-0: ValueError: broken\nline 1" in (await client.job(job))["attempts"][0]["cause"]
+        (attempt, _) = (await client.job(job))["attempts"]
+        assert attempt["cause"] == "trainer-0 on trainer-0: ValueError: broken"
+        assert attempt["workers"][0]["failure"]["traceback"] == "line 1"
         assert (await client.checkpoint(job, 2, 6)).status_code == 201
         stale = await client.worker("PUT", job, 1, "/attempts/1/blobs/x", content=b"")
         assert stale.status_code == 409
@@ -79,11 +81,11 @@ async def test_a_failed_gang_is_stopped_and_tried_again_from_its_checkpoint(tmp_
 async def test_what_an_attempt_leaves_and_nobody_knows_of_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
-    troubles, sweep = [OSError("the store hiccups")] * failures, Blobs.sweep
+    errors, sweep = [OSError("the store hiccups")] * failures, Blobs.sweep
 
     async def hiccup(*arguments: Any) -> int:
-        if troubles:
-            raise troubles.pop()
+        if errors:
+            raise errors.pop()
         return await sweep(*arguments)
 
     monkeypatch.setattr(Blobs, "sweep", hiccup)

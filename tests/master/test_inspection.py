@@ -5,8 +5,10 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from rolecall.kit.pictures import timeline_svg
 from rolecall.master.inspections import Inspections
 from rolecall.master.store.records import WorkerRecord
+from rolecall.master.timelines import Recorded, silent, timeline
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import LimitReached
 from rolecall.spec.inspection import Answer, Inspection, ThreadStack
@@ -74,6 +76,9 @@ async def test_a_timeline_in_three_forms(client: Client) -> None:
     _, answer = await answered(client, node, "GET", f"{path}?format=svg", body)
     assert answer.headers["content-type"] == "image/svg+xml"
     assert "forward, step 1: 200.000 ms" in answer.text
+    _, answer = await answered(client, node, "GET", f"{path}?format=schedule", body)
+    assert answer.status_code == 409
+    assert "no complete step of a pipeline" in answer.json()["detail"]
 
 
 async def test_what_a_worker_may_write_is_an_error_of_it_alone(client: Client) -> None:
@@ -166,3 +171,36 @@ async def test_a_job_that_never_ran_has_no_timeline(client: Client) -> None:
     job = (await client.submit(roles=ONE_TRAINER))["id"]
     assert (await client.user("GET", f"/jobs/{job}/timeline")).status_code == 409
     assert (await client.user("POST", f"/jobs/{job}/profile", json={"step": 3})).status_code == 422
+
+
+def stage(rank: int) -> WorkerRecord:
+    return WorkerRecord(
+        job="a", attempt=1, rank=rank, role=Role.STAGE, role_rank=rank, node="n", state=WorkerState.RUNNING, pid=1,
+        exit_code=None, failure=None, spawned_at=None, joined_at=None,
+    )  # fmt: skip
+
+
+def test_a_timeline_without_windows_is_of_the_present() -> None:
+    now = datetime(2030, 1, 2, tzinfo=UTC)
+    missing = silent(stage(0), "it is stopped")
+    document = timeline("a", 1, [], [missing], {}, now=now, live=True)
+    assert (document.at, document.workers, document.silent) == (now, (), (missing,))
+
+
+def test_a_picture_shows_the_newest_step_that_all_workers_have_completed() -> None:
+    def recorded(rank: int, steps: int, begin_s: float) -> Recorded:
+        steps_done = tuple(Step(number, begin_s + number, 1.0) for number in range(1, steps + 1))
+        spans = (
+            Span("whole job", "wait", 0.0, 1000.0, None, None, None, "main"),
+            *(Span("F", "compute", begin_s + number, 0.5, number, 0, 0, "main") for number in range(1, steps + 1)),
+        )
+        window = Window(at=WINDOW.at, clock_s=100.0, steps=steps_done, spans=spans)
+        return Recorded(stage(rank), window)
+
+    ahead, behind, other = recorded(0, 6, 10.0), recorded(1, 5, 10.1), recorded(2, 0, 0.0)
+    document = timeline("a", 1, [ahead, behind, other], [], {}, now=WINDOW.at, steps=1, live=True)
+    assert [[step.number for step in worker.steps] for worker in document.workers] == [[5], [5], []]
+    assert [[span.step for span in worker.spans] for worker in document.workers] == [[None, 5], [None, 5], [None]]
+    picture = timeline_svg(document)
+    assert picture.count("whole job") == 6  # A hint and a label in each of three rows.
+    assert ">1.10<" in picture  # The end of the time axis: the step's, not the job's.

@@ -61,7 +61,7 @@ class JobLife(RuleBasedStateMachine):
     def start(self) -> None:
         self.folder = Path(self.stack.enter_context(TemporaryDirectory(prefix="rolecall-life-")))
         shutil.copytree(_template(), self.folder, dirs_exist_ok=True)
-        self.lives = [0] * len(SPECS)
+        self.starts = [0] * len(SPECS)
         self.jobs: list[str] = []
         self.launched: set[tuple[str, int, int, str]] = set()
         """Every worker that a node was ever asked to run: job, attempt, rank, node."""
@@ -220,7 +220,7 @@ class JobLife(RuleBasedStateMachine):
 
     async def _leave(self, place: int) -> None:
         await nodes.remove_node(self._spec(place).name, self.master)
-        self.lives[place] += 1
+        self.starts[place] += 1
 
     async def _beat(self, place: int, *reports: WorkerReport, draining: bool = False) -> None:
         spec = self._spec(place)
@@ -244,7 +244,7 @@ class JobLife(RuleBasedStateMachine):
         self.master.waking.jobs(*self.jobs)
 
     def _spec(self, place: int) -> NodeSpec:
-        return SPECS[place].model_copy(update={"started": f"{SPECS[place].name}-{self.lives[place]}"})
+        return SPECS[place].model_copy(update={"started": f"{SPECS[place].name}-{self.starts[place]}"})
 
     def _report(self, job: str, attempt: int, rank: int, state: WorkerState, *, curable: bool = True) -> WorkerReport:
         now = datetime.now(UTC)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -123,6 +124,21 @@ async def test_a_second_master_in_a_data_folder_names_the_first_and_ends(tmp_pat
         line = await asyncio.to_thread(refused, os.EX_CONFIG, "master", env=environment(tmp_path, **given))
         assert line.startswith(f"rolecall: another master leads in ROLECALL_DATA={tmp_path}: process {os.getpid()} on ")
         assert "UTC; end that one" in line
+        assert (await first.submit(roles=ONE_TRAINER))["state"] == "queued"
+
+
+@pytest.mark.slow
+async def test_a_second_master_on_a_database_names_the_first_and_ends(tmp_path: Path, database_url: str) -> None:
+    folders = first_data, second_data = tmp_path / "first", tmp_path / "second"
+    for folder in folders:
+        folder.mkdir()
+    async with serving(make_settings(first_data, database_url=database_url)) as first:
+        given = {"ROLECALL_DATABASE_URL": database_url, "ROLECALL_PORT": str(free_port())}
+        given |= {"ROLECALL_NODE_TIMEOUT_S": "0.5", "ROLECALL_LOG_LEVEL": "error"}
+        line = await asyncio.to_thread(refused, os.EX_CONFIG, "master", env=environment(second_data, **given))
+        leader = f"rolecall process {os.getpid()} on {socket.gethostname()} (connected to the database since "
+        assert line.startswith(f"rolecall: another master leads on this database: {leader}")
+        assert "ROLECALL_STANDBY=1" in line
         assert (await first.submit(roles=ONE_TRAINER))["state"] == "queued"
 
 

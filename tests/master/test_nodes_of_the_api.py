@@ -25,7 +25,7 @@ SLOW_CLOCK = Finding(
 )
 
 
-async def test_what_a_node_found_is_shown_and_keeps_workers_away_until_it_is_cured(client: Client) -> None:
+async def test_findings_of_a_node_are_shown_and_keep_workers_away_until_they_are_fixed(client: Client) -> None:
     node = await one_trainer(client)
     node.findings = (SLOW_CLOCK,)
     await node.beat()
@@ -56,16 +56,16 @@ async def test_a_node_looks_around(client: Client) -> None:
     await one_trainer(client, "trainer-2", boot="m1")
     before = time.time()
     seen = ClusterInfo.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
-    assert (seen.version, seen.strangers) == (__version__, 1)
+    assert (seen.version, seen.remote_nodes) == (__version__, 1)
     assert before <= seen.time_s <= time.time()
     check_problem(await client.internal("GET", "/nodes/none/surroundings"), 404)
 
 
-async def test_of_two_nodes_of_one_name_and_place_the_living_one_stays(tmp_path: Path) -> None:
+async def test_of_two_nodes_of_one_name_and_place_the_live_one_stays(tmp_path: Path) -> None:
     clock = ManualClock()
     async with on_master(tmp_path, clock=clock) as client:
         first = await one_trainer(client)
-        rival = Node(client, first.spec.model_copy(update={"started": "another-life"}))
+        rival = Node(client, first.spec.model_copy(update={"started": "another-incarnation"}))
         check_problem(await rival.register(), 409)  # between two calls of the first
         held = asyncio.create_task(first.beat(5.0))
         presence = client.master.presence
@@ -88,7 +88,7 @@ async def test_a_fresh_master_lets_a_machine_that_lost_its_power_enter_before_it
         await one_trainer(client)
     async with on_master(tmp_path, clock=clock) as client:
         spec = make_node("trainer-0", Role.TRAINER, boot="the-next-boot")
-        node = Node(client, spec.model_copy(update={"started": "another-life"}))
+        node = Node(client, spec.model_copy(update={"started": "another-incarnation"}))
         check_problem(await node.register(), 409)
         clock.advance(3.1)
         assert (await node.register()).is_success

@@ -72,6 +72,7 @@ async def test_a_token_may_queue_so_many_jobs(client: Client) -> None:
     refused = await submit_as(client, alice)
     assert refused.status_code == 429, refused.text
     assert refused.headers["content-type"] == "application/problem+json"
+    assert int(refused.headers["Retry-After"]) > 0
     assert "max_queued is 2" in refused.json()["detail"]
     await client.call(alice, "POST", f"/jobs/{second}/cancel")
     accepted(await submit_as(client, alice))

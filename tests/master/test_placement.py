@@ -238,12 +238,12 @@ asks = st.fixed_dictionaries(
 
 
 def build(
-    cluster: list[tuple[Role, int, str]], cards: dict[str, int], cpu_slots: int = 2, workers_per_gpu: int = 1
+    cluster: list[tuple[Role, int, str]], gpu_counts: dict[str, int], cpu_slots: int = 2, workers_per_gpu: int = 1
 ) -> list[NodeState]:
     """Nodes of machines with two cores each."""
     shape: dict[str, Any] = {"cores": 2, "cpu_slots": cpu_slots, "workers_per_gpu": workers_per_gpu}
     return [
-        alive(make_node(f"n{i}", role, slots, boot=boot, gpus=cards[boot], **shape))
+        alive(make_node(f"n{i}", role, slots, boot=boot, gpus=gpu_counts[boot], **shape))
         for i, (role, slots, boot) in enumerate(cluster)
     ]
 
@@ -252,8 +252,8 @@ def check_ledgers(nodes: list[NodeState], workers: list[WorkerPlan]) -> None:
     """No node, machine or GPU bears more than it offers."""
     specs = {node.spec.name: node.spec for node in nodes}
     assert all(count <= specs[name].slots for name, count in Counter(w.node for w in workers).items())
-    cards = Counter((specs[w.node].machine.boot_id, w.gpu) for w in workers if w.gpu)
-    assert all(count <= specs[workers[0].node].machine.workers_per_gpu for count in cards.values())
+    gpu_counts = Counter((specs[w.node].machine.boot_id, w.gpu) for w in workers if w.gpu)
+    assert all(count <= specs[workers[0].node].machine.workers_per_gpu for count in gpu_counts.values())
     for boot in ("m0", "m1"):
         mine = [w for w in workers if specs[w.node].machine.boot_id == boot and not w.gpu]
         assert sum(w.threads for w in mine if w.role.computes) <= 2
@@ -265,11 +265,11 @@ def check_ledgers(nodes: list[NodeState], workers: list[WorkerPlan]) -> None:
 def test_never_over_a_ledger_and_whole_or_nothing(
     cluster: list[tuple[Role, int, str]],
     jobs: tuple[dict[Role, int], dict[Role, int]],
-    cards: dict[str, int],
+    gpu_counts: dict[str, int],
     resources: tuple[dict[Role, Resources], dict[Role, Resources]],
     settings: tuple[int, int],
 ) -> None:
-    nodes = build(cluster, cards, *settings)
+    nodes = build(cluster, gpu_counts, *settings)
     taken: list[WorkerPlan] = []
     for wanted, own in zip(jobs, resources, strict=True):
         plan = place(wanted, nodes, taken, own)
@@ -294,15 +294,17 @@ def test_never_over_a_ledger_and_whole_or_nothing(
 def test_a_gang_is_found_whenever_there_is_one(
     cluster: list[tuple[Role, int, str]],
     wanted: dict[Role, int],
-    cards: dict[str, int],
+    gpu_counts: dict[str, int],
     asked: dict[Role, int | None],
     workers_per_gpu: int,
 ) -> None:
-    nodes = build(cluster, cards, workers_per_gpu=workers_per_gpu)
-    places = {boot: count * workers_per_gpu for boot, count in cards.items()}
+    nodes = build(cluster, gpu_counts, workers_per_gpu=workers_per_gpu)
+    places = {boot: count * workers_per_gpu for boot, count in gpu_counts.items()}
 
     def uses_gpu(node: NodeState) -> bool:
-        return asked[node.spec.role] == 1 or (asked[node.spec.role] is None and cards[node.spec.machine.boot_id] > 0)
+        return asked[node.spec.role] == 1 or (
+            asked[node.spec.role] is None and gpu_counts[node.spec.machine.boot_id] > 0
+        )
 
     def fits(counts: Sequence[int]) -> bool:
         seated = [(node, count) for node, count in zip(nodes, counts, strict=True) if count]
@@ -325,13 +327,13 @@ def test_a_gang_is_found_whenever_there_is_one(
 def test_the_room_is_the_largest_number_that_can_be_placed(
     cluster: list[tuple[Role, int, str]],
     first: dict[Role, int],
-    cards: dict[str, int],
+    gpu_counts: dict[str, int],
     seen: list[bool],
     resources: dict[Role, Resources],
 ) -> None:
     nodes = [
         alive(_with_a_part(node.spec, seen[2 * number : 2 * number + 2]))
-        for number, node in enumerate(build(cluster, cards))
+        for number, node in enumerate(build(cluster, gpu_counts))
     ]
     before = place(first, nodes, [])
     taken = before.workers if isinstance(before, GangPlan) else ()

@@ -35,7 +35,9 @@ def test_a_node_is_lost_after_the_timeout(presence: Presence, clock: ManualClock
     assert presence.is_lost(NODE) == lost
 
 
-def test_a_fresh_master_gives_nodes_it_has_not_heard_the_whole_timeout(presence: Presence, clock: ManualClock) -> None:
+def test_a_fresh_master_gives_nodes_without_a_heartbeat_the_whole_timeout(
+    presence: Presence, clock: ManualClock
+) -> None:
     clock.advance(10)
     assert not presence.is_lost(NODE)
     clock.advance(0.1)
@@ -91,11 +93,13 @@ def test_the_name_is_the_last_incarnations_alone(presence: Presence) -> None:
     assert presence.is_replaced(FIRST), "also after the node has left"
 
 
-@pytest.mark.parametrize(("heard", "silence_s", "expected"), [(True, 9, True), (False, 2.9, True), (False, 3.1, False)])
+@pytest.mark.parametrize(
+    ("has_beaten", "silence_s", "expected"), [(True, 9, True), (False, 2.9, True), (False, 3.1, False)]
+)
 def test_the_name_of_a_node_that_never_called_is_soon_free(
-    presence: Presence, clock: ManualClock, heard: bool, silence_s: float, expected: bool
+    presence: Presence, clock: ManualClock, has_beaten: bool, silence_s: float, expected: bool
 ) -> None:
-    if heard:
+    if has_beaten:
         presence.record_heartbeat(NODE, FIRST)
     clock.advance(silence_s)
     assert presence.may_be_alive(NODE) == expected

@@ -1,16 +1,13 @@
 """From the lines of progress streams to what users see of them."""
 
 import math
-import time
-import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from rolecall.master.progress import Latest, ProgressBook, advance, is_newer, parse, result, series
+from rolecall.master.progress import Latest, ProgressBook, advance, is_newer, parse, result
 from rolecall.master.store import jobs
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
@@ -23,50 +20,6 @@ from .harness import line as progress_line
 
 LINE = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":0.5}}'
 KEY = StreamKey("toy-1", 1, 0, "progress")
-
-
-@pytest.mark.parametrize(("steps", "most"), [(0, 10), (1, 10), (10, 10), (11, 10), (41, 10), (1234, 100)])
-def test_a_series_is_thinned_evenly_and_ends_with_the_last_step(steps: int, most: int) -> None:
-    found = [point["step"] for point in series((LINE % step for step in range(1, steps + 1)), most)]
-    assert len(found) <= most + 1
-    assert found[-1:] == ([steps] if steps else [])
-    assert len(found) >= min(steps, most // 2)
-    gaps = [later - earlier for earlier, later in pairwise(found)]
-    assert not gaps or max(gaps[1:-1], default=1) == min(gaps[1:-1], default=1)
-
-
-def test_values_that_few_lines_have_stay_in_a_thinned_series() -> None:
-    scored = b'{"kind":"step","at":"2026-01-01T00:00:00Z","step":%d,"metrics":{"loss":0.5,"validation_auc":0.9}}'
-    lines = ((scored if step % 500 == 250 else LINE) % step for step in range(10_000))
-    found = series(lines, 30)
-    assert [point["step"] for point in found if "validation_auc" in point] == list(range(250, 10_000, 500))
-    assert len(found) <= 30 + 20 + 1
-    assert [point["step"] for point in found] == sorted(point["step"] for point in found)
-
-
-def test_a_series_of_the_longest_stream_takes_a_tenth_of_a_second() -> None:
-    # The fields that every training loop reports.
-    fields = b'"steps":1000000,"epoch":1,"samples_per_s":123.4,"seconds_left":3.0,"metrics"'
-    full = LINE.replace(b'"metrics"', fields)
-    lines = [full % step for step in range((16 << 20) // len(full))]
-    times_s = []
-    for _ in range(3):
-        begin = time.process_time()
-        assert series(iter(lines), 1000)[-1]["step"] == len(lines) - 1
-        times_s.append(time.process_time() - begin)
-    assert min(times_s) <= 0.1, times_s
-
-
-def test_a_long_series_takes_little_memory() -> None:
-    def lines() -> Iterator[bytes]:
-        yield from (LINE % step for step in range(20_000))
-
-    series((LINE % 1,), 10)
-    tracemalloc.start()
-    series(lines(), 10)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1 << 20
 
 
 def test_a_job_s_progress_holds_a_bounded_number_of_metrics() -> None:

@@ -103,8 +103,8 @@ async def test_the_gang_meets_where_its_rank_0_said_first(tmp_path: Path) -> Non
 async def test_a_report_of_a_worker_that_the_node_does_not_run_changes_nothing(tmp_path: Path) -> None:
     async with on_master(tmp_path) as (master, _):
         before, failed = await gang(master), WorkerState.FAILED
-        strangers = report(0, failed), report(1, failed, attempt=7), report(9, failed), report(1, failed, job="toy-9")
-        await beat(master, TRAINER, *strangers, report(1, WorkerState.RUNNING))
+        others = report(0, failed), report(1, failed, attempt=7), report(9, failed), report(1, failed, job="toy-9")
+        await beat(master, TRAINER, *others, report(1, WorkerState.RUNNING))
         server, trainer = (await gang(master)).workers
         assert server == before.workers[0]
         assert (trainer.state, trainer.pid) == (WorkerState.RUNNING, 101)

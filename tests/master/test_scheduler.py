@@ -122,18 +122,18 @@ def test_the_seat_of_a_worker_is_found_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(found) == 20
 
 
-def everywhere(*only: str) -> QueuedJob:
+def per_node_job(*only: str) -> QueuedJob:
     """A job that runs on each node, or on each of `only`."""
     return QueuedJob(
         id="all", roles={}, priority=0, created_at=NOW, queued_at=NOW - 2 * WINDOW, per_node=True, only=only
     )
 
 
-def test_a_node_runs_one_job_at_a_time_of_those_that_run_everywhere() -> None:
+def test_a_node_runs_one_per_node_job_at_a_time() -> None:
     first, here, there = (
-        everywhere(),
-        replace(everywhere("trainer-0"), id="here"),
-        replace(everywhere("server-0"), id="s"),
+        per_node_job(),
+        replace(per_node_job("trainer-0"), id="here"),
+        replace(per_node_job("server-0"), id="s"),
     )
     queue = [replace(one, created_at=NOW + timedelta(seconds=at)) for at, one in enumerate((here, first, there))]
     outcomes = schedule(queue, NODES, [], NOW, WINDOW)
@@ -149,19 +149,19 @@ def test_a_node_runs_one_job_at_a_time_of_those_that_run_everywhere() -> None:
     assert _places(other) == {"server-0"}
 
 
-def test_the_workers_of_who_runs_everywhere_count_for_its_owner() -> None:
-    watched = replace(everywhere(), owner="alice")
+def test_the_workers_of_a_per_node_job_count_for_its_owner() -> None:
+    watched = replace(per_node_job(), owner="alice")
     outcome = schedule([watched], NODES, [], NOW, WINDOW, {"alice": Allowance(limit=2, used=1)})["all"]
     assert isinstance(outcome, Waiting)
     assert outcome.reason.endswith("token alice uses 1 of its 2 slots, and this job needs 2")
     mine = replace(job("small", 1, age_s=-1), owner="alice")
     both = schedule([watched, mine], NODES, [], NOW, WINDOW, {"alice": Allowance(limit=2, used=0)})
     assert [isinstance(both[name], GangPlan) for name in ("all", "small")] == [True, False]
-    free = schedule([watched, replace(everywhere(), id="other")], NODES, [], NOW, WINDOW, {"alice": Allowance(1, 0)})
+    free = schedule([watched, replace(per_node_job(), id="other")], NODES, [], NOW, WINDOW, {"alice": Allowance(1, 0)})
     assert isinstance(free["other"], GangPlan), "who waits for its owner's limit holds no node"
 
 
-def test_who_ran_everywhere_before_its_workload_was_gone_waits_for_that() -> None:
+def test_a_per_node_job_whose_workload_is_gone_waits_for_it() -> None:
     orphan = QueuedJob(id="orphan", roles={}, priority=0, created_at=NOW, queued_at=NOW - 2 * WINDOW)
     outcomes = schedule([orphan, job("small", 1)], NODES, [], NOW, WINDOW)
     assert isinstance(outcomes["small"], GangPlan)
@@ -170,8 +170,8 @@ def test_who_ran_everywhere_before_its_workload_was_gone_waits_for_that() -> Non
     assert outcome.reason.startswith("waiting for its workload, which is not installed")
 
 
-def test_who_runs_everywhere_has_one_worker_on_each_node_however_busy() -> None:
-    outcomes = schedule([everywhere(), job("small", 1)], NODES, busy(3), NOW, WINDOW)
+def test_a_per_node_job_has_one_worker_on_each_node_however_busy() -> None:
+    outcomes = schedule([per_node_job(), job("small", 1)], NODES, busy(3), NOW, WINDOW)
     plan = outcomes["all"]
     assert isinstance(plan, GangPlan)
     assert [(w.rank, w.role, w.role_rank, w.node, w.gpu) for w in plan.workers] == [
@@ -181,35 +181,35 @@ def test_who_runs_everywhere_has_one_worker_on_each_node_however_busy() -> None:
     assert isinstance(outcomes["small"], GangPlan)
 
 
-def test_neither_lost_nor_draining_nodes_are_everywhere() -> None:
+def test_a_per_node_job_has_no_worker_on_lost_and_draining_nodes() -> None:
     nodes = [
         *NODES,
         alive(make_node("gone", Role.STAGE), alive=False),
         alive(make_node("off", Role.STAGE), draining=True),
     ]
-    plan = schedule([everywhere()], nodes, [], NOW, WINDOW)["all"]
+    plan = schedule([per_node_job()], nodes, [], NOW, WINDOW)["all"]
     assert isinstance(plan, GangPlan)
     assert {worker.node for worker in plan.workers} == {"server-0", "trainer-0"}
 
 
 def test_who_is_to_run_on_nodes_that_are_away_waits_for_them_and_holds_nobody_back() -> None:
-    outcomes = schedule([everywhere("trainer-0", "gone"), job("small", 1)], NODES, [], NOW, WINDOW)
+    outcomes = schedule([per_node_job("trainer-0", "gone"), job("small", 1)], NODES, [], NOW, WINDOW)
     waiting = outcomes["all"]
     assert isinstance(waiting, Waiting)
     assert waiting.reason == "waiting for nodes that are lost, draining or not registered: gone"
     assert isinstance(outcomes["small"], GangPlan)
-    nobody = schedule([everywhere()], [], [], NOW, WINDOW)["all"]
+    nobody = schedule([per_node_job()], [], [], NOW, WINDOW)["all"]
     assert isinstance(nobody, Waiting)
 
 
 def test_chosen_nodes_are_the_only_ones() -> None:
-    plan = schedule([everywhere("trainer-0")], NODES, [], NOW, WINDOW)["all"]
+    plan = schedule([per_node_job("trainer-0")], NODES, [], NOW, WINDOW)["all"]
     assert isinstance(plan, GangPlan)
     assert [worker.node for worker in plan.workers] == ["trainer-0"]
 
 
 def test_a_plan_says_where_its_nodes_are_reached() -> None:
-    outcomes = schedule([everywhere(), job("small", 1)], NODES, [], NOW, WINDOW)
+    outcomes = schedule([per_node_job(), job("small", 1)], NODES, [], NOW, WINDOW)
     addresses = {node.spec.name: node.spec.address for node in NODES}
     assert [outcome.addresses for outcome in outcomes.values() if isinstance(outcome, GangPlan)] == [
         addresses,

@@ -36,7 +36,7 @@ def threads_of(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[
     return found
 
 
-async def test_an_upload_asks_for_free_space_beside_the_event_loop_and_not_for_each_piece(
+async def test_an_upload_asks_for_free_space_outside_the_event_loop_and_not_for_each_chunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = threads_of(monkeypatch, os, "statvfs")
@@ -95,7 +95,7 @@ def test_files_that_vanish_while_they_are_counted_count_nothing(tmp_path: Path) 
     assert Streams(tmp_path, 1 << 20, time.monotonic).used("job") == 0
 
 
-async def test_streams_are_measured_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_are_measured_outside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked = threads_of(monkeypatch, segments, "segments")
 
     streams = Streams(tmp_path, 1 << 20, time.monotonic)

@@ -31,20 +31,20 @@ def database_error(words: str, values: Any = None) -> OperationalError:
 
 @pytest.mark.parametrize("error", [FULL, database_error("database or disk is full"), OSError(errno.EDQUOT, "quota")])
 def test_a_full_volume_is_known_by_its_words(error: Exception) -> None:
-    trouble = storage_error(error)
-    assert trouble
-    assert trouble.full
-    assert "free some space" in trouble.detail
+    found = storage_error(error)
+    assert found
+    assert found.full
+    assert "free some space" in found.detail
 
 
 def test_a_database_that_is_away_says_why() -> None:
-    trouble = storage_error(database_error("connection refused"))
-    assert trouble
-    assert not trouble.full
-    assert "connection refused" in trouble.detail
+    found = storage_error(database_error("connection refused"))
+    assert found
+    assert not found.full
+    assert "connection refused" in found.detail
 
 
-def test_a_caller_of_a_database_in_trouble_is_told_when_to_try_again() -> None:
+def test_a_caller_of_a_database_in_found_is_told_when_to_try_again() -> None:
     app = FastAPI()
     add_problem_handlers(app)
 
@@ -106,10 +106,10 @@ async def test_a_disk_that_fails_is_full_only_if_it_is(
     finally:
         await database.close()
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    trouble = storage_error(caught.value)
-    assert trouble
-    assert trouble.full is (free == 0)
-    assert said in trouble.detail
+    found = storage_error(caught.value)
+    assert found
+    assert found.full is (free == 0)
+    assert said in found.detail
 
 
 async def test_a_master_that_is_not_ready_shows_no_statement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

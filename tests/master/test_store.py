@@ -192,7 +192,7 @@ async def test_two_kept_checkpoints_are_no_crowd(database: Database) -> None:
         assert await checkpoints.crowded_jobs(connection, 2) == []
 
 
-async def test_a_node_registers_over_its_earlier_life(database: Database) -> None:
+async def test_a_node_registers_over_its_earlier_incarnation(database: Database) -> None:
     node = make_node("trainer-0", Role.TRAINER)
     async with database.write() as connection:
         await nodes.put(connection, node, NOW)

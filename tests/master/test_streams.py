@@ -34,7 +34,7 @@ def streams(tmp_path: Path, clock: ManualClock) -> Streams:
 
 
 @pytest.mark.parametrize("key", [LOG, PROGRESS])
-async def test_a_piece_that_is_there_changes_nothing_and_one_behind_a_gap_is_not_written(
+async def test_a_chunk_that_is_there_changes_nothing_and_one_behind_a_gap_is_not_written(
     streams: Streams, key: StreamKey
 ) -> None:
     assert streams.size(key) == 0
@@ -55,10 +55,10 @@ async def test_only_whole_lines_of_progress_are_read(streams: Streams) -> None:
     assert list(streams.lines(PROGRESS, 18)) == []
 
 
-async def test_a_line_without_an_end_that_fills_a_piece_is_skipped(streams: Streams) -> None:
+async def test_a_line_without_an_end_that_fills_a_chunk_is_skipped(streams: Streams) -> None:
     await append(streams, PROGRESS, 0, b"x" * (1 << 20), b"y\n{}\n")
-    piece, *rest = streams.lines(PROGRESS)
-    assert len(piece) == 1 << 20
+    chunk, *rest = streams.lines(PROGRESS)
+    assert len(chunk) == 1 << 20
     assert rest == [b"y\n", b"{}\n"]
     assert parse(PROGRESS, streams.lines(PROGRESS), 0).end == 1 << 20
 

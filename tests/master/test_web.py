@@ -1,5 +1,7 @@
 """The web page over HTTP: log-in, sessions, what is shown to whom, and that nothing else is served."""
 
+import asyncio
+import time
 from pathlib import Path
 
 import httpx
@@ -8,9 +10,10 @@ import pytest
 from rolecall.master.sessions import COOKIE
 from rolecall.spec.access import Scope
 from rolecall.spec.report import TimeSpent
+from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
 
-from .harness import ONE_TRAINER, TOKEN, Client, line, make_token, one_trainer, submit_as
+from .harness import ONE_TRAINER, TOKEN, Client, Node, line, make_node, make_token, one_trainer, submit_as
 
 PAGES = ("/", "/ui/overview", "/ui/submit", "/ui/compare")
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -103,7 +106,7 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
     job = (await submit_as(client, alice, name=hostile, roles=ONE_TRAINER)).json()["id"]
     (worker,) = await node.workers()
     await node.say(worker, WorkerState.RUNNING)
-    await node.progress(worker, line("step", step=1, spent=TimeSpent(steps=1e6)))
+    await node.progress(worker, line("step", step=1, spent=TimeSpent(steps=1e6, data=61)))
     for token, count in ((alice, 1), (bob, 0), (TOKEN, 1)):
         session = await session_of(client, token)
         page = (await client.http.get("/", headers=session)).text
@@ -113,10 +116,25 @@ async def test_pages_show_what_the_token_may_see(client: Client) -> None:
         assert shown.status_code == (200 if count else 404)
         assert hostile not in shown.text
         assert ("<b>100 %</b>" in shown.text, ">100 %</td>" in page) == (bool(count), bool(count)), "the goodput"
+        assert ("<span>steps: data</span><b>1 min 1 s</b>" in shown.text, "steps: wait" in shown.text) == (
+            bool(count),
+            False,
+        )
         assert "a job of another owner" in page or count
     refused = await log_in(client, metrics)
     assert refused.status_code == 403
     assert "has only the scope metrics" in refused.text
+
+
+async def test_the_queue_is_shown_in_the_order_of_placement_with_reasons(client: Client) -> None:
+    made = [(await client.submit(priority=priority))["id"] for priority in (0, 10)]
+    async with asyncio.timeout(5):
+        while not all([(await client.job(job))["waiting_for"] for job in made]):
+            await asyncio.sleep(0.02)
+    page = (await client.http.get("/", headers=await session_of(client))).text
+    queue = page.partition('id="queue"')[2].partition("</section>")[0]
+    assert queue.index(made[1]) < queue.index(made[0])
+    assert queue.count("waiting for 2 trainer slots") == 2, queue
 
 
 async def test_only_the_package_s_files_are_served(client: Client, tmp_path: Path) -> None:
@@ -157,3 +175,22 @@ async def test_addresses_of_pages_reach_no_other_routes(client: Client) -> None:
         assert (await client.http.get(path, headers=session)).status_code == 404, path
     assert (await client.http.get("/ui/compare?job=", headers=session)).status_code == 404
     assert (await client.http.get(f"/ui/compare?job={job}", headers=session)).status_code == 200
+
+
+@pytest.mark.slow
+async def test_the_pages_of_200_workers_take_less_than_300_ms(client: Client) -> None:
+    node = Node(client, make_node("trainer-0", Role.TRAINER, 200, cores=200))
+    await node.register()
+    await node.beat()
+    job = (await client.submit(roles={"parameter-server": 0, "trainer": 200}))["id"]
+    await node.workers(200)
+    session = await session_of(client)
+    for path in ("/", f"/ui/jobs/{job}", f"/ui/jobs/{job}/status", "/ui/submit", f"/ui/compare?job={job}"):
+        times_s: list[float] = []
+        for _ in range(3):
+            begin = time.process_time()
+            page = await client.http.get(path, headers=session)
+            times_s.append(time.process_time() - begin)
+            assert page.status_code == 200
+            assert "trainer-199" in page.text or "submit" in path or "compare" in path
+        assert min(times_s) < 0.3, (path, times_s)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rolecall.master.web import format as texts
-from rolecall.master.web.view import cluster_view
+from rolecall.master.web.view import cluster_view, readable
 from rolecall.spec.comparison import Row, differences
 from rolecall.spec.job import JobDocument, Progress
 from rolecall.spec.node import NodeDocument, Occupant
@@ -55,7 +55,7 @@ def test_a_role_s_slots_are_those_of_live_nodes() -> None:
     worker = Occupant(job=None, role=Role.TRAINER, role_rank=0, state=WorkerState.RUNNING)
     nodes = [
         NodeDocument(spec=make_node("t0", Role.TRAINER), alive=True, heartbeat_age_s=0, workers=(worker,)),
-        NodeDocument(spec=make_node("t1", Role.TRAINER), alive=False, heartbeat_age_s=99),
+        NodeDocument(spec=make_node("t1", Role.TRAINER), alive=False, heartbeat_age_s=99, workers=(worker,)),
         NodeDocument(spec=make_node("p0", Role.PARAMETER_SERVER), alive=True, heartbeat_age_s=0),
     ]
     views = cluster_view(nodes)
@@ -76,3 +76,10 @@ def test_only_fields_that_differ_are_compared() -> None:
     assert Row("result.auc", [None, "0.9"]) in rows
     assert not any(row.name in {"params.data.train", "workload"} for row in rows)
     assert differences(jobs[:1]) == []
+
+
+def test_results_are_short_and_parameters_exact() -> None:
+    result = readable(Row("result.test_auc", ["0.92300001", None, '"0.5 or so"', "NaN", "12345.6", "not JSON"]))
+    assert result.values == ["0.923", None, '"0.5 or so"', "nan", "12,346", "not JSON"]
+    params = Row("params.optimizer.lr", ["0.00123456789", None])
+    assert readable(params) == params

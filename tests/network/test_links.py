@@ -121,7 +121,7 @@ def test_who_does_not_know_the_secret_gets_no_answer() -> None:
 
 
 @pytest.mark.parametrize("message", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"x" * 100_000])
-def test_a_stranger_on_the_port_is_noticed(message: bytes) -> None:
+def test_another_program_on_the_port_is_noticed(message: bytes) -> None:
     def be_strange() -> None:
         connection, _ = intruder.accept()
         with connection:

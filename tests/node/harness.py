@@ -73,6 +73,7 @@ class ScriptedMaster:
         self.heartbeat_s = 0.3
         self.refusal: int | None = None
         self.refused = 0
+        """The number of refused heartbeats."""
         self.garbled = False
         self.max_bytes: int | None = None
         """Of a heartbeat."""
@@ -133,7 +134,7 @@ class ScriptedMaster:
         routes = [
             Route("/internal/nodes", self._register, methods=["POST"]),
             Route("/internal/nodes/{name}", self._leave, methods=["DELETE"]),
-            Route("/internal/nodes/{name}/surroundings", self._surroundings),
+            Route("/internal/nodes/{name}/surroundings", self._cluster_info),
             Route("/internal/nodes/{name}/heartbeat", self._heartbeat, methods=["POST"]),
             Route(stream, self._stream, methods=["PUT"]),
         ]
@@ -145,9 +146,10 @@ class ScriptedMaster:
             return Response("no gzip", headers={"Content-Encoding": "gzip"})
         if self.refusal is None:
             return await answer(request)
-        with self.changed:
-            self.refused += 1
-            self.changed.notify_all()
+        if request.url.path.endswith("/heartbeat"):
+            with self.changed:
+                self.refused += 1
+                self.changed.notify_all()
         return JSONResponse({"detail": "not now"}, self.refusal)
 
     async def _register(self, request: Request) -> Response:
@@ -162,11 +164,11 @@ class ScriptedMaster:
             self.changed.notify_all()
         return JSONResponse(Registered(heartbeat_s=self.heartbeat_s, master_version=self.reported_version).model_dump())
 
-    async def _surroundings(self, _: Request) -> Response:
+    async def _cluster_info(self, _: Request) -> Response:
         await asyncio.sleep(self.check_delay_s)
         return JSONResponse(
             ClusterInfo(
-                time_s=time.time() + self.ahead_s, version=self.reported_version, boot_id=self.boot_id, strangers=0
+                time_s=time.time() + self.ahead_s, version=self.reported_version, boot_id=self.boot_id, remote_nodes=0
             ).model_dump()
         )
 

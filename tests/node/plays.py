@@ -1,6 +1,7 @@
 """The functions of workers in the tests of the node, selected by `params.act`, instead of a worker's main function."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,6 +51,13 @@ def stay(request: ForkRequest, workdir: Workdir) -> int:
     report(workdir, kind="step", step=3, metrics={"loss": 0.25})
     while True:
         time.sleep(60)
+
+
+def grip(request: ForkRequest, workdir: Workdir) -> int:
+    """Hold Python's lock for ever, in a call of C code."""
+    report(workdir, kind="joined")
+    re.match("(a+)+b", "a" * 64)
+    return 0
 
 
 def obey(request: ForkRequest, workdir: Workdir) -> int:

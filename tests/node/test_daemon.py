@@ -56,6 +56,24 @@ def test_a_worker_that_returns_has_succeeded_and_its_output_came_first(master: S
     assert not (data / "nodes/n/work/good").exists()
 
 
+def test_many_short_jobs_leave_nothing_on_the_node(master: ScriptedMaster, data: Path) -> None:
+    def entries() -> set[Path]:
+        return {path for depth in ("*", "nodes/n/*", "nodes/n/work/*") for path in data.glob(depth)}
+
+    master.ended(first := master.want(launch("first", "succeed")))
+    master.drop(first)
+    master.wait(lambda: first not in master.reports)
+    before = entries()
+    for attempt in (1, 2):
+        acts = [(f"short-{number}", act) for number in range(6) for act in ("succeed", "fail")]
+        keys = [master.want(launch(job, act, rank, attempt)) for rank, (job, act) in enumerate(acts)]
+        for key in keys:
+            master.ended(key)
+            master.drop(key)
+        master.wait(lambda keys=keys: not master.reports.keys() & set(keys))
+    assert entries() == before
+
+
 def test_a_failure_is_what_the_worker_wrote(master: ScriptedMaster) -> None:
     report = master.ended(master.want(launch("bad", "fail")))
     assert report.state is WorkerState.FAILED
@@ -135,6 +153,18 @@ def test_a_worker_that_does_not_leave_is_killed_after_the_grace_time(master: Scr
     assert time.monotonic() - began >= 1.0
 
 
+def test_the_log_of_a_worker_that_hangs_ends_with_its_stacks(tmp_path: Path) -> None:
+    with working_node(tmp_path, ROLECALL_WORKER_TIMEOUT_S="1") as master:
+        key = master.want(launch("stuck", "grip"))
+        report = master.ended(key, 20.0)
+        assert report.failure is not None
+        assert "sent no heartbeat for 1 s" in report.failure.message
+        assert report.failure.message.endswith("; the end of its log has the stacks of its threads")
+        text = master.text(key)
+        assert "most recent call first" in text
+        assert re.search(r'plays\.py", line [0-9]+ in grip\n', text)
+
+
 def test_a_worker_that_is_not_desired_is_killed(master: ScriptedMaster) -> None:
     key = master.want(launch("unwanted", "stay"))
     pid = master.joined(key).pid or 0
@@ -156,7 +186,7 @@ def test_the_port_goes_from_rank_0_to_the_others(master: ScriptedMaster) -> None
     assert "port 4321" in master.text(other)
 
 
-def test_a_worker_gets_its_surroundings_and_no_secret(master: ScriptedMaster) -> None:
+def test_a_worker_gets_its_environment_and_no_secret(master: ScriptedMaster) -> None:
     key = master.want(launch("env", "reveal"))
     master.ended(key)
     assert "no token" in master.text(key)
@@ -164,7 +194,7 @@ def test_a_worker_gets_its_surroundings_and_no_secret(master: ScriptedMaster) ->
     assert "leader True stdin ''" in master.text(key)
 
 
-def test_a_piece_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> None:
+def test_a_chunk_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> None:
     master.repeat_chunks = True
     key = master.want(launch("twice", "succeed"))
     master.ended(key)
@@ -172,7 +202,7 @@ def test_a_piece_that_is_sent_twice_changes_nothing(master: ScriptedMaster) -> N
 
 
 def test_a_long_log_does_not_hold_back_the_report_of_the_end(master: ScriptedMaster, data: Path) -> None:
-    """32 pieces of 0.1 s each: the gang's slots must not wait for them, but nothing of the log is lost."""
+    """32 chunks of 0.1 s each: the gang's slots must not wait for them, but nothing of the log is lost."""
     master.slow_log_s = 0.1
     key = master.want(launch("loud", "shout"))
     report = master.ended(key, 20.0)

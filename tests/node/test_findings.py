@@ -54,7 +54,7 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
         (version("1.0", "1.1"), ERROR, "its version is 1.0, the master's is 1.1"),
         (network("master", ["10.0.0.1"], "eth0", "10.0.0.2", 3), OK, "by eth0, where it has 10.0.0.2"),
         (network("localhost", ["127.0.0.1", "::1"], "lo", "127.0.0.1", 0), OK, "by lo"),
-        (network("localhost", ["127.0.0.1"], "lo", "127.0.0.1", 3), ERROR, "the 3 nodes elsewhere can't reach"),
+        (network("localhost", ["127.0.0.1"], "lo", "127.0.0.1", 3), ERROR, "3 nodes of other hosts can't reach"),
         (network("master", ["10.0.0.1", "10.0.0.9"], "eth0", "10.0.0.2", 3), WARNING, "10.0.0.1, 10.0.0.9"),
         (no_route("master", "Name or service not known"), WARNING, "MASTER_ADDR=master: Name or service not known"),
         (gpus(GpuInventory(0, 0)), OK, "no GPU"),

@@ -42,7 +42,7 @@ def finding(master: ScriptedMaster, check: str) -> Finding:
     return next(one for one in master.beats[-1].findings if one.check == check)
 
 
-def test_a_clock_and_a_version_that_are_off_are_told_until_they_are_cured(tmp_path: Path) -> None:
+def test_a_clock_and_a_version_that_are_off_are_reported_until_they_are_fixed(tmp_path: Path) -> None:
     master = ScriptedMaster()
     master.ahead_s, master.reported_version = 41.0, "9.9"
     with master.serving(), running_node(master, tmp_path):
@@ -100,7 +100,7 @@ def test_a_node_whose_address_changes_registers_again(tmp_path: Path, outer: str
     assert len({spec.started for spec in master.specs}) == 1
 
 
-def test_a_node_that_was_cut_off_finds_its_way_before_it_is_heard(tmp_path: Path, outer: str) -> None:
+def test_a_node_that_was_cut_off_finds_its_route_before_its_heartbeat_arrives(tmp_path: Path, outer: str) -> None:
     """Else it is sent workers that listen where nobody reaches them, or on an interface that is gone."""
     master = ScriptedMaster("0.0.0.0")
     hosts, before = _resolving(tmp_path, "127.0.0.1")

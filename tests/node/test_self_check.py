@@ -56,7 +56,7 @@ async def test_the_route_comes_with_the_findings(tmp_path: Path) -> None:
     assert by_check(findings)["network"].level is Level.OK
 
 
-async def test_a_node_without_a_route_or_a_data_folder_says_so_beside_the_rest(tmp_path: Path) -> None:
+async def test_a_node_without_a_route_or_a_data_folder_reports_it_with_the_rest(tmp_path: Path) -> None:
     async with self_check(ScriptedMaster(), tmp_path / "gone", master_addr="a..b") as check:
         findings, found = await check.run(TRAINER)
     assert found is None

@@ -54,7 +54,7 @@ async def seconds_to_ship(master: FakeMaster, progress: Stream, contact: Contact
 @pytest.mark.parametrize(
     ("error", "timeout_s"), [(MasterFailed("500"), 15), (MasterUnreachable("503"), 600), (MasterFull("507"), 600)]
 )
-async def test_a_piece_that_a_master_in_contact_does_not_take_is_given_up(
+async def test_a_chunk_that_a_master_in_contact_does_not_take_is_given_up(
     progress: Stream, error: MasterUnreachable, timeout_s: float
 ) -> None:
     """After some seconds if the master fails at it; a master that is busy or full gets more time."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.clock import ManualClock
@@ -19,7 +20,7 @@ from rolecall.node import worker_pool
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
 from rolecall.node.fork_client import ForkClient
-from rolecall.node.reconcile import Key
+from rolecall.node.reconcile import Key, actions
 from rolecall.node.worker_pool import WorkerPool
 from rolecall.spec.fork import Exited, Forked, ForkRequest
 from rolecall.spec.plan import WorkerLaunch
@@ -37,6 +38,8 @@ class Played:
     forks: ForkClient
     requests: asyncio.StreamReader
     processes: dict[str, subprocess.Popen[bytes]]
+    passes: list[None]
+    """Has an element for each pass of the pool's loop."""
 
     async def fork(self) -> ForkRequest:
         """Fork the worker that the node asks for next."""
@@ -67,7 +70,14 @@ class Played:
                 await asyncio.sleep(0.01)
         return report.failure.message if report.failure else ""
 
-    def lives(self, key: Key) -> bool:
+    async def reconciled(self) -> None:
+        """Wait for two passes of the pool, the second of which follows the effects of the first one."""
+        enough = len(self.passes) + 2
+        async with asyncio.timeout(10):
+            while len(self.passes) < enough:
+                await asyncio.sleep(0.01)
+
+    def runs(self, key: Key) -> bool:
         return not gone({self.processes[str(key)].pid}, 0.0)
 
     async def dies(self, key: Key) -> bool:
@@ -88,8 +98,15 @@ def master() -> Iterator[ScriptedMaster]:
 
 
 @pytest.fixture
-async def played(master: ScriptedMaster, tmp_path: Path) -> AsyncIterator[Played]:
+async def played(master: ScriptedMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Played]:
     """A pool that reconciles."""
+    passes: list[None] = []
+
+    def counting(*arguments: Any) -> Any:
+        passes.append(None)
+        return actions(*arguments)
+
+    monkeypatch.setattr(worker_pool, "actions", counting)
     settings = make_settings(master, tmp_path)
     client, forks, clock = MasterClient(settings.master_url, lambda: TOKEN), ForkClient(), ManualClock()
     ours, theirs = socket.socketpair()
@@ -104,7 +121,7 @@ async def played(master: ScriptedMaster, tmp_path: Path) -> AsyncIterator[Played
                 work=tmp_path, tasks=tasks, changed=lambda: None, clock=clock,
             )  # fmt: skip
             reconciling = tasks.create_task(pool.reconcile())
-            yield Played(pool, forks, requests, processes)
+            yield Played(pool, forks, requests, processes, passes)
             reconciling.cancel()
             pool.cancel()
     finally:
@@ -118,11 +135,6 @@ async def played(master: ScriptedMaster, tmp_path: Path) -> AsyncIterator[Played
 
 def want(pool: WorkerPool, *launches: WorkerLaunch, stop: StopMode | None = None) -> None:
     pool.set_desired(Desired(version=1, workers=tuple(DesiredWorker(launch=one, stop=stop) for one in launches)))
-
-
-async def some_ticks() -> None:
-    """Long enough for the pool to compare more than once."""
-    await asyncio.sleep(3 * worker_pool._TICK_S)
 
 
 async def test_new_workers_use_the_route_that_the_node_has_now(played: Played) -> None:
@@ -144,8 +156,8 @@ async def test_a_worker_whose_entry_cant_be_read_continues_and_that_is_logged_on
     with caplog.at_level(logging.WARNING, logger=worker_pool.__name__):
         for _ in range(2):
             played.pool.set_desired(Desired.model_validate(message))
-            await some_ticks()
-    assert played.lives(key)
+            await played.reconciled()
+    assert played.runs(key)
     (told,) = caplog.messages
     assert "the master's entry for worker a/1/0 is ignored" in told
     want(played.pool)
@@ -206,7 +218,7 @@ async def test_a_pool_is_idle_when_the_master_has_no_more_use_for_its_workers(pl
     folder = played.pool.workers[key].workdir.path
     played.exits(key)
     await played.until(key, WorkerState.SUCCEEDED)
-    await some_ticks()
+    await played.reconciled()
     assert not idle.done()
     want(played.pool)
     async with asyncio.timeout(10):

@@ -39,10 +39,12 @@ def train_alone(params: Params, cache: Path) -> Reference:
     reference = Reference()
     steps = params.max_steps or 0
     for epoch in range(params.epochs):
+        versions = list[torch.Tensor]()
         for batch in dataset.train_batches(epoch, 0, 0, 1):
             if len(reference.losses) == steps:
                 break
-            logits = dense(pool(table(batch.ids), batch), batch.numeric)
+            versions = [*versions, table.weight.detach().clone()][-1 - params.staleness :]
+            logits = dense(pool(stale_rows(table, versions[0], batch.ids), batch), batch.numeric)
             loss = _LOSSES[params.data.label.target](logits, batch.labels)
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -53,6 +55,12 @@ def train_alone(params: Params, cache: Path) -> Reference:
     reference.table = table.weight.detach()
     reference.dense = {name: value.detach() for name, value in dense.state_dict().items()}
     return reference
+
+
+def stale_rows(table: nn.Embedding, version: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The rows of an earlier version of the table, whose gradients are those of the table."""
+    rows = table(ids)
+    return rows + (F.embedding(ids, version) - rows).detach()
 
 
 def make_optimizers(params: Params, table: nn.Embedding, dense: nn.Module) -> list[torch.optim.Optimizer]:

@@ -111,6 +111,17 @@ def test_every_pooling_gives_the_single_process_weights(table: Path, tmp_path: P
     assert_same(result, train_alone(Params.model_validate(params), tmp_path / "cache"), 1e-10)
 
 
+@pytest.mark.slow
+def test_rows_that_are_looked_up_ahead_lack_exactly_as_many_updates(table: Path, tmp_path: Path) -> None:
+    """One epoch has 38 steps; the next one begins without rows that were looked up ahead."""
+    params = job(table, "adagrad", precision="float64", max_steps=60, staleness=2)
+    result = run_gang("embedding-ddp", params, roles("two-of-each"), tmp_path)
+    stale = train_alone(Params.model_validate(params), tmp_path / "cache")
+    assert_same(result, stale, 1e-10)
+    fresh = train_alone(Params.model_validate(params | {"staleness": 0}), tmp_path / "cache")
+    assert max(abs(one - other) for one, other in zip(stale.losses, fresh.losses, strict=True)) > 1e-4
+
+
 BAGS = {"rows": 384, "test": 40, "columns": 2, "ids": 30, "min_values": 2, "max_values": 9, "numbers": 1, "signal": 1.0}
 
 

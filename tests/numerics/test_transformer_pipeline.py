@@ -140,12 +140,14 @@ def test_every_way_to_name_a_cut_gives_the_single_process_gradients(tmp_path: Pa
 
 @pytest.mark.slow
 def test_schedules_of_the_jobs_own_give_the_single_process_gradients(tmp_path: Path) -> None:
-    """The orders of torch's schedules as rows, and one that no schedule of torch has."""
+    """The orders of torch's schedules as rows and as a file, and one that no schedule of torch has."""
     names: list[ScheduleName] = ["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"]
     orders = [planned_order(name, 2, 4, SCHEDULES[name].default_virtual_stages) for name in names]
     rows = [format_schedule(order).splitlines() for order in orders]
     rows.append(["0F0,0F1,0F2,0F3,0B1,0B0,0B3,0B2", "1F0,1F1,1B1,1B0,1F2,1F3,1I3,1W3,1B2"])
-    cases = [case({"rows": one}, 1, 4) for one in rows]
+    file = tmp_path / "own.csv"
+    file.write_text("\n".join(rows[0]))
+    cases = [case(own, 1, 4) for own in ({"csv": str(file)}, *({"rows": one} for one in rows))]
     outcomes = try_cases(cases, 2, tmp_path)
     assert [one for one in outcomes if max(one.loss, one.gradient) > 1e-10] == []
 

@@ -20,6 +20,7 @@ from rolecall.workloads.transformer_pipeline.pipeline import Pipeline
 
 TUTORIALS = Path(__file__).parents[2] / "examples" / "tutorials"
 VOCABULARY = 10_000
+GRADIENTS = "gradients.pt"
 MODEL = {
     "builds": "model",
     "builder": "tutorial_transformer:transformer",
@@ -54,16 +55,20 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Step 1 is cut by hand, step 2 traced."""
+    """Step 1 trains the model that is cut by hand, and leaves the gradients; step 2 is traced, without gradients."""
     grid = make_grid(1, context.device)
-    for step, split in enumerate(get_args(Split), start=1):
-        params = context.params.model_copy(update={"split": split})
-        context.report(step, loss=forward_loss(Pipeline(params, VOCABULARY, grid)))
+    by_hand, traced = (context.params.model_copy(update={"split": split}) for split in get_args(Split))
+    pipeline = Pipeline(by_hand, VOCABULARY, grid)
+    loss = pipeline.step(*batch()).sum()
+    dist.all_reduce(loss)
+    torch.save({name: weight.grad for name, weight in pipeline.named_parameters()}, context.workdir.scratch / GRADIENTS)
+    context.report(1, loss=loss)
+    context.report(2, loss=forward_loss(Pipeline(traced, VOCABULARY, grid)))
 
 
 @torch.no_grad()
 def forward_loss(pipeline: Pipeline) -> Tensor:
-    """The loss of torch's schedule without its backward pass, which takes gigabytes at these sizes."""
+    """The loss of torch's schedule without its backward pass, which takes most of the time and memory."""
     tokens, targets = batch()
     losses: list[Tensor] = []
     inputs = (tokens,) if 0 in pipeline.model_parts else ()
@@ -76,15 +81,24 @@ def forward_loss(pipeline: Pipeline) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_tutorials_sizes_give_the_loss_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorials_sizes_give_the_loss_and_gradients_of_one_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To 1e-5 in float32. Attention is over the samples of a micro-batch, so one process takes micro-batches, too."""
     monkeypatch.setenv("ROLECALL_PLUGINS", str(TUTORIALS))
     monkeypatch.syspath_prepend(str(TUTORIALS))
     model = whole_model(Params.model_validate(PARAMS), VOCABULARY)
     assert sum(weight.numel() for weight in model.parameters()) == 43_883_280
-    with torch.no_grad():
-        pairs = zip(*(part.chunk(4) for part in batch()), strict=True)
-        parts = [F.cross_entropy(model(given).flatten(0, 1), wanted.flatten()) for given, wanted in pairs]
-    alone = torch.stack(parts).mean().item()
+    alone = 0.0
+    for given, wanted in zip(*(part.chunk(4) for part in batch()), strict=True):
+        loss = F.cross_entropy(model(given).flatten(0, 1), wanted.flatten()) / 4
+        loss.backward()
+        alone += loss.item()
     losses = run_gang(WORKLOAD, PARAMS, {Role.STAGE: 2}, tmp_path, timeout_s=400).losses["stage-0"]
     assert losses == pytest.approx([alone, alone], rel=0, abs=1e-5)
+    gradients = {name: grad for file in tmp_path.rglob(GRADIENTS) for name, grad in torch.load(file).items()}
+    assert gradients.keys() == {name for name, _ in model.named_parameters()}
+    for name, weight in model.named_parameters():
+        assert weight.grad is not None
+        difference = (gradients[name] - weight.grad).norm() / weight.grad.norm()
+        assert difference < 1e-5, f"{name}: {difference}"

@@ -31,7 +31,7 @@ from rolecall.node.reconcile import Actual, Ask, Key, actions
 from rolecall.spec.errors import SettingsError, WorkloadError
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.fork import FORK_REPLY, ForkRequest
-from rolecall.spec.node import NodeSpec
+from rolecall.spec.node import NodeDocument, NodeSpec
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.role import Role
 from rolecall.spec.state import StopMode, WorkerState
@@ -101,6 +101,14 @@ def test_the_previous_releases_messages_are_read_and_ours_have_all_their_fields(
     assert KINDS[name].model_validate(value.model_dump(mode="json")) == value
 
 
+def test_a_nodes_incarnation_has_the_previous_releases_name_too() -> None:
+    node = {"spec": recorded("register"), "alive": True, "heartbeat_age_s": 0.5}
+    document = NodeDocument.model_validate(node | {"life": "0a1b2c"})
+    shown = document.model_dump(mode="json")
+    assert (shown["incarnation"], shown["life"]) == ("0a1b2c", "0a1b2c")
+    assert NodeDocument.model_validate(shown) == document
+
+
 def test_the_previous_releases_lines_are_read() -> None:
     progress = (RECORDED / "progress.jsonl").read_bytes()
     assert [parse_line(raw).kind for raw in progress.splitlines(keepends=True)] == [
@@ -164,7 +172,7 @@ def test_a_newer_releases_parameter_is_refused_with_its_name() -> None:
         _legal_params(workload, STORED["rnn-lm"]["params"] | newer)
 
 
-async def test_a_newer_releases_database_is_refused_with_the_cure(tmp_path: Path) -> None:
+async def test_a_newer_releases_database_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "rolecall.db")) as database:
         database.executescript((RECORDED / "database.sql").read_text())
         database.execute("UPDATE alembic_version SET version_num = 'r9999'")

@@ -37,11 +37,11 @@ def test_a_store_that_fails_is_waited_for(tmp_path: Path) -> None:
         shutil.rmtree(store)
         store.write_text("no longer mounted")
 
-        def mend(_: str) -> None:
+        def repair(_: str) -> None:
             store.unlink()
             (store / "job").mkdir(parents=True)
 
-        Artifacts(blobs, client, 1, on_wait=mend).put("model", tmp_path / "model")
+        Artifacts(blobs, client, 1, on_wait=repair).put("model", tmp_path / "model")
     assert (store / "job/1/model").read_bytes() == b"weights"
 
 

@@ -10,7 +10,10 @@ import pytest
 from tests.clock import ManualClock
 
 from rolecall.runtime.attempt_client import AttemptClient
-from rolecall.spec.errors import BlobsUnavailable, NoSuchBlob
+from rolecall.spec.errors import BlobsUnavailable, CheckpointError, NoSuchBlob, StaleAttempt
+from rolecall.spec.plan import CheckpointManifest
+
+_MANIFEST = CheckpointManifest(attempt=1, step=1, parts=(), position={})
 
 
 @contextmanager
@@ -34,7 +37,7 @@ def answering(
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield AttemptClient(f"http://127.0.0.1:{server.server_port}", "token", "job", 1, clock=time, sleep=time.sleep)
         server.shutdown()
 
@@ -47,6 +50,34 @@ def test_what_the_master_does_not_have_is_told_apart(tmp_path: Path) -> None:
 def test_what_a_slow_network_or_a_proxy_causes_is_tried_again(tmp_path: Path) -> None:
     with answering([408, 429, 200]) as client:
         client.get_blob("1/part", tmp_path / "fetched")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_after_a_success_is_the_one_of_a_proxy(tmp_path: Path, status: int) -> None:
+    """The master accepted the token, so it is not the master that refuses it: the attempt goes on."""
+    clock = ManualClock()
+    answers = [200, status, 200]
+    with answering(answers, clock) as client:
+        client.get_blob("1/part", tmp_path / "fetched")
+        client.record_checkpoint(_MANIFEST)
+        answers[:] = [status]
+        with pytest.raises(BlobsUnavailable, match=f"for 30. s: {status} "):
+            client.record_checkpoint(_MANIFEST)
+        answers[:] = [status, 409]
+        with pytest.raises(BlobsUnavailable):
+            client.record_checkpoint(_MANIFEST)
+        with pytest.raises(StaleAttempt):
+            client.record_checkpoint(_MANIFEST)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_first_refusal_says_what_to_look_at(tmp_path: Path, status: int) -> None:
+    clock = ManualClock()
+    remedy = rf"\({status} .*is a proxy between this node and the master at 127\.0\.0\.1"
+    with answering([503, status, 200], clock) as client, pytest.raises(CheckpointError, match=remedy) as raised:
+        client.get_blob("1/part", tmp_path / "part")
+    assert not isinstance(raised.value, BlobsUnavailable)
+    assert clock.pauses == [0.0, 0.1, 0.0], "only the 503 is tried again"
 
 
 def test_a_call_that_fails_after_long_is_tried_again(tmp_path: Path) -> None:

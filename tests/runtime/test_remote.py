@@ -78,7 +78,7 @@ def test_a_step_barrier_answers_all_when_the_last_has_come_in_the_ranks_order() 
     assert not later.done()
 
 
-def test_everyone_of_a_step_barrier_hears_of_an_error() -> None:
+def test_each_caller_of_a_step_barrier_gets_an_error() -> None:
     def fail(_: list[str]) -> None:
         raise ValueError("no gradient")
 
@@ -89,6 +89,7 @@ def test_everyone_of_a_step_barrier_hears_of_an_error() -> None:
             future.wait()
 
 
+@pytest.mark.slow
 def test_a_failed_future_is_an_error_at_the_caller() -> None:
     """The caller is in another process, and the function is an `async_execution` call."""
     port = free_port()

@@ -1,6 +1,7 @@
 """The rendezvous and shutdown of a gang, with a real process for each worker and real sockets."""
 
 import json
+import logging
 import multiprocessing
 import os
 import time
@@ -81,10 +82,14 @@ def play(plan: Plan, rank: int, folder: Path, test: Connection) -> None:
     for name, seconds in plan.seconds.items():
         setattr(rendezvous, name, seconds)
     workdir = Workdir(folder / str(rank))
+    events = list[tuple[str, str]]()
+    log = logging.getLogger("rolecall.runtime.rendezvous")
+    log.setLevel(logging.INFO)
+    log.addFilter(lambda record: events.append((record.__dict__["event"], record.getMessage())) or True)
     try:
         with closing(Reporter(workdir.progress)) as report:
             with join_before_role(plan.launch(rank), plan.workload, workdir, report):
-                test.send(seen(plan))
+                test.send(seen(plan, events))
                 if test.recv() == "stop":
                     raise Stopped("asked to")
             test.send("left")
@@ -92,14 +97,14 @@ def play(plan: Plan, rank: int, folder: Path, test: Connection) -> None:
         test.send(error)
 
 
-def seen(plan: Plan) -> dict[str, Any]:
+def seen(plan: Plan, events: list[tuple[str, str]]) -> dict[str, Any]:
     if plan.per_node:
         return {"initialized": dist.is_initialized()}
     total = torch.ones(1)
     if dist.is_initialized():
         dist.all_reduce(total)
     if plan.gpus:
-        return {"backend": dist.get_backend(), "sum": total.item()}
+        return {"backend": dist.get_backend(), "sum": total.item(), "events": events}
     return {
         "names": sorted(info.name for info in rpc.api._get_current_rpc_agent().get_worker_infos()),
         "answer": rpc.rpc_sync("trainer-1", torch.add, (torch.ones(1), 1), timeout=20).item(),
@@ -175,7 +180,11 @@ def test_a_gang_meets_by_rpc_and_as_a_process_group(tmp_path: Path) -> None:
 def test_trainers_that_share_a_gpu_meet_without_nccl(tmp_path: Path) -> None:
     with gang(Plan(gpus=("GPU-a", "GPU-a")), tmp_path) as workers:
         workers.publish_port()
-        assert [workers.receive(rank) for rank in range(2)] == [{"backend": HOST, "sum": 2}] * 2
+        first, second = (workers.receive(rank) for rank in range(2))
+    assert [(one["backend"], one["sum"]) for one in (first, second)] == [(HOST, 2)] * 2
+    text = "ranks 0, 1 share GPU GPU-a: process groups with several of them use Gloo instead of NCCL"
+    assert first["events"] == [("gpu_shared", text)]
+    assert second["events"] == [], "rank 0 logs for the gang"
 
 
 @pytest.mark.slow
@@ -193,6 +202,7 @@ def test_rank_0_which_has_the_store_leaves_last(tmp_path: Path) -> None:
         assert [workers.receive(rank) for rank in (1, 0)] == ["left", "left"]
 
 
+@pytest.mark.slow
 def test_workers_that_are_asked_to_stop_leave_in_order_and_say_so(tmp_path: Path) -> None:
     with gang(Plan(), tmp_path) as workers:
         workers.publish_port()

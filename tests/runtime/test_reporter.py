@@ -88,7 +88,7 @@ def test_a_long_job_writes_a_bounded_number_of_bytes(tmp_path: Path, monkeypatch
     assert (tmp_path / "progress").stat().st_size < 64 * 1024
 
 
-def test_steps_come_the_more_seldom_the_more_is_written() -> None:
+def test_the_more_is_written_the_fewer_steps_are_reported() -> None:
     """At 0.5 s each a line of 400 bytes takes 5.8 hours for 16 MiB; a job may take months."""
     written, seconds = 0, 0.0
     while seconds < 180 * 86_400:

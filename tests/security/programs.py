@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,13 @@ def await_nodes(client: httpx.Client, count: int) -> list[dict[str, Any]]:
     pytest.fail("the nodes did not register")
 
 
-def await_end(client: httpx.Client, job: str) -> dict[str, Any]:
-    """The job's document when it has ended."""
+def await_end(client: httpx.Client, job: str, meanwhile: Callable[[], object] = bool) -> dict[str, Any]:
+    """The job's document when it has ended. Calls `meanwhile` again and again until then."""
     document: dict[str, Any] = {}
     deadline = time.monotonic() + JOB_S
     while time.monotonic() < deadline:
         if (document := client.get(f"/jobs/{job}").json())["state"] in ENDED:
             return document
+        meanwhile()
         time.sleep(0.1)
     pytest.fail(f"job {job} did not end: {document}")

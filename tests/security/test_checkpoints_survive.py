@@ -1,12 +1,14 @@
 """No node's word deletes a checkpoint: the master looks for itself, and keeps what it cannot prove to be damaged."""
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.master.harness import ONE_TRAINER, Client, Node, failure, on_master, one_trainer
 
+from rolecall.master import verification
 from rolecall.spec.state import WorkerState
 from rolecall.spec.wire import DesiredWorker
 
@@ -89,11 +91,15 @@ async def test_the_next_attempt_avoids_the_node_that_could_not_read(tmp_path: Pa
     [
         (lambda path: path.unlink(), "is gone"),
         (lambda path: path.write_bytes(b"weights"), "has 7 bytes instead of 13"),
-        (lambda path: path.write_bytes(b"weights at 2x"), "has a SHA-256 other than the recorded one"),
+        (lambda path: path.write_bytes(b"weights at 2x"), "has the SHA-256 114939235e5c90c7… instead of"),
     ],
     ids=["gone", "short", "changed"],
 )
-async def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(tmp_path: Path, harm: Any, why: str) -> None:
+async def test_a_checkpoint_that_is_damaged_is_forgotten_with_a_reason(
+    tmp_path: Path, harm: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "CONFIRM_AFTER", timedelta(seconds=0.2))
+    monkeypatch.setattr(verification, "_LOOK_EVERY_S", 0.3)
     async with on_master(tmp_path) as client:
         node = await one_trainer(client)
         job = await run_checkpointed(10, 20)(client, node)

@@ -29,7 +29,7 @@ from pathlib import Path
 import gymnasium
 
 class Task(gymnasium.Env): ...
-class Stranger: ...
+class NotAnEnvironment: ...
 PARTIAL = partial(os.system)
 
 def make_task(**given):
@@ -139,7 +139,7 @@ def test_what_an_allowed_module_imports_is_not_allowed_with_it(plugins: Path, na
 
 
 def test_an_allowed_module_gives_environments_and_wrappers_only(plugins: Path, ran: Path) -> None:
-    assert "is not a gymnasium.Env" in refusal({"id": "their_tasks:Stranger"})
+    assert "is not a gymnasium.Env" in refusal({"id": "their_tasks:NotAnEnvironment"})
     assert "is not a gymnasium.Wrapper" in refusal({"id": "CartPole-v1", "wrappers": ["their_tasks:Task"]})
     assert not ran.exists()
     made = creation.make(Environment(id="their_tasks:make_task"))

@@ -1,8 +1,9 @@
 """A job on a real cluster whose code looks for what it should not have, and a stranger beside it."""
 
 import json
+import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 from tests.cluster.jobs import long_job, past_step, short_job
 from tests.conftest import Cluster, running_cluster
+from tests.prerequisites import require_landlock
 
 from rolecall import landlock
 
@@ -40,19 +42,53 @@ def steal(inputs, data, node):
 def blunder(inputs):
     Path(__file__).with_name("made-by-a-job").write_text("x")
 """
+# A workload whose driver is a thief, too: those of Rolecall run no code of a job in it.
+DRIVER = """
+from pydantic import BaseModel
+from rolecall.kit import Role, RoleCount, Workload
+
+class Params(BaseModel):
+    data: str
+    node: int
+
+WORKLOAD = Workload(
+    name="theft", summary="a driver that steals", package=__name__, params=Params,
+    roles={Role.MASTER: RoleCount(default=1, least=1, most=1)},
+)
+"""
+DRIVER_RUN = """
+from thief import steal
+
+def run(context):
+    steal(1, context.params.data, context.params.node)
+    context.report.result({})
+"""
+
+
+def _write_plugins(folder: Path) -> None:
+    """The thieves: a builder, and a workload as a package that is installed."""
+    files = {
+        "thief.py": THIEF,
+        "theft/__init__.py": DRIVER,
+        "theft/master.py": DRIVER_RUN,
+        "theft-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: theft\nVersion: 1\n",
+        "theft-1.dist-info/entry_points.txt": "[rolecall.workloads]\ntheft = theft:WORKLOAD\n",
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
 
 
 @pytest.fixture(scope="module")
 def suspicious(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with a plug-in of a thief."""
-    try:
-        landlock.version()
-    except OSError as error:
-        pytest.skip(f"this kernel has no Landlock: {error}")
+    require_landlock()
     plugins = tmp_path_factory.mktemp("plugins")
-    (plugins / "thief.py").write_text(THIEF)
+    _write_plugins(plugins)
     folder = tmp_path_factory.mktemp("suspicious")
-    with running_cluster(folder, "--trainers", "1", environment={"ROLECALL_PLUGINS": str(plugins)}) as started:
+    installed = f"{plugins}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    environment = {"ROLECALL_PLUGINS": str(plugins), "PYTHONPATH": installed}
+    with running_cluster(folder, "--trainers", "1", environment=environment) as started:
         yield started
 
 
@@ -62,9 +98,19 @@ def with_model(body: dict[str, Any], **model: Any) -> dict[str, Any]:
     return body
 
 
-def test_a_job_s_code_gets_at_nothing_of_the_cluster(suspicious: Cluster, rows: Path) -> None:
-    given = {"data": str(suspicious.data), "node": suspicious.pid("trainer-0")}
-    body = with_model(short_job(rows, trainers=1, epochs=1), builder="thief:steal", arguments=given)
+def by_a_trainer(rows: Path, given: dict[str, Any]) -> dict[str, Any]:
+    return with_model(short_job(rows, trainers=1, epochs=1), builder="thief:steal", arguments=given)
+
+
+def by_the_driver(_: Path, given: dict[str, Any]) -> dict[str, Any]:
+    return {"workload": "theft", "params": given}
+
+
+@pytest.mark.parametrize(("theft", "node"), [(by_a_trainer, "trainer-0"), (by_the_driver, "master-0")])
+def test_a_job_s_code_gets_at_nothing_of_the_cluster(
+    suspicious: Cluster, rows: Path, theft: Callable[[Path, dict[str, Any]], dict[str, Any]], node: str
+) -> None:
+    body = theft(rows, {"data": str(suspicious.data), "node": suspicious.pid(node)})
     document = suspicious.wait_for(suspicious.submit(body), "succeeded", 120)
     log = suspicious.client.get(f"/jobs/{document['id']}/logs").text
     refused = {line.split("refused ")[1].split()[0] for line in log.splitlines() if "refused " in line}

@@ -1,4 +1,4 @@
-"""A stranger at the store through which a gang meets, over real sockets: each worker is a process."""
+"""An intruder at the store through which a gang meets, over real sockets: each worker is a process."""
 
 import multiprocessing
 import socket
@@ -69,9 +69,9 @@ class Gang:
 
     def told(self, rank: int, word: Any) -> Any:
         self.ends[rank].send(word)
-        return self.hear(rank)
+        return self.receive(rank)
 
-    def hear(self, rank: int) -> Any:
+    def receive(self, rank: int) -> Any:
         assert self.ends[rank].poll(60)
         return self.ends[rank].recv()
 
@@ -79,7 +79,7 @@ class Gang:
         """What both say after their next step."""
         for end in self.ends:
             end.send("on")
-        return [self.hear(rank) for rank in (0, 1)]
+        return [self.receive(rank) for rank in (0, 1)]
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def gang(**given: Any) -> Iterator[Gang]:
             process.join()
 
 
-def stranger(port: int) -> dist.TCPStore:
+def intruder(port: int) -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5), wait_for_workers=False)
 
 
@@ -105,9 +105,9 @@ def refused(act: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_stranger_who_came_early_is_cut_off_and_nobody_comes_later() -> None:
+def test_an_intruder_who_came_early_is_cut_off_and_nobody_comes_later() -> None:
     with gang() as met:
-        early = stranger(met.port)
+        early = intruder(met.port)
         early.set("address/0", "forged")
         assert met.go_on() == [["of 0", "of 1"]] * 2
         assert refused(early.num_keys)
@@ -116,29 +116,29 @@ def test_a_stranger_who_came_early_is_cut_off_and_nobody_comes_later() -> None:
         assert met.go_on() == [["of 0", "of 1"]] * 2
 
 
-def test_what_a_stranger_sees_before_is_of_no_use() -> None:
+def test_what_an_intruder_sees_before_is_of_no_use() -> None:
     with gang() as met:
         met.ends[0].send("on")
-        early = stranger(met.port)
+        early = intruder(met.port)
         early.wait(["arrived/0"], timedelta(seconds=30))
         assert early.num_keys() == 1
         assert SECRET.encode() not in early.get("arrived/0")
         met.ends[1].send("on")
-        assert [met.hear(rank) for rank in (0, 1)] == [["of 0", "of 1"]] * 2
+        assert [met.receive(rank) for rank in (0, 1)] == [["of 0", "of 1"]] * 2
 
 
-def test_a_stranger_in_the_place_of_a_worker_ends_the_attempt() -> None:
+def test_an_intruder_in_the_place_of_a_worker_ends_the_attempt() -> None:
     with gang() as met:
-        stranger(met.port).set("arrived/1", f"{'0' * 64} []")
+        intruder(met.port).set("arrived/1", f"{'0' * 64} []")
         met.ends[0].send("on")
-        error = met.hear(0)
+        error = met.receive(0)
         assert type(error).__name__ == "IntrudedGang"
         assert "arrived/1" in str(error)
         assert "allow only the gang's nodes to reach the gang ports" in str(error)
 
 
 @pytest.mark.slow
-def test_a_store_of_somebody_else_is_noticed() -> None:
+def test_a_store_of_another_job_is_noticed() -> None:
     with gang(secrets=("another secret", SECRET), seal_s=2) as met:
         first, second = met.go_on()
         assert type(first).__name__ == "IntrudedGang"

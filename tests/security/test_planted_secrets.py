@@ -1,9 +1,11 @@
 """Secrets are planted in a real cluster; then everything that it shows, logs or leaves behind is searched for them."""
 
+import io
 import os
 import secrets
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +26,8 @@ from rolecall.spec.errors import SettingsError
 from rolecall.spec.token import attempt_token, gang_secret
 
 VAULT = Path(__file__).parent / "vault"
-PLACES = ("events", "logs", "metrics", "checkpoints", "artifacts")
+PLACES = ("events", "logs", "metrics", "timeline", "checkpoints", "artifacts")
+FOLLOWED = ("events", "logs")
 
 
 class Planted:
@@ -53,6 +56,10 @@ class Planted:
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         kinds: Mapping[str, str] = {**vars(self), **self.attempts}
         return [kind for kind, value in kinds.items() if value and isinstance(value, str) and value in shown]
+
+    def found_in_file(self, content: bytes) -> list[str]:
+        """The kinds of those that a file holds, or a file of an archive."""
+        return [kind for part in _unpacked(content) for kind in self.found_in(part)]
 
 
 @pytest.mark.slow
@@ -91,20 +98,24 @@ def test_no_secret_is_shown_anywhere(rows: Path, tmp_path: Path, database_url: s
                 body["params"]["data"]["train"] = path
                 jobs.append(accepted(client.post("/jobs", json=body))["id"])
                 planted.add_attempt(jobs[-1])
-                document = await_end(client, jobs[-1])
+                document, shown = _await_end(client, jobs[-1], pids)
                 assert document["state"] == state, document["reason"]
                 # That it is named without its credentials, and not left out, shows that what is searched is there.
                 assert "vault://***@store/" in str(document["params"]["data"]["train"])
-                shown = dict(_processes(pids))
+                assert state == "failed" or _workers(document) <= shown.keys(), "they were looked at while they ran"
                 assert not {what: found for what, text in shown.items() if (found := planted.found_in(text))}
             assert "vault://***@store/" in document["reason"]
             answers = dict(_answers(client, jobs, planted))
             answers |= {f"metrics of {node['spec']['name']}": _metrics_of(node, planted) for node in nodes}
             answers |= {f"rolecall show {job}": _show(url, planted, job) for job in jobs}
             assert "rolecall_node_slots" in answers["metrics of trainer"]
-            assert "vault://***@store/" in answers[f"/jobs/{jobs[1]}/logs"]
+            for path in (f"/jobs/{jobs[1]}/logs", f"/jobs/{jobs[1]}/logs?follow=true", f"/ui/jobs/{jobs[1]}"):
+                assert "vault://***@store/" in answers[path]
+            artifacts = dict(_artifacts(client, jobs[0]))
+            assert any(name.endswith(".zip") for name in artifacts)
+    assert not {name: found for name, content in artifacts.items() if (found := planted.found_in_file(content))}
     assert not {what: found for what, text in answers.items() if (found := planted.found_in(text))}
-    left = {path: planted.found_in(path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
+    left = {path: planted.found_in_file(path.read_bytes()) for path in tmp_path.rglob("*") if path.is_file()}
     assert any(path.name == "trainer.log" for path in left)
     assert not {path: found for path, found in left.items() if found}
     assert not [path for path in tmp_path.rglob("*") if planted.found_in(str(path))]
@@ -128,10 +139,16 @@ def _answers(client: httpx.Client, jobs: list[str], planted: Planted) -> Iterato
         "/findings",
         "/openapi.json",
         "/docs",
+        "/",
+        "/ui/overview",
+        "/ui/submit",
+        *(f"/ui/compare?job={job}" for job in jobs),
     ):
-        yield path, client.get(path).text
+        yield path, client.get(path).raise_for_status().text
     for job in jobs:
-        for path in (f"/jobs/{job}", *(f"/jobs/{job}/{place}" for place in PLACES)):
+        pages = (f"/ui/jobs/{job}", f"/ui/jobs/{job}/status")
+        followed = (f"/jobs/{job}/{place}?follow=true" for place in FOLLOWED)
+        for path in (f"/jobs/{job}", *(f"/jobs/{job}/{place}" for place in PLACES), *pages, *followed):
             yield path, client.get(path).text
     address = f"https://me:{planted.refused_key}@host/x?token={planted.refused_key}"
     for number, params in enumerate(({"batch_size": address}, {address: 1}, {"data": {"train": [address], "a": {}}})):
@@ -141,6 +158,32 @@ def _answers(client: httpx.Client, jobs: list[str], planted: Planted) -> Iterato
     yield "refusal of the workload", client.post("/jobs", json={"workload": address}).text
     yield "an unknown job", client.get(f"/jobs/{address}").text
     yield "a wrong token", client.get("/jobs", headers={"Authorization": f"Bearer {planted.refused_key}"}).text
+
+
+def _artifacts(client: httpx.Client, job: str) -> Iterator[tuple[str, bytes]]:
+    for artifact in client.get(f"/jobs/{job}/artifacts").raise_for_status().json()["artifacts"]:
+        name = artifact["name"]
+        yield name, client.get(f"/jobs/{job}/artifacts/{name}").raise_for_status().content
+
+
+def _unpacked(content: bytes) -> Iterator[bytes]:
+    """The content, or the files of an archive, also those of archives in it."""
+    yield content
+    if zipfile.is_zipfile(file := io.BytesIO(content)):
+        with zipfile.ZipFile(file) as archive:
+            for name in archive.namelist():
+                yield name.encode()
+                yield from _unpacked(archive.read(name))
+
+
+def _await_end(client: httpx.Client, job: str, pids: list[int]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The job's document when it has ended, and what `ps` showed meanwhile."""
+    shown: dict[str, str] = {}
+    return await_end(client, job, lambda: shown.update(_processes(pids))), shown
+
+
+def _workers(document: dict[str, Any]) -> set[str]:
+    return {f"process {worker['pid']}" for worker in document["attempts"][-1]["workers"]}
 
 
 def _metrics_of(node: dict[str, dict[str, object]], planted: Planted) -> str:

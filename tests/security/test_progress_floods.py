@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from sqlalchemy import event
 from tests.master.harness import ManualClock, line
 
-from rolecall.master import progress
-from rolecall.master.progress import ProgressBook, series
+from rolecall.master.progress import ProgressBook
+from rolecall.master.series import SeriesBook, series
 from rolecall.master.store import attempts, events, jobs
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import StreamKey, Streams
@@ -109,7 +109,7 @@ async def test_invalid_lines_are_logged_once_and_then_counted(master: Master, ca
     assert (vars(record)["job"], vars(record)["attempt"], vars(record)["rank"]) == ("toy-1", 1, 0)
 
 
-async def test_lines_are_parsed_beside_the_event_loop(master: Master, parsed: list[str]) -> None:
+async def test_lines_are_parsed_outside_the_event_loop(master: Master, parsed: list[str]) -> None:
     await master.get(b"{}\n" * 5000)
     assert len(parsed) == 5000
     assert threading.current_thread().name not in parsed
@@ -196,14 +196,15 @@ def test_a_series_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
 async def test_long_streams_take_one_thread_for_their_series(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = threading.Lock()
 
-    def read(lines: Any, max_points: int) -> list[Any]:
+    def lines(streams: Streams, key: StreamKey, start: int) -> Iterator[bytes]:
         assert turns.acquire(blocking=False)
         time.sleep(0.05)
         turns.release()
-        return series(lines, max_points)
+        return iter(())
 
-    monkeypatch.setattr(progress, "series", read)
-    assert await asyncio.gather(*(master.book.series(KEY, 10) for _ in range(4))) == [[]] * 4
+    monkeypatch.setattr(Streams, "lines", lines)
+    book = SeriesBook(master.streams)
+    assert await asyncio.gather(*(book.of_stream(KEY, 10) for _ in range(4))) == [[]] * 4
 
 
 async def test_a_job_s_progress_is_small_whatever_its_metrics_are_called(master: Master) -> None:

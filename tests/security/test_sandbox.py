@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tests.node.harness import ROOT, launch
+from tests.prerequisites import require_landlock
+from tests.security.forbidding import FORBIDDING
 
 from rolecall import landlock
 from rolecall.node.folder import short_name
@@ -37,25 +39,11 @@ def write(path):
 
 request = ForkRequest.model_validate_json(sys.argv[1])
 """
-FORBIDDING = """
-import ctypes, struct
-def forbid(number, error):
-    '''A seccomp filter, as a container's profile is: the system call fails with this error.'''
-    code = ((0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | error), (0x06, 0, 0, 0x7FFF0000))
-    program = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *line) for line in code))
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(38, 1, 0, 0, 0)
-    filters = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(program)))
-    assert libc.prctl(22, 2, filters, 0, 0) == 0
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _landlock() -> None:
-    try:
-        landlock.version()
-    except OSError as error:
-        pytest.skip(f"this kernel has no Landlock: {error}")
+    require_landlock()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 from tests.node.harness import ROOT
+from tests.prerequisites import unavailable
 
 from rolecall.__main__ import programs
 from rolecall.cli.local import cluster
@@ -25,8 +26,9 @@ READ = "import sys; sys.stdout.write(open(f'/proc/{sys.argv[1]}/environ').read()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(LIMITED) and not shutil.which("setpriv"), reason="setpriv (util-linux) is not installed")
 def test_the_environment_of_master_node_and_supervisor_is_hidden(tmp_path: Path) -> None:
+    if LIMITED and not shutil.which("setpriv"):
+        unavailable("setpriv (util-linux) is not installed")
     secrets = {"ROLECALL_TOKEN": "planted-users-token", "ROLECALL_NODE_TOKEN": "planted-nodes-token"}
     ports = {"ROLECALL_HOST": "127.0.0.1", "ROLECALL_PORT": "18431", "ROLECALL_METRICS_PORT": "0"}
     environment = {**os.environ, "ROLE": "master", "ROLECALL_DATA": str(tmp_path), **secrets, **ports}
@@ -57,6 +59,7 @@ def test_nodes_get_no_secret_of_the_control_programs_own(tmp_path: Path) -> None
     assert {"/m", "/t", "/u"} < set(json.loads(paths)), "closed to jobs"
     local, *nodes = cluster(Connection("http://127.0.0.1:1", "t"), tmp_path, {Role.TRAINER: 1}, shared | own)
     assert own.items() <= local.environment.items()
+    assert str(tmp_path / "token") in json.loads(local.environment["ROLECALL_PRIVATE_PATHS"]), "as examined by doctor"
     assert not own.keys() & nodes[0].environment.keys()
 
 

@@ -1,7 +1,6 @@
 """No job fills the master's volume: a reserve of free space, and a limit for each job."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from rolecall.spec.state import WorkerState
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small volume needs root")
 async def test_below_the_reserve_reports_are_stored_and_logs_and_uploads_wait(tmp_path: Path) -> None:
     with mounted(tmp_path / "data", "16m"):
         async with on_master(tmp_path / "data", reserve_bytes=4 << 20) as client:

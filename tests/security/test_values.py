@@ -18,7 +18,7 @@ async def provoke(settings: Any) -> None:
         (worker,) = await node.workers()
         stream = f"/jobs/{job}/attempts/1/ranks"
         manifest = {"attempt": 1, "step": HUGE, "parts": [], "position": {}}
-        stranger = make_node("stranger", Role.OBSERVER, boot="m1").model_dump(mode="json")
+        unregistered = make_node("unregistered", Role.OBSERVER, boot="m1").model_dump(mode="json")
         beat = {"started": node.spec.started}
         report = {"job": job, "attempt": 1, "rank": worker.launch.worker.rank, "state": "running"}
         answers = [
@@ -42,8 +42,8 @@ async def provoke(settings: Any) -> None:
                 )
                 for wrong in ({"pid": HUGE}, {"exit_code": -HUGE}, {"rendezvous_port": HUGE}, {"attempt": HUGE})
             ],
-            await client.internal("POST", "/nodes", json=stranger | {"started": "a\0b"}),
-            await client.internal("POST", "/nodes", json=stranger | {"slots": HUGE}),
+            await client.internal("POST", "/nodes", json=unregistered | {"started": "a\0b"}),
+            await client.internal("POST", "/nodes", json=unregistered | {"slots": HUGE}),
         ]
         failed = [(str(one.request.url)[:200], one.status_code) for one in answers if one.status_code >= 500]
         assert failed == []

@@ -7,21 +7,25 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.node.harness import ROOT, gone, launch
 
+from rolecall.spec.role import Role
+from rolecall.worker.fork_server import built_in_modules
+
 
 class _Server:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, role: str) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", "rolecall.worker.fork_server", str(theirs.fileno())]
         environment = {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
         self.errors = (folder / "errors.txt").open("w+")
         self.process = subprocess.Popen(
-            [*command, "--play", "tests.node.plays:play"],
+            [*command, "--play", "tests.node.plays:play", "--role", role],
             env=os.environ | environment | {"PYTHONPATH": f"{ROOT / 'services'}:{ROOT}"},
             pass_fds=(theirs.fileno(),),
             stderr=self.errors,
@@ -51,7 +55,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Server]:
-    server = _Server(tmp_path_factory.mktemp("server"))
+    with _running(tmp_path_factory.mktemp("server"), "trainer") as server:
+        yield server
+
+
+@contextmanager
+def _running(folder: Path, role: str) -> Iterator[_Server]:
+    server = _Server(folder, role)
     try:
         assert server.receive() == {"kind": "ready"}
         yield server
@@ -66,6 +76,18 @@ def test_it_has_one_thread_and_says_nothing(server: _Server) -> None:
     assert len(os.listdir(f"/proc/{server.process.pid}/task")) == 1
     server.errors.seek(0)
     assert server.errors.read() == ""
+
+
+@pytest.mark.parametrize("role", ["stage", "observer"])
+def test_the_modules_of_a_role_start_no_thread(role: str, tmp_path: Path) -> None:
+    with _running(tmp_path, role) as server:
+        test_it_has_one_thread_and_says_nothing(server)
+
+
+def test_the_modules_of_a_role_are_those_of_all_built_in_workloads() -> None:
+    package = "rolecall.workloads"
+    workloads = {name.removeprefix(f"{package}.") for name in built_in_modules(Role.TRAINER)}
+    assert workloads == {"embedding_ddp.trainer", "rnn_lm.trainer", "reinforce.trainer", "preflight.worker"}
 
 
 def test_fork_and_exit(server: _Server, tmp_path: Path) -> None:

@@ -20,12 +20,14 @@ from rolecall.cli.jobs import jobs
 from rolecall.cli.local import local
 from rolecall.cli.logs import logs
 from rolecall.cli.metrics import metrics
+from rolecall.cli.mlflow import mlflow
 from rolecall.cli.nodes import nodes
 from rolecall.cli.output import err
 from rolecall.cli.schedule import schedule
 from rolecall.cli.show import show
 from rolecall.cli.submit import submit
 from rolecall.cli.sweep import sweep
+from rolecall.cli.tensorboard import tensorboard
 from rolecall.cli.tokens import tokens
 from rolecall.cli.top import top
 from rolecall.cli.watch import watch
@@ -46,7 +48,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_LOOK = (jobs, show, watch, logs, events, metrics, checkpoints, artifacts, compare, timeline, stacks, profile)
+_LOOK = (
+    jobs,
+    show,
+    watch,
+    logs,
+    events,
+    metrics,
+    tensorboard,
+    mlflow,
+    checkpoints,
+    artifacts,
+    compare,
+    timeline,
+    stacks,
+    profile,
+)
 _STEER = (cancel, pause, resume, retry, delete, prune)
 for command in (local, submit, sweep, *_LOOK, *_STEER, top, nodes, doctor, workloads, schedule, audit):
     app.command()(command)

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from rolecall import __version__
 from rolecall.cli.exits import Exit
-from rolecall.cli.options import Token, Url
+from rolecall.cli.options import CLEAR_TEXT, CLEAR_TEXT_REMEDY, Token, Url
 from rolecall.cli.output import err, out, print_json, print_table, size
 from rolecall.client import Client, ClientError, Unauthorized, UnknownName, Unreachable
 from rolecall.client.connection import Connection, find
@@ -73,6 +73,7 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
     """All findings. Each check follows those that it depends on. A `ClientError` ends the examination."""
     connection = find(url, token)
     yield _name_resolution(connection)
+    yield _encryption(connection)
     with Client(connection) as client:
         client.healthz()
         yield _ok(_HERE, "master", f"the master answers at {client.url}")
@@ -117,6 +118,12 @@ def _name_resolution(connection: Connection) -> NodeFinding:
     return _ok(_HERE, "name", f"{host} resolves to {address}")
 
 
+def _encryption(connection: Connection) -> NodeFinding:
+    if connection.is_exposed():
+        return _finding(_HERE, "tls", Level.WARNING, CLEAR_TEXT.format(url=connection.url), CLEAR_TEXT_REMEDY)
+    return _ok(_HERE, "tls", f"calls to {connection.url} stay on this machine or are encrypted")
+
+
 def _version(master_version: str) -> NodeFinding:
     if master_version == __version__:
         return _ok(_MASTER, "version", f"the master and this command are Rolecall {master_version}")
@@ -139,7 +146,11 @@ def _settings_findings(client: Client) -> Iterator[NodeFinding]:
     """The master's findings about weak settings; for admins only, and not available from an older master."""
     try:
         found = client.findings()
-    except (Unauthorized, UnknownName):
+    except Unauthorized:
+        message = "the master's settings were not examined, because only admins can see them"
+        yield _finding(_MASTER, "settings", Level.WARNING, message, "use a token with the scope admin")
+        return
+    except UnknownName:
         return
     for finding in found:
         yield NodeFinding(nodes=(_MASTER,), **finding.model_dump())

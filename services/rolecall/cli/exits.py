@@ -22,7 +22,7 @@ class Exit(IntEnum):
     REFUSED = 5
     """The master refused the request: the job is invalid, or its state or a limit of the token does not allow it."""
     UNREACHABLE = 6
-    """The master does not answer, or no cluster is configured."""
+    """The master or an MLflow server does not answer or fails, or no cluster is configured."""
     UNAUTHORIZED = 7
     """The token is missing or invalid, or lacks the required scope."""
     INTERRUPTED = 130

@@ -11,10 +11,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import Exit
 from rolecall.cli.output import err, out, outcome, print_json, progress
 from rolecall.client import Client, Unreachable
 from rolecall.client.patience import Patience
+from rolecall.spec.api import RETENTION
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 from rolecall.spec.visible import visible
@@ -23,7 +25,8 @@ POLL_S = 0.3
 PLAIN_EVERY_S = 5.0
 EXITS = {JobState.SUCCEEDED: Exit.OK, JobState.FAILED: Exit.FAILED, JobState.CANCELLED: Exit.CANCELLED}
 _T = TypeVar("_T")
-Show = Callable[[JobDocument], None]
+Show = Callable[[JobDocument, str], None]
+"""Shows a job and its figures."""
 
 
 def follow(client: Client, job: str, *, as_json: bool, quiet: bool = False) -> Exit:
@@ -41,10 +44,11 @@ def follow(client: Client, job: str, *, as_json: bool, quiet: bool = False) -> E
 
 
 def print_outcome(document: JobDocument) -> None:
-    """The outcome of an ended job as one line on stdout, and the further lines of its reason on stderr."""
-    for line in (document.reason or "").splitlines()[1:]:
-        err.print(f"[dim]{escape(line)}[/]")
+    """The outcome of an ended job as one line on stdout, and on stderr the command that shows a traceback."""
     out.print(escape(outcome(document)))
+    last = document.attempts[-1].workers if document.attempts else []
+    if document.state is JobState.FAILED and any(one.failure and one.failure.traceback for one in last):
+        err.print(f"for the traceback: rolecall show {document.id}")
 
 
 def wait_for_end(client: Client, job: str) -> tuple[JobDocument, Any]:
@@ -56,20 +60,23 @@ def wait_for_end(client: Client, job: str) -> tuple[JobDocument, Any]:
 
 def follow_to_end(client: Client, job: str) -> tuple[JobDocument, Any]:
     """Show the job's progress until it ends; returns its last document, parsed and as raw JSON."""
+    declarations = Declarations(client)
     with _view() as show:
         seen, shown_reason = 0, None
         while True:
             # Get the document before the events: when it says that the job has ended, no events can follow.
             document, raw = retry_while_unavailable(lambda: client.job(job)), client.raw
             for event in retry_while_unavailable(lambda after=seen: client.events(job, after)):
-                err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
+                if event.kind != RETENTION:
+                    err.print(f"[dim]{event.at.astimezone():%H:%M:%S}[/] {escape(event.message)}")
                 seen = event.id
             if document.waiting_for and document.waiting_for != shown_reason:
                 err.print(escape(document.waiting_for))
             shown_reason = document.waiting_for
             if document.state.ended:
                 return document, raw
-            show(document)
+            declared = retry_while_unavailable(lambda name=document.workload: declarations.of(name))
+            show(document, progress(document.progress, declared))
             time.sleep(POLL_S)
 
 
@@ -108,14 +115,14 @@ def _view() -> Generator[Show]:
     with Bar(*columns, console=err, transient=True) as bar:
         task = bar.add_task("", total=None, figures="")
 
-        def show(document: JobDocument) -> None:
+        def show(document: JobDocument, figures: str) -> None:
             newest = document.progress
             bar.update(
                 task,
                 description=escape(f"{document.workload} {document.state}"),
                 total=newest.steps,
                 completed=newest.step,
-                figures=escape(visible(document.waiting_for or progress(newest))),
+                figures=escape(visible(document.waiting_for or figures)),
             )
 
         yield show
@@ -124,11 +131,10 @@ def _view() -> Generator[Show]:
 def _plain() -> Show:
     last = ("", 0.0)
 
-    def show(document: JobDocument) -> None:
+    def show(document: JobDocument, figures: str) -> None:
         nonlocal last
-        line = progress(document.progress)
-        if line and line != last[0] and time.monotonic() - last[1] >= PLAIN_EVERY_S:
-            err.print(line)
-            last = (line, time.monotonic())
+        if figures and figures != last[0] and time.monotonic() - last[1] >= PLAIN_EVERY_S:
+            err.print(escape(figures))
+            last = (figures, time.monotonic())
 
     return show

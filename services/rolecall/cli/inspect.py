@@ -14,10 +14,13 @@ from rolecall.spec.inspection import MAX_PROFILED_STEPS, Silent
 from rolecall.spec.role import Role
 
 _POLL_S = 0.5
-_SUFFIXES = {"trace": "trace.json", "svg": "svg", "json": "json"}
+_SUFFIXES = {"trace": "trace.json", "svg": "svg", "json": "json", "schedule": "svg"}
 Form = Annotated[
-    Literal["trace", "svg", "json"],
-    typer.Option("--format", help="trace: for Perfetto (https://ui.perfetto.dev); svg: a picture; json."),
+    Literal["trace", "svg", "json", "schedule"],
+    typer.Option(
+        "--format",
+        help="trace: for https://ui.perfetto.dev; svg: a picture; schedule: a pipeline, measured and planned; json.",
+    ),
 ]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file.")]
 Steps = Annotated[

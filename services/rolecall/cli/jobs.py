@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from rolecall.cli.declarations import Declarations
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import age, print_json, print_table, progress, state
 from rolecall.spec.state import JobState
@@ -28,6 +29,8 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
         if json:
             print_json(client.raw)
             return
+        declarations = Declarations(client)
+        declared = {name: declarations.of(name) for name in {job.workload for job in found}}
     print_table(
         ("ID", "NAME", "OWNER", "WORKLOAD", "STATE", "AGE", "PROGRESS"),
         [
@@ -38,7 +41,7 @@ def jobs(  # noqa: PLR0917 - the command line is the signature
                 job.workload,
                 state(job),
                 age(job.created_at),
-                escape(job.waiting_for or progress(job.progress, ended=job.state.ended)),
+                escape(job.waiting_for or progress(job.progress, declared[job.workload], ended=job.state.ended)),
             )
             for job in found
         ],

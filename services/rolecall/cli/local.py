@@ -68,7 +68,10 @@ def local(  # noqa: PLR0917 - the command line is the signature
         Role.STAGE: stages,
         Role.OBSERVER: observers,
     }
-    forbid_inspection()
+    try:
+        forbid_inspection()
+    except OSError as error:
+        raise CommandError(Exit.FAILED, f"{error.strerror}") from None
     keep_files_private()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -100,7 +103,7 @@ def cluster(
     logs.mkdir(parents=True, exist_ok=True)
     slots = sum(count for role, count in counts.items() if role.computes)
     metrics = environment.get("ROLECALL_METRICS_TOKEN") or secrets.token_urlsafe(32)
-    shared = without(environment, _OVERRIDDEN) | {
+    shared = without(environment, _OVERRIDDEN, [_token_file(data)]) | {
         "ROLECALL_NODE_TOKEN": secrets.token_urlsafe(32),
         "ROLECALL_METRICS_TOKEN": metrics,
         "ROLECALL_HOST": _HOST,
@@ -241,8 +244,12 @@ def _lock(data: Path) -> BinaryIO:
 
 def _data_folder_token(data: Path) -> str:
     """The token of this data folder, created at its first start."""
-    path = data / "token"
+    path = _token_file(data)
     if not path.exists():
         data.mkdir(parents=True, exist_ok=True)
         write_secret(path, secrets.token_urlsafe(32))
     return path.read_text().strip()
+
+
+def _token_file(data: Path) -> Path:
+    return data / "token"

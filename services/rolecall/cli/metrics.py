@@ -12,7 +12,8 @@ from rolecall.cli.curve import short, sparkline
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
-from rolecall.client.plot import COORDINATES, curves, metric_names, table
+from rolecall.client.plot import curves, metric_names, table
+from rolecall.spec.api import COORDINATES
 from rolecall.spec.visible import one_line
 
 _CURVE = 24

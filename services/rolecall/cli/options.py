@@ -5,9 +5,11 @@ from datetime import datetime, timedelta
 from typing import Annotated, NoReturn
 
 import typer
+from rich.markup import escape
 
 from rolecall.cli.completion import job_ids
 from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.output import err
 from rolecall.client import Client
 from rolecall.client.connection import find
 
@@ -25,14 +27,19 @@ Token = Annotated[
     typer.Option("--token", envvar="ROLECALL_TOKEN", show_envvar=True, help="A token of the cluster."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the master's answer as JSON.")]
+CLEAR_TEXT = "calls to {url} leave this machine in clear text, and contain the token"
+CLEAR_TEXT_REMEDY = "set ROLECALL_TLS_CERT and ROLECALL_TLS_KEY on the master, and ROLECALL_TLS_CA here"
 JobId = Annotated[
     str, typer.Argument(metavar="ID", help="Id of the job, from `rolecall jobs`.", autocompletion=job_ids)
 ]
 
 
 def connect(url: str | None, token: str | None) -> Client:
-    """A client for the cluster that the options name."""
-    return Client(find(url, token))
+    """A client for the cluster that the options name. Warns if calls leave this machine in clear text."""
+    connection = find(url, token)
+    if connection.is_exposed():
+        err.print(f"[yellow]warning:[/] {escape(CLEAR_TEXT.format(url=connection.url))}; {CLEAR_TEXT_REMEDY}")
+    return Client(connection)
 
 
 def parse_age(text: str, option: str, now: datetime) -> datetime:

@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobDocument, JobOverview, Progress
+from rolecall.spec.metric import Split
 from rolecall.spec.visible import visible
 
 _UNBOUNDED = 10_000
+_MAX_SCORES = 2
 
 
 class Terminal(Console):
@@ -97,16 +100,38 @@ def roles(document: JobDocument) -> str:
     return ", ".join(f"{name} {own.described}" if own and own.described else name for name, own in named)
 
 
-def progress(progress: Progress, *, ended: bool = False) -> str:
-    """The newest figures on one line, without speed and remaining time for an ended job; empty if there are none."""
+def progress(progress: Progress, declared: Sequence[MetricDocument] = (), *, ended: bool = False) -> str:
+    """The newest figures on one line; empty if there are none.
+
+    These include the main scores among the declared metrics. Speed and remaining time are left out for an ended job.
+    """
     figures = [
         f"step {progress.step}{f'/{progress.steps}' if progress.steps else ''}" if progress.step else "",
         f"epoch {progress.epoch}" if progress.epoch is not None else "",
         f"loss {number(progress.loss)}" if progress.loss is not None else "",
+        *_scores(progress, declared),
         f"{progress.samples_per_s:,.0f} samples/s" if progress.samples_per_s and not ended else "",
         f"{duration(progress.seconds_left)} left" if progress.seconds_left and not ended else "",
     ]
     return ", ".join(figure for figure in figures if figure)
+
+
+def _scores(progress: Progress, declared: Sequence[MetricDocument]) -> list[str]:
+    """The first values of evaluations, or without any those of training that should rise."""
+    directed = [
+        (split, name, one.direction)
+        for one in declared
+        if one.direction
+        for split, name in one.reported.items()
+        if name in progress.metrics
+    ]
+    evaluated = [one for one in directed if one[0] is not Split.TRAIN]
+    chosen = sorted(evaluated, key=lambda one: one[2] != "higher") or [one for one in directed if one[2] == "higher"]
+    arrows = {"higher": "↑", "lower": "↓"}
+    return [
+        f"{name} {number(progress.metrics[name])} ({arrows[direction]} is better)"
+        for _, name, direction in chosen[:_MAX_SCORES]
+    ]
 
 
 def goodput(document: JobDocument) -> str:
@@ -116,6 +141,13 @@ def goodput(document: JobDocument) -> str:
     causes = sorted((document.lost_s or {}).items(), key=lambda one: -one[1])
     lost = ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes if seconds >= 0.5)
     return f"{document.goodput:.0%}" + (f" (lost to {lost})" if lost else "")
+
+
+def step_times(progress: Progress) -> str:
+    """The time that the steps took by activity, the most first; empty if it is unknown."""
+    times = progress.spent.steps_by_activity if progress.spent else {}
+    shown = sorted(((name, seconds) for name, seconds in times.items() if seconds >= 0.5), key=lambda one: -one[1])
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in shown)
 
 
 def outcome(document: JobDocument) -> str:

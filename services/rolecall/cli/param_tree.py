@@ -68,12 +68,9 @@ def _objects(root: _Schema, forms: Sequence[_Schema], depth: int = 0) -> Iterato
 
 def _title(form: _Schema) -> str:
     """The constant that selects the form of a field, or the name of its type."""
-    selectors = _selectors(form)
-    return selectors[0] if selectors else str(form.get("title", "object"))
-
-
-def _selectors(form: _Schema) -> list[str]:
-    return [f"{name}: {json.dumps(field['const'])}" for name, field in form["properties"].items() if "const" in field]
+    constants = ((name, field["const"]) for name, field in form["properties"].items() if "const" in field)
+    first = next(constants, None)
+    return f"{first[0]}: {json.dumps(first[1])}" if first else str(form.get("title", "object"))
 
 
 def _type(root: _Schema, forms: Iterable[_Schema], depth: int = 0) -> str:

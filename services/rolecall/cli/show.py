@@ -11,10 +11,10 @@ from rolecall.cli.chosen_params import chosen_params
 from rolecall.cli.events import print_event
 from rolecall.cli.follow import follow
 from rolecall.cli.options import JobId, Json, Token, Url, connect
-from rolecall.cli.output import age, goodput, number, out, print_json, print_table, progress, roles, state
+from rolecall.cli.output import age, goodput, number, out, print_json, print_table, progress, roles, state, step_times
 from rolecall.client import Client, UnknownName
 from rolecall.spec.comparison import leaves
-from rolecall.spec.job import JobDocument
+from rolecall.spec.job import AttemptDocument, JobDocument
 
 _EVENTS, _CHECKPOINTS = 10, 3
 Follow = Annotated[
@@ -73,6 +73,7 @@ def _print_facts(job: JobDocument) -> None:
         "progress": progress(job.progress, ended=job.state.ended),
         "scores": escape(" ".join(f"{name}={number(value)}" for name, value in job.progress.metrics.items())),
         "goodput": escape(goodput(job)),
+        "steps": step_times(job.progress),
         "start": f"{start.total:.2f} s (queue {start.queue:.2f}, spawn {start.spawn:.2f}, join {start.join:.2f}, "
         f"first step {start.first_step:.2f})"
         if start
@@ -109,3 +110,12 @@ def _print_attempts(job: JobDocument) -> None:
             for w in attempt.workers
         ]
         print_table(("RANK", "WORKER", "NODE", "PID", "STATE", "FAILURE"), rows)
+        if blamed := _blamed(attempt):
+            out.print(f"\n{escape(blamed)}")
+
+
+def _blamed(attempt: AttemptDocument) -> str:
+    """The traceback of the worker that caused the end of an attempt; empty without one."""
+    found = (w for w in attempt.workers if (attempt.cause or "").startswith(f"{w.role}-{w.role_rank} on "))
+    failure = next((w.failure for w in found if w.failure), None)
+    return failure.traceback if failure else ""

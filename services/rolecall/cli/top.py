@@ -1,6 +1,7 @@
 """`rolecall top`: nodes, slots and jobs, live."""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -9,12 +10,14 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import Exit
 from rolecall.cli.follow import retry_while_unavailable
 from rolecall.cli.nodes import node_state
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import Terminal, age, make_table, out, print_json, progress, state
 from rolecall.client import Client
+from rolecall.spec.api import MetricDocument
 from rolecall.spec.job import JobOverview
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.state import JobState
@@ -31,13 +34,14 @@ def top(once: Once = False, interval: Interval = 2.0, json: Json = False, url: U
         if json:
             print_json(_documents(client))
             return
+        declarations = Declarations(client)
         if once or not out.is_terminal:
-            out.print(_view(client))
+            out.print(_view(client, declarations))
             return
         try:
             with Live(console=out, screen=True, auto_refresh=False) as live:
                 while True:
-                    live.update(retry_while_unavailable(lambda: _view(client)), refresh=True)
+                    live.update(retry_while_unavailable(lambda: _view(client, declarations)), refresh=True)
                     time.sleep(interval)
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
@@ -50,11 +54,18 @@ def _documents(client: Client) -> dict[str, object]:
     return {"nodes": nodes, "jobs": client.raw["jobs"]}
 
 
-def _view(client: Client) -> RenderableType:
-    return view(out, client.nodes(), client.jobs(_MAX_JOBS, state=_OPEN))
+def _view(client: Client, declarations: Declarations) -> RenderableType:
+    jobs = client.jobs(_MAX_JOBS, state=_OPEN)
+    declared = {name: declarations.of(name) for name in {job.workload for job in jobs}}
+    return view(out, client.nodes(), jobs, declared)
 
 
-def view(terminal: Terminal, nodes: list[NodeDocument], jobs: list[JobOverview]) -> RenderableType:
+def view(
+    terminal: Terminal,
+    nodes: list[NodeDocument],
+    jobs: list[JobOverview],
+    declared: Mapping[str, Sequence[MetricDocument]],
+) -> RenderableType:
     """The nodes with their workers, and the jobs that have not ended, oldest first in each state."""
     alive = [node for node in nodes if node.alive]
     computing = [node for node in alive if node.spec.role.computes]
@@ -67,7 +78,7 @@ def view(terminal: Terminal, nodes: list[NodeDocument], jobs: list[JobOverview])
     )
     order = {state: place for place, state in enumerate((JobState.RUNNING, JobState.STOPPING, JobState.PLACED))}
     jobs = sorted(jobs, key=lambda job: (order.get(job.state, len(order)), job.created_at))
-    return Group(terminal.render_str(f"[bold]{title}[/]"), "", _node_table(nodes), "", _job_table(jobs))
+    return Group(terminal.render_str(f"[bold]{title}[/]"), "", _node_table(nodes), "", _job_table(jobs, declared))
 
 
 def _node_table(nodes: list[NodeDocument]) -> Table:
@@ -83,14 +94,14 @@ def _node_table(nodes: list[NodeDocument]) -> Table:
     return make_table(("NODE", "SLOTS", "STATE", "WORKERS"), rows)
 
 
-def _job_table(jobs: list[JobOverview]) -> Table:
+def _job_table(jobs: list[JobOverview], declared: Mapping[str, Sequence[MetricDocument]]) -> Table:
     rows = [
         (
             escape(job.id),
             escape(job.name),
             state(job),
             age(job.created_at),
-            escape(job.waiting_for or progress(job.progress)),
+            escape(job.waiting_for or progress(job.progress, declared.get(job.workload, ()))),
         )
         for job in jobs
     ]

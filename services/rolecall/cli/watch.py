@@ -11,12 +11,13 @@ from rich.markup import escape
 from rich.text import Text
 
 from rolecall.cli.curve import plot, short
+from rolecall.cli.declarations import Declarations
 from rolecall.cli.exits import Exit
 from rolecall.cli.follow import EXITS, follow, print_outcome, retry_while_unavailable
 from rolecall.cli.metrics import chosen_metrics, lines
 from rolecall.cli.options import JobId, Json, Token, Url, connect
 from rolecall.cli.output import Terminal, err, out, progress, state
-from rolecall.client import Client, UnknownName
+from rolecall.client import Client
 from rolecall.client.plot import metric_names, table
 from rolecall.spec.api import Event, MetricDocument
 from rolecall.spec.job import JobDocument
@@ -53,7 +54,7 @@ def watch(job: JobId, metric: Names = None, json: Json = False, url: Url = None,
 def _draw_to_end(client: Client, job: str, names: Sequence[str]) -> JobDocument:
     """Draw the job once a second. Returns its last document, and leaves its last picture."""
     events = list[Event]()
-    declared = retry_while_unavailable(lambda: _declared_metrics(client, job))
+    declared = retry_while_unavailable(lambda: Declarations(client).of(client.job(job).workload))
     with Live(console=out, auto_refresh=False) as live:
         while True:
             # Get the document before the rest: when it says that the job has ended, nothing more can follow.
@@ -65,15 +66,6 @@ def _draw_to_end(client: Client, job: str, names: Sequence[str]) -> JobDocument:
             if document.state.ended:
                 return document
             time.sleep(_POLL_S)
-
-
-def _declared_metrics(client: Client, job: str) -> list[MetricDocument]:
-    """The metrics that the job's workload declares; none if it is no longer installed."""
-    workload = client.job(job).workload
-    try:
-        return client.workload(workload).metrics
-    except UnknownName:
-        return []
 
 
 def picture(

@@ -23,7 +23,7 @@ _PLAIN = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads one document."""
+    """Gives plain scalars the types of YAML 1.2's core schema."""
 
     # By the first character; None is for all.
     yaml_implicit_resolvers: ClassVar[Any] = {

@@ -2,11 +2,15 @@
 
 import json
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rolecall.client.errors import ConfigurationError, Unauthorized, Unreachable
+from rolecall.network.interfaces import has_address
 from rolecall.settings import connection_file
+from rolecall.spec.node import is_loopback
 from rolecall.spec.trust import Trust
 
 _DEFAULT = "127.0.0.1:8080"
@@ -20,6 +24,16 @@ class Connection:
     token: str
     trust: Trust | None = None
     """The CA and name for the verification of the master's certificate, if the environment configures them."""
+
+    def is_exposed(self) -> bool:
+        """Return whether calls leave this machine in clear text. Resolves the host, and doesn't count unknown ones."""
+        try:
+            url = urlsplit(self.url)
+            found = socket.getaddrinfo(url.hostname, None, type=socket.SOCK_STREAM) if url.scheme == "http" else []
+        except (OSError, ValueError):
+            return False
+        addresses = [str(address[0]) for *_, address in found]
+        return any(not is_loopback(address) and not has_address(address) for address in addresses)
 
 
 def store(connection: Connection) -> Path:

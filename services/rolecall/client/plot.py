@@ -5,10 +5,7 @@ from typing import Any
 
 from rolecall.client.chart import Chart, Point
 from rolecall.client.chart import Series as Line
-from rolecall.spec.api import Series
-
-COORDINATES = ("attempt", "rank", "role", "role_rank", "step", "at", "epoch")
-"""What a row has besides the values that the worker reported."""
+from rolecall.spec.api import COORDINATES, Series
 
 
 def table(series: Sequence[Series]) -> list[dict[str, Any]]:

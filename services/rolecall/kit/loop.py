@@ -25,7 +25,7 @@ from rolecall.spec.timeline import STEP_CATEGORIES
 from rolecall.spec.workload import Params
 
 _SPENT = "spent"
-"""The time spent so far, beside the position in a checkpoint."""
+"""The key of the time spent so far in a checkpoint."""
 Batch = TypeVar("Batch")
 AnyParams = TypeVar("AnyParams", bound=Params)
 P = TypeVar("P", bound=TrainingParams)
@@ -112,11 +112,15 @@ class JobLoop(ABC, Generic[AnyPosition, AnyParams]):
 
     def spent(self) -> TimeSpent:
         """The time of this job until now, without what was lost with earlier attempts."""
-        now, began, before = self.context.timeline.seconds(), self._began, self._resumed
+        seconds, before = self.context.timeline.seconds(), self._resumed
+        now = {activity: seconds[activity] - self._began[activity] for activity in seconds}
         return TimeSpent(
-            steps=before.steps + sum(now[category] - began[category] for category in STEP_CATEGORIES),
-            checkpoint=before.checkpoint + now["checkpoint"] - began["checkpoint"],
-            evaluation=before.evaluation + now["evaluation"] - began["evaluation"],
+            steps=before.steps + sum(now[category] for category in STEP_CATEGORIES),
+            data=round(before.data + now["data"], 3),
+            communication=round(before.communication + now["communication"], 3),
+            wait=round(before.wait + now["wait"], 3),
+            checkpoint=before.checkpoint + now["checkpoint"],
+            evaluation=before.evaluation + now["evaluation"],
             resumed=before.steps + before.checkpoint + before.evaluation,
         )
 

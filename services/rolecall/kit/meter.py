@@ -58,7 +58,7 @@ class GpuClock:
 
 
 class _Call(NamedTuple):
-    """A computation."""
+    """A computation between two moments of the meter's clock."""
 
     begin: Any
     end: Any

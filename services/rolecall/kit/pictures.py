@@ -3,15 +3,18 @@
 The colors follow the reader's light or dark mode.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
-from rolecall.kit.pipelining import TimedTask
+from rolecall.kit.pipeline_steps import PipelineStep
+from rolecall.kit.pipelining import TimedTask, makespan
 from rolecall.spec.inspection import TimelineDocument, WorkerTimeline
 from rolecall.spec.timeline import Span
 
-_LEFT, _TOP, _WIDTH, _ROW, _GAP, _BOTTOM = 150, 58, 1100, 26, 6, 40
+_LEFT, _TOP, _WIDTH, _ROW, _GAP, _BOTTOM = 190, 58, 1060, 26, 6, 40
+_HEADING = 24
 _CHAR = 6.2
 """The average width of a character in 11 pixels."""
 _LEAST_WIDTH = 0.15
@@ -33,6 +36,20 @@ _KINDS = {
 """What each kind of bar means, and its colors in light and dark mode."""
 
 
+def _colors(*, dark: bool) -> str:
+    ground, text, faint = ("#0d1117", "#e6edf3", "#8b949e") if dark else ("#ffffff", "#1f2328", "#59636e")
+    kinds = "".join(f".{kind}{{fill:{colors[1 if dark else 0]}}}" for kind, (_, *colors) in _KINDS.items())
+    label = "#0d1117" if dark else "#ffffff"
+    return (
+        f".ground{{fill:{ground}}}text{{fill:{text}}}.faint{{fill:{faint}}}.grid{{stroke:{faint};stroke-opacity:.3}}"
+        f".label{{fill:{label};text-anchor:middle}}{kinds}"
+    )
+
+
+STYLE = f"{_colors(dark=False)}@media(prefers-color-scheme:dark){{{_colors(dark=True)}}}"
+"""The style of every picture. It is constant, so that a content security policy can allow it by its digest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A period in a row; `kind` is a key of `_KINDS`. `depth` bars lie around it."""
@@ -46,28 +63,72 @@ class Bar:
     depth: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Rows of bars above an axis; `bars` has the indices of `rows`."""
+
+    rows: Sequence[str]
+    bars: Sequence[Bar]
+    unit: str
+    heading: str = ""
+
+
 def schedule_svg(planned: Sequence[Sequence[TimedTask]], title: str, note: str) -> str:
     """A planned schedule, one row for each rank. The unit is the time of a forward pass."""
+    return _draw(title, note, [_plan(planned)])
+
+
+def pipeline_svg(step: PipelineStep, title: str) -> str:
+    """A measured step of a pipeline above the same tasks in theory, one row for each rank."""
+    begin = min(span.begin_s for row in step.spans for span in row)
+    moved = [[span._replace(begin_s=span.begin_s - begin) for span in row] for row in step.spans]
+    length = max(span.begin_s + span.seconds for row in moved for span in row)
+    passes = makespan([[one.task for one in row] for row in step.planned])
+    measured = f"Measured: bubble {step.bubble_measured:.1%}, duration {length:.4g} seconds"
+    theory = f"Theory: bubble {step.bubble_theory:.1%}, duration {passes} forward passes"
+    rows = [f"{worker.role}-{worker.role_rank}" for worker in step.workers]
+    bars = [bar for row, spans in enumerate(moved) for bar in _span_bars(spans, row)]
+    return _draw(
+        title,
+        f"{measured}. {theory}.",
+        [Panel(rows, bars, "seconds", measured), _plan(step.planned, theory, rows)],
+    )
+
+
+def _plan(planned: Sequence[Sequence[TimedTask]], heading: str = "", rows: Sequence[str] = ()) -> Panel:
     bars = [
         Bar(rank, one.begin, one.end, _label(one), one.task.kind, f"{one.task} at {one.begin} to {one.end}")
         for rank, tasks in enumerate(planned)
         for one in tasks
     ]
-    return _draw(title, note, [f"rank {rank}" for rank in range(len(planned))], bars, "forward passes")
+    return Panel(rows or [f"rank {rank}" for rank in range(len(planned))], bars, "forward passes", heading)
 
 
 def timeline_svg(document: TimelineDocument) -> str:
-    """A measured timeline, one row for each thread of each worker that recorded something."""
+    """A measured timeline, one row for each thread of each worker that recorded something.
+
+    Shows the time of the steps, if there are any: other phases can begin long before.
+    """
+    steps = [step for worker in document.workers for step in worker.steps]
+    begin = min((step.begin_s for step in steps), default=-math.inf)
+    end = max((step.begin_s + step.seconds for step in steps), default=math.inf)
     rows, bars = list[str](), list[Bar]()
     for worker in document.workers:
         for thread in sorted({span.thread for span in worker.spans}, key=lambda name: (name != "main", name)):
-            if len(rows) < _MAX_ROWS:
-                bars += _thread_bars(worker, thread, len(rows))
+            drawn = [
+                replace(bar, begin=max(bar.begin, begin), end=min(bar.end, end))
+                for bar in _thread_bars(worker, thread, len(rows))
+                if bar.begin < end and bar.end > begin
+            ]
+            if drawn and len(rows) < _MAX_ROWS:
+                bars += drawn
                 rows.append(f"{worker.role}-{worker.role_rank}" + (f" {thread}" if thread != "main" else ""))
-    note = f"attempt {document.attempt}, from {document.at:%Y-%m-%d %H:%M:%S} UTC"
+    note = (
+        f"attempt {document.attempt}, from {document.at:%Y-%m-%d %H:%M:%S} UTC" if bars else "no step is recorded yet"
+    )
     if document.silent:
         note += f"; without {len(document.silent)} workers that did not answer"
-    return _draw(document.job, note, rows, bars, "seconds")
+    return _draw(document.job, note, [Panel(rows, bars, "seconds")])
 
 
 def schedule_text(planned: Sequence[Sequence[TimedTask]], width: int) -> list[str]:
@@ -94,11 +155,13 @@ def _label(one: TimedTask) -> str:
 
 
 def _thread_bars(worker: WorkerTimeline, thread: str, row: int) -> Iterator[Bar]:
-    """The spans of a thread. A span within others is drawn inside them."""
+    return _span_bars((one for one in worker.spans if one.thread == thread), row)
+
+
+def _span_bars(spans: Iterable[Span], row: int) -> Iterator[Bar]:
+    """The spans of a row. A span within others is drawn inside them."""
     around: list[Span] = []
-    for span in sorted(
-        (one for one in worker.spans if one.thread == thread), key=lambda one: (one.begin_s, -one.seconds)
-    ):
+    for span in sorted(spans, key=lambda one: (one.begin_s, -one.seconds)):
         while around and around[-1].begin_s + around[-1].seconds <= span.begin_s:
             around.pop()
         label = span.name if span.micro_batch is None else f"{span.name}{span.micro_batch}"
@@ -109,32 +172,47 @@ def _thread_bars(worker: WorkerTimeline, thread: str, row: int) -> Iterator[Bar]
         around.append(span)
 
 
-def _draw(title: str, note: str, rows: Sequence[str], bars: Sequence[Bar], unit: str) -> str:
-    begin = min((bar.begin for bar in bars), default=0.0)
-    length = max((bar.end for bar in bars), default=0.0) - begin or 1.0
-    bottom = _TOP + len(rows) * (_ROW + _GAP)
-    height, width = bottom + _BOTTOM, _LEFT + _WIDTH + 30
-    used = [kind for kind in _KINDS if any(bar.kind == kind for bar in bars)]
+def _draw(title: str, note: str, panels: Sequence[Panel]) -> str:
+    drawn, top = list[str](), _TOP
+    for panel in panels:
+        drawn += _panel(panel, top)
+        top += _height(panel)
+    height, width = top, _LEFT + _WIDTH + 30
+    used = [kind for kind in _KINDS if any(bar.kind == kind for panel in panels for bar in panel.bars)]
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" font-family="system-ui,sans-serif" font-size="11"><title>{escape(title)}</title>',
-        f"<style>{_style(used)}</style>",
+        f'role="img" font-family="system-ui,sans-serif" font-size="11"><title>{escape(title)}</title>'
+        f"<desc>{escape(note)}</desc>",
+        f"<style>{STYLE}</style>",
         f'<rect class="ground" width="{width}" height="{height}"/>',
         f'<text x="16" y="22" font-size="15">{escape(title)}</text>',
-        f'<text class="faint" x="16" y="40">{escape(note)}</text>',
+        *([] if len(panels) > 1 else [f'<text class="faint" x="16" y="40">{escape(note)}</text>']),
         *_legend(used, width),
-        *_axis(begin, length, bottom, unit),
-        *(
-            f'<text x="{_LEFT - 8}" y="{_y(row) + _ROW * 0.65:.0f}" text-anchor="end">{escape(name)}</text>'
-            for row, name in enumerate(rows)
-        ),
-        *_rectangles(bars, begin, _WIDTH / length),
+        *drawn,
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _rectangles(bars: Iterable[Bar], begin: float, scale: float) -> Iterator[str]:
+def _height(panel: Panel) -> int:
+    return (_HEADING if panel.heading else 0) + len(panel.rows) * (_ROW + _GAP) + _BOTTOM
+
+
+def _panel(panel: Panel, top: int) -> Iterator[str]:
+    """The panel with its upper edge at `top`."""
+    begin = min((bar.begin for bar in panel.bars), default=0.0)
+    length = max((bar.end for bar in panel.bars), default=0.0) - begin or 1.0
+    bottom = top + _height(panel) - _BOTTOM
+    if panel.heading:
+        yield f'<text x="{_LEFT}" y="{top + 10}" font-size="13">{escape(panel.heading)}</text>'
+        top += _HEADING
+    yield from _axis(begin, length, top, bottom, panel.unit)
+    for row, name in enumerate(panel.rows):
+        yield f'<text x="{_LEFT - 8}" y="{_y(top, row) + _ROW * 0.65:.0f}" text-anchor="end">{escape(name)}</text>'
+    yield from _rectangles(panel.bars, begin, _WIDTH / length, top)
+
+
+def _rectangles(bars: Iterable[Bar], begin: float, scale: float, top: int) -> Iterator[str]:
     drawn = 0
     for bar in bars:
         x, width = _LEFT + (bar.begin - begin) * scale, (bar.end - bar.begin) * scale
@@ -142,7 +220,7 @@ def _rectangles(bars: Iterable[Bar], begin: float, scale: float) -> Iterator[str
             continue
         drawn += 1
         inset = min(4 * bar.depth, _ROW // 3)
-        y, height = _y(bar.row) + inset, _ROW - 2 * inset
+        y, height = _y(top, bar.row) + inset, _ROW - 2 * inset
         text = ""
         if len(bar.label) * _CHAR < width - 2:
             text = (
@@ -154,19 +232,6 @@ def _rectangles(bars: Iterable[Bar], begin: float, scale: float) -> Iterator[str
         )
 
 
-def _style(used: Sequence[str]) -> str:
-    def colors(dark: bool) -> str:
-        ground, text, faint = ("#0d1117", "#e6edf3", "#8b949e") if dark else ("#ffffff", "#1f2328", "#59636e")
-        kinds = "".join(f".{kind}{{fill:{_KINDS[kind][2 if dark else 1]}}}" for kind in used)
-        label = "#0d1117" if dark else "#ffffff"
-        return (
-            f".ground{{fill:{ground}}}text{{fill:{text}}}.faint{{fill:{faint}}}.grid{{stroke:{faint};stroke-opacity:.3}}"
-            f".label{{fill:{label};text-anchor:middle}}{kinds}"
-        )
-
-    return f"{colors(False)}@media(prefers-color-scheme:dark){{{colors(True)}}}"
-
-
 def _legend(used: Sequence[str], width: int) -> Iterator[str]:
     x = float(width - 20)
     for kind in reversed(used):
@@ -176,13 +241,14 @@ def _legend(used: Sequence[str], width: int) -> Iterator[str]:
         yield f'<text x="{x + 16:.0f}" y="23">{meaning}</text>'
 
 
-def _axis(begin: float, length: float, bottom: int, unit: str) -> Iterator[str]:
+def _axis(begin: float, length: float, top: int, bottom: int, unit: str) -> Iterator[str]:
+    decimals = max(0, 1 - math.floor(math.log10(length / _TICKS)))
     for tick in range(_TICKS + 1):
         x, value = _LEFT + _WIDTH * tick / _TICKS, begin + length * tick / _TICKS
-        yield f'<path class="grid" d="M{x:.1f} {_TOP - 4}V{bottom}"/>'
-        yield f'<text class="faint" x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{value:.6g}</text>'
+        yield f'<path class="grid" d="M{x:.1f} {top - 4}V{bottom}"/>'
+        yield f'<text class="faint" x="{x:.1f}" y="{bottom + 15}" text-anchor="middle">{value:.{decimals}f}</text>'
     yield f'<text class="faint" x="{_LEFT}" y="{bottom + 30}">{unit}</text>'
 
 
-def _y(row: int) -> int:
-    return _TOP + row * (_ROW + _GAP)
+def _y(top: int, row: int) -> int:
+    return top + row * (_ROW + _GAP)

@@ -6,15 +6,11 @@ that can be guessed, such as passwords; here it would only make each call slower
 
 import hashlib
 import hmac
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from rolecall.spec.access import ADMIN, METRICS, NODE, Limits, Scope, TokenDocument
-
-_PREFIX = "rc_"
-_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +123,6 @@ def built_in(admin: str, node: str, metrics: str | None) -> list[Known]:
         for name, (secret, scope) in given.items()
         if secret is not None
     ]
-
-
-def new_secret() -> str:
-    """A new secret, with a prefix by which scanners for leaked secrets recognize it."""
-    return _PREFIX + secrets.token_urlsafe(_BYTES)
 
 
 def digest_of(secret: str) -> str:

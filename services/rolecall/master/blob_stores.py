@@ -150,6 +150,7 @@ class FsspecStore:
         self._url = url
 
     def size(self, path: str) -> int:
+        self.refresh()
         system, root = _resolve(self._url)
         return int(system.size(f"{root}/{path}"))
 

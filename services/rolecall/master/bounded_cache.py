@@ -17,3 +17,8 @@ class BoundedCache(dict[K, V]):
         if len(self) >= self._most and key not in self:
             self.clear()
         super().__setitem__(key, value)
+
+    def setdefault(self, key: K, default: V) -> V:  # pyright: ignore[reportIncompatibleMethodOverride] - not optional
+        if key not in self:
+            self[key] = default
+        return self[key]

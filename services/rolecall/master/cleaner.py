@@ -21,6 +21,7 @@ from rolecall.master.store import artifacts, attempts, audit, checkpoints, delet
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import CheckpointRecord, UnreadableRow
 from rolecall.master.streams import Streams
+from rolecall.spec.api import RETENTION
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest
 from rolecall.spec.state import JobState
@@ -189,7 +190,7 @@ class Cleaner:
             for manifest in manifests:
                 await checkpoints.remove(connection, job, manifest)
             reason = deletion_reason(manifests, why)
-            await events.add(connection, job, self.clock.now(), "checkpoint", reason)
+            await events.add(connection, job, self.clock.now(), RETENTION, reason)
 
     async def _for_each_job(
         self, found: Iterable[str], what: str, step: Callable[[str], Coroutine[None, None, None]]

@@ -115,7 +115,9 @@ def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ..
         return problem(field, "it is missing", None, legal(schema, place.schema))
     if error["type"] == _WRONG_KIND:
         message = "it has the wrong type"
-    return problem(field, message, error.get("input"), legal(schema, place.schema))
+    # A rule about several fields of an object says itself what is valid.
+    of_fields = error["type"] == "value_error" and isinstance(error.get("input"), Mapping)
+    return problem(field, message, error.get("input"), "" if of_fields else legal(schema, place.schema))
 
 
 def _explain_tag(error: Mapping[str, Any], schema: Schema, path: tuple[str, ...]) -> Problem:

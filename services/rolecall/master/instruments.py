@@ -1,6 +1,8 @@
-"""The histograms that the master's parts fill. All other metrics are computed at a scrape, in `metrics`."""
+"""The histograms and counters that the master's parts fill. `metrics` computes all others at a scrape."""
 
-from prometheus_client import CollectorRegistry, Histogram
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _WAIT_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
 _CALL_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30)
@@ -37,6 +39,17 @@ class Instruments:
             registry=self.registry,
             buckets=_CALL_BUCKETS_S,
         )
+        self.hung_calls = Gauge(
+            "rolecall_blob_store_hung_calls",
+            "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S.",
+            registry=self.registry,
+        )
+        self._exports = Counter(
+            "rolecall_exports",
+            "Tries to export a job to another program, by target (trace, tensorboard, mlflow) and outcome.",
+            ("target", "outcome"),
+            registry=self.registry,
+        )
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Record an answered call; `route` is the path's template, such as `/jobs/{job}`."""
@@ -49,3 +62,7 @@ class Instruments:
     def blob_store_call(self, seconds: float) -> None:
         """Record a call to the blob store; called by its threads."""
         self._blob_store.observe(seconds)
+
+    def export(self, target: str, outcome: Literal["accepted", "rejected", "dropped"]) -> None:
+        """Record a try to export a job."""
+        self._exports.labels(target, outcome).inc()

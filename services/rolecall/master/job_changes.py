@@ -23,7 +23,7 @@ def changes(job: JobRecord, labels: Mapping[str, str], request: JobUpdate) -> Ch
     """The changes of a job with these labels, without values that stay the same."""
     given = request.model_fields_set
     asked = {name: getattr(request, name) for name in ("name", "priority") if name in given}
-    asked = {name: _default(name) if value is None else value for name, value in asked.items()}
+    asked = {name: JobRequest.model_fields[name].default if value is None else value for name, value in asked.items()}
     values = {name: value for name, value in asked.items() if value != getattr(job, name)}
     wanted = request.labels
     if wanted is None:
@@ -36,7 +36,3 @@ def changes(job: JobRecord, labels: Mapping[str, str], request: JobUpdate) -> Ch
         *(f"label {name} removed" for name in removed),
     )
     return Changes(values, fresh, removed, messages)
-
-
-def _default(name: str) -> Any:
-    return JobRequest.model_fields[name].default

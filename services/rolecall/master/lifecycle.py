@@ -20,7 +20,6 @@ from rolecall.spec.state import JobState, StopMode, WorkerState
 _ORDER = list(WorkerState)
 _FAILED = frozenset({WorkerState.FAILED, WorkerState.LOST})
 _BACKOFF_S, _MAX_BACKOFF_S = 0.2, 30.0
-_REASON_CHARS = 4000
 _HEADLINE_CHARS = 1000
 _AFTER = {StopMode.CANCEL: JobState.CANCELLED, StopMode.PAUSE: JobState.PAUSED, StopMode.DEADLINE: JobState.FAILED}
 
@@ -106,17 +105,13 @@ def backoff_s(crashes: int) -> float:
 
 
 def cause_of(gang: Gang, expendable: Collection[Role]) -> str | None:
-    """A description of the root cause: the worker, the error, and the end of the traceback."""
+    """The root cause in one line: the worker and the error. The worker's failure and its log have the traceback."""
     blamed = _blamed(gang, expendable)
     failure = first_cause([failure for _, failure in blamed])
     worker = next((worker for worker, other in blamed if other is failure), None)
     if worker is None or failure is None:
         return None
-    headline = f"{worker.name} on {worker.node}: {failure.message}"[:_HEADLINE_CHARS]
-    # The end of a long traceback is the most useful part.
-    text = f"{headline}\n{failure.traceback[-(_REASON_CHARS - len(headline)) :]}".strip()
-    # PostgreSQL's text has no NUL.
-    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return f"{worker.name} on {worker.node}: {failure.message}"[:_HEADLINE_CHARS]
 
 
 def accused(gang: Gang) -> Accusation | None:

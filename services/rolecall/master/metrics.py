@@ -114,7 +114,7 @@ def _nodes(snapshot: Snapshot) -> Iterator[GaugeMetricFamily]:
     ages = (([node.spec.name, node.spec.role.value], node.heartbeat_age_s) for node in snapshot.nodes)
     yield gauge("rolecall_nodes", "Nodes that are alive.", ["role"], per_role(alive))
     yield gauge("rolecall_slots", "Workers that the live nodes can take in total.", ["role"], per_role(total))
-    yield gauge("rolecall_slots_free", "Workers that they can take now.", ["role"], per_role(free))
+    yield gauge("rolecall_slots_free", "Workers that the live nodes can take now.", ["role"], per_role(free))
     about = "Seconds since the node's last heartbeat."
     yield gauge("rolecall_node_heartbeat_age_seconds", about, ["node", "role"], ages)
 
@@ -133,6 +133,6 @@ def _loops(pulses: Mapping[str, Pulse]) -> Iterator[Metric]:
 def _volume(volume: Volume) -> Iterator[Metric]:
     about = "Free space of the master's volume (ROLECALL_DATA)."
     yield GaugeMetricFamily("rolecall_volume_free_bytes", about, volume.free)
-    yield GaugeMetricFamily("rolecall_volume_total_bytes", "Its size.", volume.total)
+    yield GaugeMetricFamily("rolecall_volume_total_bytes", "Size of the master's volume.", volume.total)
     about = "The free space below which it stores no logs and uploads (ROLECALL_RESERVE_BYTES)."
     yield GaugeMetricFamily("rolecall_volume_reserve_bytes", about, volume.reserve)

@@ -258,7 +258,7 @@ def _obstacles(roles: Collection[Role], live_nodes: Sequence[NodeState]) -> list
     for node in sorted(live_nodes, key=lambda node: node.spec.name):
         if node.obstacle is not None and node.spec.role in roles:
             names[node.obstacle].append(node.spec.name)
-    return [f"{_listed(some)} take{'s' * (len(some) == 1)} none: {why}" for why, some in names.items()]
+    return [f"{_listed(some)} {'takes none' if len(some) == 1 else 'take none'}: {why}" for why, some in names.items()]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NoReturn, Self
 
-from prometheus_client import Gauge
-
 from rolecall.master.access import Access, built_in
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.answers import Answers
@@ -19,6 +17,7 @@ from rolecall.master.blobs import Blobs
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
+from rolecall.master.exporter import Exporter, Target
 from rolecall.master.history import History
 from rolecall.master.inspections import Inspections
 from rolecall.master.instruments import Instruments
@@ -30,6 +29,7 @@ from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
 from rolecall.master.request_checks import RequestChecks
 from rolecall.master.retention import Policy
+from rolecall.master.series import SeriesBook
 from rolecall.master.sessions import Sessions
 from rolecall.master.signals import Signal, Signals
 from rolecall.master.space import JobQuota, Reserve
@@ -37,10 +37,13 @@ from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import signing
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import Streams
+from rolecall.master.tracer import Collector, open_sender
+from rolecall.master.tracking import Place, TrackerTarget, mlflow_server, tensorboard_folder
 from rolecall.master.verification import Verifier
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
 from rolecall.settings import MasterSettings
+from rolecall.trackers import mlflow, tensorboard
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Master:
     streams: Streams
     blobs: Blobs
     progress: ProgressBook
+    series: SeriesBook
     reserve: Reserve
     job_quota: JobQuota
     view: View
@@ -80,13 +84,15 @@ class Master:
     waking: Waking
     """Called after each commit by the code that changed something."""
     notifier: Notifier
+    exporters: dict[str, Exporter]
+    """The exporters that are set up, by name."""
     garbage: Signal
     """The signal that there may be something to delete or to verify."""
     instruments: Instruments
     term: int
 
     @property
-    def loops(self) -> dict[str, Reconciler | Placer | Cleaner | Verifier | AccessSync | Notifier]:
+    def loops(self) -> dict[str, Reconciler | Placer | Cleaner | Verifier | AccessSync | Notifier | Exporter]:
         """The loops that run while it leads, by name."""
         return {
             "reconciler": self.reconciler,
@@ -95,6 +101,7 @@ class Master:
             "verifier": self.verifier,
             "tokens": self.sync,
             "notifier": self.notifier,
+            **self.exporters,
         }
 
     def release(self) -> None:
@@ -161,6 +168,16 @@ class Program:
         self.settled.set()
 
 
+def require_packages(settings: MasterSettings) -> None:
+    """Raises `MissingPackage` if an optional package is missing that the settings need."""
+    if settings.otlp_endpoint is not None:
+        open_sender(settings.otlp_endpoint).close()
+    if settings.mlflow_uri is not None:
+        mlflow.require_packages()
+    if settings.tensorboard_dir is not None:
+        tensorboard.require_packages()
+
+
 def program_of(app: Any) -> Program:
     return app.state.program
 
@@ -190,12 +207,11 @@ async def open_master(
     """A master with a migrated database, in a new term. Closes its resources at the end."""
     url = settings.database_url
     instruments = Instruments()
-    address = url.get_secret_value() if url else sqlite_url(settings.data / "rolecall.db")
+    address = url.get_secret_value() if url else sqlite_url(settings.sqlite_file)
     database = Database(address, observe=instruments.transaction)
     folder, observe = settings.data / "blobs", instruments.blob_store_call
     blobs = Blobs(folder, settings.blob_url, settings.blob_timeout_s, clock.monotonic, observe)
-    hung = "Calls to the blob store that take longer than ROLECALL_BLOB_TIMEOUT_S."
-    Gauge("rolecall_blob_store_hung_calls", hung, registry=instruments.registry).set_function(lambda: blobs.hung)
+    instruments.hung_calls.set_function(lambda: blobs.hung)
     try:
         await database.migrate()
         term = await leadership.begin(database)
@@ -313,6 +329,27 @@ class _Parts:
             clock=self.clock,
         )
 
+    def exporters(self) -> dict[str, Exporter]:
+        settings = self.settings
+        found: dict[str, Exporter] = {}
+        if settings.otlp_endpoint is not None:
+            found["traces"] = self._exporter(Collector(settings.otlp_endpoint, self.database), pause_s=2.0)
+        if settings.mlflow_uri is not None:
+            uri = settings.mlflow_uri.get_secret_value()
+            found["mlflow"] = self._tracking(mlflow_server(uri, settings.mlflow_experiment))
+        if settings.tensorboard_dir is not None:
+            found["tensorboard"] = self._tracking(tensorboard_folder(settings.tensorboard_dir))
+        return found
+
+    def _tracking(self, place: Place) -> Exporter:
+        target = TrackerTarget(place, database=self.database, streams=self.streams, clock=self.clock)
+        return self._exporter(target, pause_s=5.0)
+
+    def _exporter(self, target: Target, *, pause_s: float) -> Exporter:
+        return Exporter(
+            target=target, pause_s=pause_s, database=self.database, instruments=self.instruments, clock=self.clock
+        )
+
 
 def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
     settings, clock = parts.settings, parts.clock
@@ -332,6 +369,7 @@ def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
         streams=parts.streams,
         blobs=parts.blobs,
         progress=parts.progress,
+        series=SeriesBook(parts.streams),
         reserve=Reserve(settings.data, settings.reserve_bytes, clock.monotonic),
         job_quota=JobQuota(settings.max_job_bytes),
         view=parts.view,
@@ -345,6 +383,7 @@ def _assemble(parts: _Parts, term: int, signing_key: str) -> Master:
         news=parts.news,
         waking=parts.waking,
         notifier=parts.notifier(signing_key),
+        exporters=parts.exporters(),
         garbage=parts.garbage,
         instruments=parts.instruments,
         term=term,

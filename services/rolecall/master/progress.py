@@ -1,14 +1,14 @@
-"""The reading of progress streams: a job's progress, result, events and step series."""
+"""The reading of progress streams: a job's progress, result and events, and the points of step series."""
 
 import asyncio
 import logging
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
@@ -25,8 +25,6 @@ from rolecall.spec.visible import one_line
 
 _STEPS = frozenset({"first_step", "step"})
 _BATCH_LINES = 500
-_ENDING = 1000
-"""The number of lines at the end of a stream among which its last step is."""
 _BATCH_BYTES = 64 << 10
 """A batch ends with the line that reaches one of these limits, because other calls wait for its thread and writes."""
 _ERROR_CHARS = 300
@@ -53,7 +51,6 @@ class ProgressBook:
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
         self._readers: dict[str, _JobReader] = {}
-        self._series_lock = asyncio.Lock()
 
     async def ingest(self, database: Database, key: StreamKey) -> None:
         """Read the new lines of a stream of a job's current attempt.
@@ -63,11 +60,6 @@ class ProgressBook:
         reader = self._readers.setdefault(key.job, _JobReader(self._streams))
         while await reader.read_batch(database, key):
             pass
-
-    async def series(self, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
-        """The steps of a stream (see `series`). Reads one stream at a time, because each can take a thread for long."""
-        async with self._series_lock:
-            return await asyncio.to_thread(series, self._streams.lines(key), max_points)
 
     def of_job(self, job: str, attempt: int) -> Progress | None:
         """The newest progress of the attempt, or None if this master has read none."""
@@ -197,7 +189,7 @@ def parse(key: StreamKey, lines: Iterable[bytes], start: int) -> Batch:
     """The content of the first complete ones of `lines`, which start at offset `start`; bounded."""
     batch = Batch(start)
     for raw in islice(lines, _BATCH_LINES):
-        if _is_incomplete(raw) or batch.end - start >= _BATCH_BYTES:
+        if is_incomplete(raw) or batch.end - start >= _BATCH_BYTES:
             break
         try:
             line = parse_line(raw)
@@ -222,7 +214,8 @@ def _add(batch: Batch, key: StreamKey, line: ProgressLine) -> None:
         batch.result = result(line)
 
 
-def _is_incomplete(raw: bytes) -> bool:
+def is_incomplete(raw: bytes) -> bool:
+    """Return whether the end of a line is still missing."""
     return not raw.endswith(b"\n") and len(raw) < MAX_LINE_BYTES
 
 
@@ -275,52 +268,32 @@ def result(line: ProgressLine) -> dict[str, Any]:
     return finite(line.metrics) | ({"findings": findings} if findings else {})
 
 
-def series(lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
-    """The steps of one worker's progress stream, thinned evenly to about `max_points`; the last one stays.
+def steps_from(lines: Iterable[bytes], start: int, max_bytes: int) -> tuple[list[dict[str, Any]], int]:
+    """The steps in the next complete lines, which begin at offset `start`, and where these lines end.
 
-    Lines with equally many fields are thinned together, so that values that few lines have, such as validation scores,
-    are not lost among the others. Only the remaining lines are parsed, because a stream can have 100,000 of them.
+    Stops with the line that reaches `max_bytes`.
     """
-    groups, ending = defaultdict[int, _Thinned](lambda: _Thinned(max_points)), deque[tuple[int, bytes]](maxlen=_ENDING)
-    for place, raw in enumerate(lines):
-        groups[raw.count(b'":')].add(place, raw)
-        ending.append((place, raw))
-    kept = {place: raw for group in groups.values() for place, raw in group.result()}
-    last = next(((place, raw) for place, raw in reversed(ending) if any(_plotted([raw]))), None)
-    kept |= [last] if last is not None else []
-    return [
-        {"at": line.at, "step": line.step, "epoch": line.epoch, "samples_per_s": line.samples_per_s}
-        | finite(line.metrics)
-        for line in _plotted(raw for _, raw in sorted(kept.items()))
-    ]
+    complete, end = list[bytes](), start
+    for raw in takewhile(lambda raw: not is_incomplete(raw), lines):
+        complete.append(raw)
+        end += len(raw)
+        if end - start >= max_bytes:
+            break
+    return [point(line) for line in plotted(complete)], end
 
 
-class _Thinned:
-    """Every n-th of the added lines with their places, where n grows with their number."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._kept = most, list[tuple[int, bytes]]()
-        self._count, self._stride = 0, 1
-
-    def add(self, place: int, raw: bytes) -> None:
-        if self._count % self._stride == 0:
-            self._kept.append((place, raw))
-            if len(self._kept) >= 4 * self._most:
-                self._kept, self._stride = self._kept[::2], 2 * self._stride
-        self._count += 1
-
-    def result(self) -> list[tuple[int, bytes]]:
-        """About `most` of the lines, the last kept one among them."""
-        thin = max(1, math.ceil(len(self._kept) / self._most))
-        return self._kept[(len(self._kept) - 1) % thin :: thin]
+def point(line: ProgressLine) -> dict[str, Any]:
+    """The point of a step series for a line."""
+    own = {"at": line.at, "step": line.step, "epoch": line.epoch, "samples_per_s": line.samples_per_s}
+    return finite(line.metrics) | own  # A job's code may report any names.
 
 
-def _plotted(lines: Iterable[bytes]) -> Iterator[ProgressLine]:
+def plotted(lines: Iterable[bytes]) -> Iterator[ProgressLine]:
     """The valid lines about steps with metrics."""
     for raw in lines:
         try:
             line = parse_line(raw)
         except ValueError:
             continue
-        if line.kind in _STEPS and line.metrics:
+        if line.kind in _STEPS and line.metrics and line.step is not None:
             yield line

@@ -70,13 +70,13 @@ async def cluster_info(master: Master, name: str) -> ClusterInfo:
     if name not in known:
         raise NotFound(f"node {name} has not registered; register it again")
     own = _network(known[name].spec)
-    others = sum(master.presence.is_alive(node.name) and _network(node.spec) != own for node in known.values())
+    remote = sum(master.presence.is_alive(node.name) and _network(node.spec) != own for node in known.values())
     return ClusterInfo(
         time_s=master.clock.now().timestamp(),
         monotonic_s=master.clock.monotonic(),
         version=__version__,
         boot_id=_boot_id(),
-        strangers=others,
+        remote_nodes=remote,
     )
 
 

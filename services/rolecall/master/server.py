@@ -8,7 +8,9 @@ import os
 import signal
 import socket
 import sys
+from base64 import b64encode
 from contextlib import AbstractContextManager, nullcontext
+from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -23,6 +25,7 @@ from rolecall.edge.connection_table import Limits
 from rolecall.edge.connections import limited_protocol, raise_open_file_limit
 from rolecall.edge.logs import OncePerReason, about, log_to_stderr
 from rolecall.edge.tls import Certificate
+from rolecall.kit.pictures import STYLE
 from rolecall.master.api import (
     attempts,
     audit,
@@ -49,7 +52,7 @@ from rolecall.master.api.standby import ExitGate, StandbyGate
 from rolecall.master.api.timing import Timed
 from rolecall.master.blobs import check_url
 from rolecall.master.catalogue import Catalogue, load
-from rolecall.master.program import Master, Program, program_of
+from rolecall.master.program import Master, Program, program_of, require_packages
 from rolecall.master.shutdown import drain_before_exit
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store.database import Database, is_sqlite
@@ -63,7 +66,8 @@ LIMITS = Limits()
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
-    "style-src": "'self'",
+    # Of pages, and of pictures that are opened on their own.
+    "style-src": f"'self' 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'",
     "img-src": "'self' data:",
     "connect-src": "'self'",
     "base-uri": "'none'",
@@ -214,6 +218,7 @@ def run(settings: MasterSettings, catalogue: Catalogue | None = None) -> int:
     check_standby(settings)
     if settings.blob_url is not None:
         check_url(settings.blob_url)
+    require_packages(settings)
     if settings.database_url is not None:
         asyncio.run(await_database(settings.database_url.get_secret_value()))
     with listen(settings.host, settings.port) as listener:

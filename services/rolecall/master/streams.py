@@ -103,14 +103,14 @@ class Streams:
     def lines(self, key: StreamKey, start: int = 0) -> Iterator[bytes]:
         """The lines of a progress stream from byte `start`, with their ends. Reads one at a time. Blocks.
 
-        The last line can be incomplete. A line longer than `MAX_LINE_BYTES` comes in pieces of this size.
+        The last line can be incomplete. A line longer than `MAX_LINE_BYTES` comes in chunks of this size.
         """
         path = self._file(key)
         if path.exists():
             with path.open("rb") as file:
                 file.seek(start)
-                while piece := file.readline(MAX_LINE_BYTES):
-                    yield piece
+                while chunk := file.readline(MAX_LINE_BYTES):
+                    yield chunk
 
     def read_timeline(self, key: StreamKey) -> bytes:
         """The window that an ended worker left; empty if there is none. Blocks."""

@@ -30,16 +30,17 @@ def timeline(
     silent: Sequence[Silent],
     machines: Mapping[str, str],
     *,
+    now: datetime,
     steps: int | None = None,
     live: bool,
 ) -> TimelineDocument:
-    """The newest `steps` steps of all workers on one clock.
+    """The newest `steps` steps that all workers have completed, on one clock, and what happened meanwhile.
 
     `machines` has the boot id of each node: nodes of one machine share its clock. Machines are aligned with the first
-    worker's by their clocks' offsets to the master, or by their wall clocks.
+    worker's by their clocks' offsets to the master, or by their wall clocks. Without windows, the document is of `now`.
     """
     shifts = _shifts(recorded, machines)
-    shown = [(one, _newest(one.window, steps)) for one in recorded]
+    shown = list(zip(recorded, _newest(recorded, steps, shifts), strict=True))
     begins = [step.begin_s + shifts[one.worker.rank][0] for one, window in shown for step in window.steps]
     begins = begins or [span.begin_s + shifts[one.worker.rank][0] for one, window in shown for span in window.spans]
     zero = min(begins, default=0.0)
@@ -47,7 +48,7 @@ def timeline(
         job=job,
         attempt=attempt,
         live=live,
-        at=_moment(recorded[0].window, zero) if recorded else datetime.now(UTC),
+        at=_moment(recorded[0].window, zero) if recorded else now,
         workers=tuple(
             _shifted(one, window, shifts[one.worker.rank][0] - zero, shifts[one.worker.rank][1])
             for one, window in shown
@@ -146,13 +147,37 @@ def _moment(window: Window, at_s: float) -> datetime:
     return datetime.fromtimestamp(min(max(0.0, _wall_offset(window) + at_s), _LATEST_S), UTC)
 
 
-def _newest(window: Window, steps: int | None) -> Window:
-    """The window with the newest steps only, and what happened since the first of them."""
-    if steps is None or len(window.steps) <= steps:
-        return window
-    kept = window.steps[-steps:]
-    spans = tuple(span for span in window.spans if span.begin_s >= kept[0].begin_s)
-    return window.model_copy(update={"steps": kept, "spans": spans})
+def _newest(
+    recorded: Sequence[Recorded], steps: int | None, shifts: Mapping[int, tuple[float, float | None]]
+) -> list[Window]:
+    """The windows with only the newest steps that all workers have completed, and the spans of this time.
+
+    Workers answer at different moments, so that one can be ahead. Workers without steps show their spans alone.
+    """
+    numbers = [one.window.steps[-1].number for one in recorded if one.window.steps]
+    if steps is None or not numbers:
+        return [one.window for one in recorded]
+    last = min(numbers)
+    kept = [[step for step in one.window.steps if last - steps < step.number <= last] for one in recorded]
+    times = [
+        (step.begin_s + shifts[one.worker.rank][0], step.seconds)
+        for one, own in zip(recorded, kept, strict=True)
+        for step in own
+    ]
+    begin_s = min(begin for begin, _ in times)
+    end_s = max(begin + seconds for begin, seconds in times)
+    windows: list[Window] = []
+    for one, own in zip(recorded, kept, strict=True):
+        shift_s = shifts[one.worker.rank][0]
+        spans = tuple(
+            span
+            for span in one.window.spans
+            if (span.step is None or last - steps < span.step <= last)
+            and span.begin_s + shift_s < end_s
+            and span.begin_s + span.seconds + shift_s > begin_s
+        )
+        windows.append(one.window.model_copy(update={"steps": tuple(own), "spans": spans}))
+    return windows
 
 
 def _shifted(one: Recorded, window: Window, shift_s: float, uncertainty_s: float | None) -> WorkerTimeline:

@@ -1,15 +1,16 @@
 """The verification of checkpoints that a worker reported as damaged.
 
 A worker accesses the blob store through its node's mount, cache and credentials, which can be the cause. So the master
-reads every part itself. It removes a checkpoint only if the damage is certain. If the master can't read the store
-either, it tries again later.
+reads every part itself. It removes a checkpoint only if the damage is certain: two readings some time apart must find
+the same. Files that are gone can come back with their mount, so the master keeps a checkpoint with missing files if the
+job has no other complete one. If the master can't read the store either, it tries again later.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +28,8 @@ from rolecall.spec.plan import CheckpointManifest, CheckpointPart
 
 AGAIN = timedelta(seconds=60)
 """The time after which an unreadable store is tried again."""
+CONFIRM_AFTER = timedelta(seconds=15)
+"""The minimum time between the two readings that prove damage; the job waits for both, up to `transitions.VERIFY_S`."""
 _LOOK_EVERY_S = 15.0
 _PART_S, _BYTES_PER_S = 60.0, 5e6
 """The time limit for reading a part: a constant, and its size divided by a minimum rate."""
@@ -39,6 +42,16 @@ class Verdict:
 
     damage: str | None = None
     obstacle: str | None = None
+    is_gone: bool = False
+    """True if the damage is that a part doesn't exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A reading that found damage, which the next reading has to confirm."""
+
+    damage: str
+    at: datetime
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,6 +68,7 @@ class Verifier:
         self.pulse = Pulse(self.clock.monotonic)
         self._errors = ErrorLog()
         self._reasons = OncePerReason()
+        self._readings: dict[str, _Reading] = {}
 
     async def run(self) -> None:
         """Verify due checkpoints until cancelled."""
@@ -75,30 +89,47 @@ class Verifier:
             due = await checkpoints.due_for_verification(connection, self.clock.now())
         for job, manifest in due:
             verdict = await examine(self.blobs, job, manifest)
+            if verdict.is_gone and not await self._has_other(job, manifest):
+                verdict = Verdict(obstacle=f"{verdict.damage}, and the job has no other complete checkpoint")
             async with self.database.write() as connection:
                 await self._conclude(connection, job, manifest, verdict)
             self.garbage.notify()
             self.settled(job)
 
+    async def _has_other(self, job: str, manifest: CheckpointManifest) -> bool:
+        """Return whether the job has another checkpoint of which all parts exist, in their sizes."""
+        async with self.database.read() as connection:
+            others = [one.manifest for one in await checkpoints.of_job(connection, job) if one.manifest != manifest]
+        for other in others:
+            if await examine(self.blobs, job, other, contents=False) == Verdict():
+                return True
+        return False
+
     async def _conclude(
         self, connection: AsyncConnection, job: str, manifest: CheckpointManifest, verdict: Verdict
     ) -> None:
+        subject = f"{job}/{manifest.attempt}/{manifest.step}"
+        before = self._readings.pop(subject, None)
+        if before is not None and verdict.damage is not None and verdict.damage != before.damage:
+            verdict = Verdict(obstacle=f"it reads differently each time: {before.damage}; then {verdict.damage}")
         try:
             record = await jobs.get(connection, job)
         except NotFound:
             return  # The job has been deleted.
         now, checkpoint = self.clock.now(), f"the checkpoint at step {manifest.step}"
-        subject = f"{job}/{manifest.attempt}/{manifest.step}"
         if verdict.obstacle is not None:
             await checkpoints.set_verification(connection, job, manifest, now + AGAIN)
             message = f"{checkpoint} can't be verified and is kept: {verdict.obstacle}; the master tries again"
-            if self._reasons.is_new("unverified", subject):
-                fields = about("checkpoint_unverified", job=job, attempt=manifest.attempt)
-                _LOG.warning("job %s: %s", job, message, extra=fields)
-                await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
+            await self._tell_once(connection, job, manifest, "unverified", message)
             return
-        self._reasons.end(subject)
         if verdict.damage is not None:
+            first_at = before.at if before else now
+            if now < first_at + CONFIRM_AFTER:
+                self._readings[subject] = _Reading(verdict.damage, first_at)
+                await checkpoints.set_verification(connection, job, manifest, first_at + CONFIRM_AFTER)
+                message = f"{checkpoint} seems to be damaged, and the master reads it again: {verdict.damage}"
+                await self._tell_once(connection, job, manifest, "suspected", message)
+                return
             await checkpoints.remove(connection, job, manifest)
             await attempts.set_swept(connection, job, manifest.attempt, False)
             message = deletion_reason([manifest], verdict.damage)
@@ -109,40 +140,59 @@ class Verifier:
                 f"{listed(record.avoid or ('a node',))}: look at its mount of the blob store, its free space and its "
                 "credentials"
             )
+        self._reasons.end(subject)
         fields = about("checkpoint_damaged", job=job, attempt=manifest.attempt)
         _LOG.warning("job %s: %s", job, message, extra=fields)
         await events.add(connection, job, now, "checkpoint", message, attempt=manifest.attempt)
         backoff = timedelta(seconds=lifecycle.backoff_s(max(1, record.crashes)))
         await jobs.release(connection, record, record.queued_at + backoff)
 
+    async def _tell_once(
+        self, connection: AsyncConnection, job: str, manifest: CheckpointManifest, state: str, message: str
+    ) -> None:
+        """Log and store an event, unless the checkpoint was in this state before."""
+        if self._reasons.is_new(state, f"{job}/{manifest.attempt}/{manifest.step}"):
+            fields = about(f"checkpoint_{state}", job=job, attempt=manifest.attempt)
+            _LOG.warning("job %s: %s", job, message, extra=fields)
+            await events.add(connection, job, self.clock.now(), "checkpoint", message, attempt=manifest.attempt)
 
-async def examine(blobs: Blobs, job: str, manifest: CheckpointManifest) -> Verdict:
-    """Read all parts of a checkpoint, and compare them with its manifest."""
-    for part in manifest.parts:
-        try:
-            async with asyncio.timeout(_PART_S + part.size / _BYTES_PER_S):
-                damage = await _damage(blobs, job, part)
-                # A store that is not mounted looks like an empty one.
-                if damage is not None and not await blobs.is_populated():
-                    return Verdict(obstacle="the blob store looks empty; is it mounted on the master?")
-        except TimeoutError:
-            return Verdict(obstacle=f"the blob store took too long to give part {part.name!r}")
-        except Exception as error:  # noqa: BLE001 - each store has errors of its own, and none of them proves damage
-            return Verdict(obstacle=f"part {part.name!r}: {type(error).__name__}: {error}")
-        if damage is not None:
-            return Verdict(damage=f"part {part.name!r} {damage}")
+
+async def examine(blobs: Blobs, job: str, manifest: CheckpointManifest, *, contents: bool = True) -> Verdict:
+    """Compare all parts of a checkpoint with its manifest: first the sizes, which costs little, then the contents."""
+    for compare in (_compare_size, _compare_content) if contents else (_compare_size,):
+        for part in manifest.parts:
+            try:
+                async with asyncio.timeout(_PART_S + part.size / _BYTES_PER_S):
+                    verdict = await compare(blobs, job, part)
+                    # A store that is not mounted looks like an empty one.
+                    if verdict.damage is not None and not await blobs.is_populated():
+                        return Verdict(obstacle="the blob store looks empty; is it mounted on the master?")
+            except TimeoutError:
+                return Verdict(obstacle=f"the blob store took too long to give part {part.name!r}")
+            except Exception as error:  # noqa: BLE001 - each store has errors of its own, and none proves damage
+                return Verdict(obstacle=f"part {part.name!r}: {type(error).__name__}: {error}")
+            if verdict.damage is not None:
+                return verdict
     return Verdict()
 
 
-async def _damage(blobs: Blobs, job: str, part: CheckpointPart) -> str | None:
-    found = await blobs.digest(job, part.blob)
-    if found is None:
-        return f"({part.blob}) is gone from the blob store"
-    size, sha256 = found
+async def _compare_size(blobs: Blobs, job: str, part: CheckpointPart) -> Verdict:
+    return _verdict_on_size(part, await blobs.size(job, part.blob))
+
+
+async def _compare_content(blobs: Blobs, job: str, part: CheckpointPart) -> Verdict:
+    size, sha256 = await blobs.digest(job, part.blob) or (None, "")
     if size != part.size:
-        return f"({part.blob}) has {size} bytes instead of {part.size}"
+        return _verdict_on_size(part, size)
     if sha256 == part.sha256:
-        return None
-    if await blobs.digest(job, part.blob) != found:
-        raise OSError(f"{part.blob} reads differently each time")
-    return f"({part.blob}) has a SHA-256 other than the recorded one"
+        return Verdict()
+    return Verdict(
+        damage=f"part {part.name!r} ({part.blob}) has the SHA-256 {sha256[:16]}… instead of {part.sha256[:16]}…"
+    )
+
+
+def _verdict_on_size(part: CheckpointPart, size: int | None) -> Verdict:
+    named = f"part {part.name!r} ({part.blob})"
+    if size is None:
+        return Verdict(damage=f"{named} is gone from the blob store", is_gone=True)
+    return Verdict() if size == part.size else Verdict(damage=f"{named} has {size} bytes instead of {part.size}")

@@ -26,6 +26,7 @@ def weaknesses(settings: MasterSettings, readable: Sequence[Path], scrapes: Scra
         yield Finding(check="tokens", level=Level.OK, message=f"the built-in tokens have {SHORT} characters or more")
     yield _metrics_token(settings, scrapes)
     yield secret_files(readable)
+    yield _retention(settings)
 
 
 def _metrics_token(settings: MasterSettings, scrapes: Scrapes) -> Finding:
@@ -40,3 +41,15 @@ def _metrics_token(settings: MasterSettings, scrapes: Scrapes) -> Finding:
         return Finding(check="metrics token", level=Level.OK, message="Prometheus has a token of its own")
     remedy = "set ROLECALL_METRICS_TOKEN on the master and all nodes, and give Prometheus nothing else"
     return Finding(check="metrics token", level=Level.WARNING, message="; ".join(found), remedy=remedy)
+
+
+def _retention(settings: MasterSettings) -> Finding:
+    if settings.keep_days:
+        days = f"{settings.keep_days:g} days"
+        return Finding(check="retention", level=Level.OK, message=f"ended jobs are deleted after {days}")
+    return Finding(
+        check="retention",
+        level=Level.WARNING,
+        message="ended jobs are never deleted, so the master's volume can fill up",
+        remedy="set ROLECALL_KEEP_DAYS on the master, or delete jobs with rolecall prune",
+    )

@@ -98,13 +98,13 @@ def shm(total: int, *, computes: bool) -> Finding:
     )
 
 
-def network(host: str, resolved: Sequence[str], interface: str, address: str, elsewhere: int) -> Finding:
-    """The route to the master at `host`, which must allow the `elsewhere` nodes of other hosts to reach the workers."""
-    if elsewhere and is_loopback(address):
+def network(host: str, resolved: Sequence[str], interface: str, address: str, remote_nodes: int) -> Finding:
+    """The route to the master at `host`, which must allow the `remote_nodes` to reach the workers."""
+    if remote_nodes and is_loopback(address):
         return Finding(
             check="network",
             level=Level.ERROR,
-            message=f"its address {address} is a loopback address, which the {elsewhere} nodes elsewhere can't reach",
+            message=f"its address {address} is a loopback address: {remote_nodes} nodes of other hosts can't reach it",
             remedy="set its MASTER_ADDR to a name or address of the master that other machines and containers reach",
         )
     families = [ip_address(one.partition("%")[0]).version for one in resolved]

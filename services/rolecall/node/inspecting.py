@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rolecall.node.client import MasterClient
 from rolecall.node.folder import Folder
-from rolecall.node.vitals import process_state
+from rolecall.node.vitals import process_state, request_stacks
 from rolecall.spec.inspection import ANSWER_S, Inspection
 from rolecall.spec.workdir import ANSWER_HEADER, Workdir
 
@@ -64,11 +64,21 @@ class Inspected:
         except OSError as error:
             body, silent = None, f"its answer can't be read: {error.strerror}"
         if body is None and not silent:
-            silent = _CANT_ANSWER.get(process_state(pid), _BUSY if self._clock() > self._until else "")
+            silent = self._reason(pending, pid)
         if body is None and not silent:
             return None
         self._pending = None
         return Finished(pending.id, pending.kind, body or b"", silent)
+
+    def _reason(self, pending: Inspection, pid: int) -> str:
+        """The reason why process `pid` does not answer; empty while it has time."""
+        state = process_state(pid)
+        if state in _CANT_ANSWER:
+            return _CANT_ANSWER[state]
+        if self._clock() <= self._until:
+            return ""
+        has_stacks = pending.kind == "stacks" and request_stacks(pid, state)
+        return f"{_BUSY}; the end of its log has the stacks of its threads" if has_stacks else _BUSY
 
     def _read(self, pending: Inspection) -> bytes | None:
         """The answer to the inspection; None while it is not complete."""

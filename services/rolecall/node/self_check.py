@@ -82,8 +82,8 @@ class SelfCheck:
             found = await find_route(host, self._settings.port)
         except OSError as error:
             return findings.no_route(host, error.strerror or str(error)), None
-        elsewhere = self._sample.cluster.strangers if self._sample else 0
-        return findings.network(host, found.resolved, *found.route, elsewhere), found
+        remote_nodes = self._sample.cluster.remote_nodes if self._sample else 0
+        return findings.network(host, found.resolved, *found.route, remote_nodes), found
 
     def _check_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes

@@ -46,7 +46,7 @@ _LIMITS = Limits(connections=128, anonymous=GroupLimit(64, 128))
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
     """Run the node until a signal; returns the exit code. Raises `SettingsError` for errors that the operator must fix.
 
-    `fork_arguments` are arguments of the fork server (see `rolecall.worker.fork_server`).
+    `fork_arguments` are arguments of the fork server (see `rolecall.worker.fork_server`); by default, the role.
     """
     log_to_stderr(settings.log_level, settings.log_format)
     settings = settings.model_copy(update={"name": node_name(settings.name)})
@@ -120,7 +120,7 @@ async def _serve(
         route,
         client,
         work=work,
-        forks=ForkClient(fork_arguments),
+        forks=ForkClient(fork_arguments or ("--role", settings.role)),
         self_check=SelfCheck(settings, client, inventory),
         health=health,
     )

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import hmac
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import psutil
 import uvicorn
@@ -23,6 +24,7 @@ from rolecall.node.gpu_readings import GpuReading, GpuReadings
 from rolecall.node.health import NodeHealth
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.spec.metric import WORKER_METRICS
+from rolecall.spec.node import Machine
 
 _LABELS = ("job", "attempt", "role", "rank")
 _PROGRESS = {
@@ -32,6 +34,30 @@ _PROGRESS = {
 }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeSnapshot:
+    """The values of the node's own metrics, without those of the driver, at one point in time."""
+
+    machine: Machine
+    slots: int
+    workers: Sequence[WorkerProcess]
+    starts: int
+    restarts: int
+    exits: Counter[str]
+    """Ended workers by how they ended."""
+    fork_server_restarts: int
+    heartbeat_failures: int
+    certificate_end: float | None
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, as a collector of prometheus_client."""
+        yield from _node(self)
+        yield from _progress(self.workers)
+        yield from _processes(self.workers)
+        yield from _assigned(self.workers, self.machine)
+        yield from _measured(self.workers)
+
+
 class NodeCollector(Collector):
     """Reads the daemon's state at every scrape, so that a worker's series end with the worker."""
 
@@ -39,34 +65,19 @@ class NodeCollector(Collector):
         self._daemon = daemon
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._node()
-        workers = list(self._daemon.pool.workers.values())
-        yield from _progress(workers)
-        yield from _processes(workers)
-        yield from _measured(workers)
-
-    def _node(self) -> Iterator[Metric]:
-        pool, spec = self._daemon.pool, self._daemon.link.spec
-        yield GaugeMetricFamily("rolecall_node_cores", "Cores that this container may use.", spec.machine.cores)
-        yield GaugeMetricFamily("rolecall_node_slots", "Workers that this node takes at once.", spec.slots)
-        states = Counter(worker.report.state.value for worker in pool.workers.values())
-        yield _by_label(GaugeMetricFamily("rolecall_node_workers", "Workers by state.", labels=("state",)), states)
-        counts = {
-            "worker_starts": (pool.counts["starts"], "Workers started."),
-            "worker_restarts": (pool.counts["restarts"], "Workers started for a second or later attempt of a job."),
-            "fork_server_restarts": (pool.forks.restarts, "Fork servers started after one died."),
-            "heartbeat_failures": (self._daemon.link.heartbeat_failures, "Calls that the master did not answer."),
-        }
-        for name, (value, meaning) in counts.items():
-            yield CounterMetricFamily(f"rolecall_node_{name}", meaning, value)
-        end = self._daemon.link.certificate_end
-        about = "When the master's certificate expires; without TLS, there is no value."
-        expiry = GaugeMetricFamily("rolecall_node_certificate_expiry_timestamp_seconds", about)
-        if end is not None:
-            expiry.add_metric((), end)
-        yield expiry
-        exits = CounterMetricFamily("rolecall_node_worker_exits", "Workers that ended, by how.", labels=("reason",))
-        yield _by_label(exits, pool.exits)
+        pool, link = self._daemon.pool, self._daemon.link
+        snapshot = NodeSnapshot(
+            machine=link.spec.machine,
+            slots=link.spec.slots,
+            workers=list(pool.workers.values()),
+            starts=pool.counts["starts"],
+            restarts=pool.counts["restarts"],
+            exits=pool.exits,
+            fork_server_restarts=pool.forks.restarts,
+            heartbeat_failures=link.heartbeat_failures,
+            certificate_end=link.certificate_end,
+        )
+        return snapshot.collect()
 
 
 class GpuCollector(Collector):
@@ -76,7 +87,42 @@ class GpuCollector(Collector):
         self._readings = readings
 
     def collect(self) -> Iterator[Metric]:
-        yield from _gpus(self._readings.read())
+        yield from gpu_families(self._readings.read())
+
+
+def gpu_families(readings: Iterable[GpuReading]) -> Iterator[Metric]:
+    """The metrics of GPUs."""
+    use = GaugeMetricFamily("rolecall_gpu_use_ratio", "Share of time in which the GPU computed.", labels=("gpu",))
+    used = GaugeMetricFamily("rolecall_gpu_memory_used_bytes", "Memory of the GPU in use.", labels=("gpu",))
+    total = GaugeMetricFamily("rolecall_gpu_memory_total_bytes", "Memory of the GPU.", labels=("gpu",))
+    for one in readings:
+        if one.use is not None:
+            use.add_metric((one.uuid,), one.use)
+        used.add_metric((one.uuid,), one.used_bytes)
+        total.add_metric((one.uuid,), one.total_bytes)
+    yield from (use, used, total)
+
+
+def _node(found: NodeSnapshot) -> Iterator[Metric]:
+    yield GaugeMetricFamily("rolecall_node_cores", "Cores that this container may use.", found.machine.cores)
+    yield GaugeMetricFamily("rolecall_node_slots", "Workers that this node takes at once.", found.slots)
+    states = Counter(worker.report.state.value for worker in found.workers)
+    yield _by_label(GaugeMetricFamily("rolecall_node_workers", "Workers by state.", labels=("state",)), states)
+    counts = {
+        "worker_starts": (found.starts, "Workers started."),
+        "worker_restarts": (found.restarts, "Workers started for a second or later attempt of a job."),
+        "fork_server_restarts": (found.fork_server_restarts, "Fork servers started after one died."),
+        "heartbeat_failures": (found.heartbeat_failures, "Calls that the master did not answer."),
+    }
+    for name, (value, meaning) in counts.items():
+        yield CounterMetricFamily(f"rolecall_node_{name}", meaning, value)
+    about = "When the master's certificate expires; without TLS, there is no value."
+    expiry = GaugeMetricFamily("rolecall_node_certificate_expiry_timestamp_seconds", about)
+    if found.certificate_end is not None:
+        expiry.add_metric((), found.certificate_end)
+    yield expiry
+    exits = CounterMetricFamily("rolecall_node_worker_exits", "Workers that ended, by how.", labels=("reason",))
+    yield _by_label(exits, found.exits)
 
 
 def _by_label(family: GaugeMetricFamily | CounterMetricFamily, values: Counter[str]) -> Metric:
@@ -85,7 +131,7 @@ def _by_label(family: GaugeMetricFamily | CounterMetricFamily, values: Counter[s
     return family
 
 
-def _progress(workers: list[WorkerProcess]) -> Iterator[Metric]:
+def _progress(workers: Sequence[WorkerProcess]) -> Iterator[Metric]:
     for name, meaning in _PROGRESS.items():
         family = GaugeMetricFamily(f"rolecall_worker_{name}", meaning, labels=_LABELS)
         for worker in workers:
@@ -94,9 +140,9 @@ def _progress(workers: list[WorkerProcess]) -> Iterator[Metric]:
         yield family
 
 
-def _processes(workers: list[WorkerProcess]) -> Iterator[Metric]:
+def _processes(workers: Sequence[WorkerProcess]) -> Iterator[Metric]:
     cpu = CounterMetricFamily("rolecall_worker_cpu_seconds", "CPU time that the worker used.", labels=_LABELS)
-    memory = GaugeMetricFamily("rolecall_worker_resident_memory_bytes", "Memory that it holds.", labels=_LABELS)
+    memory = GaugeMetricFamily("rolecall_worker_resident_memory_bytes", "Memory that the worker uses.", labels=_LABELS)
     for worker in workers:
         if worker.pid is None:
             continue
@@ -108,7 +154,19 @@ def _processes(workers: list[WorkerProcess]) -> Iterator[Metric]:
     yield from (cpu, memory)
 
 
-def _measured(workers: list[WorkerProcess]) -> Iterator[Metric]:
+def _assigned(workers: Sequence[WorkerProcess], machine: Machine) -> Iterator[Metric]:
+    """The GPUs of running workers, by which the series of the GPUs can be joined to jobs and ranks."""
+    whole = {gpu.uuid: gpu.whole for gpu in machine.gpus}
+    about = "1 for the GPU that the worker uses; for a slice, the GPU that is divided."
+    family = GaugeMetricFamily("rolecall_worker_gpu_info", about, labels=(*_LABELS, "gpu"))
+    for worker in workers:
+        gpu = worker.launch.worker.gpu
+        if worker.pid is not None and gpu is not None:
+            family.add_metric((*_labels(worker), whole.get(gpu, gpu)), 1.0)
+    yield family
+
+
+def _measured(workers: Sequence[WorkerProcess]) -> Iterator[Metric]:
     """What running workers record about themselves."""
     found = [(_labels(worker), worker.measurements()) for worker in workers if worker.pid is not None]
     for one in WORKER_METRICS:
@@ -119,18 +177,6 @@ def _measured(workers: list[WorkerProcess]) -> Iterator[Metric]:
             for label, value in values.get(one.name, {}).items():
                 family.add_metric((*labels, label) if one.label else labels, value)
         yield family
-
-
-def _gpus(readings: list[GpuReading]) -> Iterator[Metric]:
-    use = GaugeMetricFamily("rolecall_gpu_use_ratio", "Share of time in which the GPU computed.", labels=("gpu",))
-    used = GaugeMetricFamily("rolecall_gpu_memory_used_bytes", "Memory of the GPU in use.", labels=("gpu",))
-    total = GaugeMetricFamily("rolecall_gpu_memory_total_bytes", "Memory of the GPU.", labels=("gpu",))
-    for one in readings:
-        if one.use is not None:
-            use.add_metric((one.uuid,), one.use)
-        used.add_metric((one.uuid,), one.used_bytes)
-        total.add_metric((one.uuid,), one.total_bytes)
-    yield from (use, used, total)
 
 
 def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:

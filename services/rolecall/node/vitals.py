@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rolecall.process import describe_exit
+from rolecall.spec.inspection import STACKS_SIGNAL
 from rolecall.spec.report import Failure
 from rolecall.spec.state import WorkerState
 
@@ -46,6 +47,17 @@ def process_state(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def request_stacks(pid: int, state: str | None) -> bool:
+    """Make a worker's process in this state write the stacks of its threads to its log; return whether it can."""
+    if state in {"D", "T", "t", "Z", "X", None}:  # In these states, it handles no signal.
+        return False
+    try:
+        os.kill(pid, STACKS_SIGNAL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def classify_exit(

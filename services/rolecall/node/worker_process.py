@@ -19,7 +19,7 @@ from rolecall.node.fork_client import kill_group
 from rolecall.node.inspecting import Inspected
 from rolecall.node.logs import ProgressReader, Stream
 from rolecall.node.reconcile import Actual, Key
-from rolecall.node.vitals import Vitals, classify_exit, process_state
+from rolecall.node.vitals import Vitals, classify_exit, process_state, request_stacks
 from rolecall.spec.metric import WORKER_METRICS, WorkerMetric
 from rolecall.spec.plan import WorkerLaunch
 from rolecall.spec.report import Failure, ProgressLine, WorkerReport
@@ -32,6 +32,8 @@ _FAILURE_BYTES = 256 * 1024
 """More than the JSON of any `Failure`."""
 _MEASUREMENT_BYTES = 64 * 1024
 """More than the JSON of all measurements."""
+_STACKS_S = 0.5
+"""The time for which a hung worker can write the stacks of its threads."""
 _MAX_TEXT = 500
 _TEXTS_DROPPED = "the worker failed, and the master refused its message (see its log)"
 
@@ -71,6 +73,8 @@ class WorkerProcess:
         self._measured: dict[str, dict[str, float]] = {}
         self._asked_at: float | None = None
         self._killed: str | None = None
+        self._hung_at: float | None = None
+        self._writes_stacks = False
         self._has_port = launch.worker.rank == 0
         self._oom_kills = oom_kills()
         self.pid: int | None = None
@@ -132,7 +136,8 @@ class WorkerProcess:
             self._measured = {one.name: _legal(one, found.get(one.name)) for one in WORKER_METRICS}
         except (OSError, ValueError, RecursionError, AttributeError) as error:
             # The worker may be writing. A worker that writes nonsense has only itself to blame.
-            _LOG.debug("the measurements of worker %s can't be read: %s", self.key, error)
+            extra = self._about("measurements_unreadable")
+            _LOG.debug("the measurements of worker %s can't be read: %s", self.key, error, extra=extra)
         return self._measured
 
     def observe(self) -> None:
@@ -141,9 +146,18 @@ class WorkerProcess:
             self._apply(line)
         if self.pid is None or self._killed is not None:
             return
-        beat = self._folder.changed_ns(self.workdir.beat.name)
-        if hung := self._vitals.observe(process_state(self.pid), beat, self._clock()):
+        state, beat = process_state(self.pid), self._folder.changed_ns(self.workdir.beat.name)
+        hung = self._vitals.observe(state, beat, self._clock())
+        if not hung:
+            self._hung_at = None
+            return
+        if self._hung_at is None:
+            self._hung_at = self._clock()
+            self._writes_stacks = request_stacks(self.pid, state)
+        if not self._writes_stacks:
             self.kill(hung)
+        elif self._clock() > self._hung_at + _STACKS_S:
+            self.kill(f"{hung}; the end of its log has the stacks of its threads")
 
     def ended(self, status: int) -> tuple[WorkerState, Failure | None]:
         """The final state for the exit status, with the failure that the worker wrote."""

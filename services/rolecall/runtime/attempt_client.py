@@ -21,6 +21,7 @@ _MAX_PAUSE_S = 5.0
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = {httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS}
 """Client errors that a slow network or a proxy can cause as well."""
+_REFUSALS = {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}
 # The master answers an upload when it is completely on disk.
 _UPLOAD = httpx.Timeout(60.0, read=600.0)
 
@@ -28,7 +29,8 @@ _UPLOAD = httpx.Timeout(60.0, read=600.0)
 class AttemptClient:
     """A client with the attempt's token. It retries while the master is unavailable.
 
-    It raises `BlobsUnavailable` after five minutes. Until the master is back, later calls are not retried.
+    It raises `BlobsUnavailable` after five minutes. Until the master is back, later calls are not retried. The token
+    is valid as long as the master's database exists, so after a first success, only a proxy can cause a refusal.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class AttemptClient:
             base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60.0, **client_options(trust)
         )
         self._unavailable_since: float | None = None
+        self._was_accepted = False
 
     def put_blob(self, name: str, path: Path, sha256: str) -> None:
         """Upload one file; the master checks it against `sha256`."""
@@ -95,7 +98,7 @@ class AttemptClient:
     def _retry(self, call: Callable[[], httpx.Response]) -> None:
         """Call until the master answers: it may restart, and a worker that fails would cost an attempt."""
         delays = delays_s(most=_MAX_PAUSE_S, jitter=0)
-        while (problem := _error_of(call)) is not None:
+        while (problem := self._error_of(call)) is not None:
             # Measured from the first failure: a large file may take longer than that to transfer.
             self._unavailable_since = self._unavailable_since or self._clock()
             if (failing_s := self._clock() - self._unavailable_since) > _GIVE_UP_S:
@@ -106,24 +109,29 @@ class AttemptClient:
             text = "the master is unavailable (%s); retrying in %.1f s"
             _LOG.warning(text, problem, pause, extra=about("master_unavailable"))
             self._sleep(pause)
-        self._unavailable_since = None
+        self._unavailable_since, self._was_accepted = None, True
 
-
-def _error_of(call: Callable[[], httpx.Response]) -> str | None:
-    """The text of an error that may be temporary, None for success; raises if a retry can't help."""
-    try:
-        response = call()
-    except httpx.TransportError as error:
-        return f"{type(error).__name__}: {error}"
-    if response.status_code == httpx.codes.CONFLICT:
-        raise StaleAttempt(response.text)
-    if response.status_code == httpx.codes.NOT_FOUND and response.request.method == "GET":
-        raise NoSuchBlob(f"the master has no {response.request.url.path}: {response.text}")
-    if response.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
-        raise QuotaExceeded(response.text)
-    if response.is_client_error and response.status_code not in _TEMPORARY:
-        raise CheckpointError(f"the master refused {response.request.url.path}: {response.text}")
-    return f"{response.status_code} {response.text}" if response.is_error else None
+    def _error_of(self, call: Callable[[], httpx.Response]) -> str | None:
+        """The text of an error that may be temporary, None for success; raises if a retry can't help."""
+        try:
+            response = call()
+        except httpx.TransportError as error:
+            return f"{type(error).__name__}: {error}"
+        status, path = response.status_code, response.request.url.path
+        if status == httpx.codes.CONFLICT:
+            raise StaleAttempt(response.text)
+        if status == httpx.codes.NOT_FOUND and response.request.method == "GET":
+            raise NoSuchBlob(f"the master has no {path}: {response.text}")
+        if status == httpx.codes.REQUEST_ENTITY_TOO_LARGE:
+            raise QuotaExceeded(response.text)
+        if status in _REFUSALS and not self._was_accepted:
+            raise CheckpointError(
+                f"the token of this attempt is not accepted for {path} ({status} {response.text}): "
+                f"is a proxy between this node and the master at {self._http.base_url.host}?"
+            )
+        if response.is_client_error and status not in _TEMPORARY | _REFUSALS:
+            raise CheckpointError(f"the master refused {path}: {response.text}")
+        return f"{status} {response.text}" if response.is_error else None
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

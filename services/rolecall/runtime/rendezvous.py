@@ -75,6 +75,7 @@ def join_gang(launch: WorkerLaunch, workload: Workload[Any], workdir: Workdir, r
     _export_environment(launch, entrance.port)
     store, *others = entrance.assemble(lambda ranks: _missing(launch, ranks), _JOIN_TIMEOUT_S)
     _require_links(store, launch)
+    keep_one_heap()
     if workload.rpc:
         _join_rpc(launch, workload, others[0])
     if launch.worker.role in workload.process_group:
@@ -180,7 +181,6 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
         threads = max(threads, workload.rpc_threads(params, launch.gang.role_counts))
     url = f"{_SCHEME}://{len(_STORES)}"
     _STORES[url] = store
-    keep_one_heap()
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=threads,
         rpc_timeout=_call_timeout_s(launch, workload),

@@ -56,6 +56,10 @@ class PruneSummary(Value):
     """Total bytes of all these jobs."""
 
 
+RETENTION = "retention"
+"""The kind of the events of old checkpoints that are deleted as configured. Commands that follow a job skip them."""
+
+
 class Event(Value):
     """Something that happened to a job."""
 
@@ -80,6 +84,10 @@ class Series(Value):
     role: Role
     role_rank: int
     points: list[dict[str, Any]]
+
+
+COORDINATES = ("attempt", "rank", "role", "role_rank", "step", "at", "epoch")
+"""The names of a step's values that say where and when it was, unlike those that the worker reported."""
 
 
 class SeriesList(Value):

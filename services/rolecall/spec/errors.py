@@ -16,6 +16,21 @@ class SettingsError(RolecallError):
     retryable = False
 
 
+class MissingPackage(SettingsError):
+    """An optional package is not installed; the text says how to install it."""
+
+
+class TrackerError(RolecallError):
+    """An experiment tracker, such as an MLflow server, fails or refuses what it should store.
+
+    `status` is the HTTP status that describes the error; 503 if the tracker can't be reached.
+    """
+
+    def __init__(self, message: str, status: int = 503) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class NotFound(RolecallError):
     """The job, node, workload, checkpoint or artifact does not exist."""
 

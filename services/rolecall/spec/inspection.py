@@ -4,6 +4,7 @@ The master asks through the answers to heartbeats, the node through a file in th
 takes the same way back, in one call of the node.
 """
 
+import signal
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -25,6 +26,8 @@ ANSWER_BYTES = 1 << 20
 """The maximum size of an answer. In a large gang, each worker may send less."""
 ANSWER_S = 5.0
 """The time that a worker has for an answer."""
+STACKS_SIGNAL = signal.SIGUSR2
+"""Makes a worker write the stacks of its threads to its log, also while a call holds Python's lock."""
 MAX_PROFILED_STEPS = 1000
 
 _Line = Annotated[str, AfterValidator(lambda text: shorten(one_line(storable(text)), _FRAME_CHARS))]

@@ -128,10 +128,10 @@ RPC_CALLS = WorkerMetric("rpc_calls_total", "RPC calls that were answered, by th
 RPC_SECONDS = WorkerMetric("rpc_seconds_total", "Total time from call to response.", "peer", PEERS)
 RPC_SENT = WorkerMetric("rpc_sent_bytes_total", "Bytes of tensors in the arguments of calls.", "peer", PEERS)
 RPC_RECEIVED = WorkerMetric("rpc_received_bytes_total", "Bytes of tensors in the responses.", "peer", PEERS)
-LOOK_UP_IDS = WorkerMetric("look_up_ids_total", "Ids that a trainer looked up on parameter servers.")
-LOOK_UP_SENT = WorkerMetric(
-    "look_up_sent_ids_total", "Ids sent for look-ups: all for bags, otherwise the distinct ones."
+LOOK_UP_IDS = WorkerMetric(
+    "look_up_ids_total", "Ids that a trainer looked up on parameter servers, without those of bags that servers pool."
 )
+LOOK_UP_SENT = WorkerMetric("look_up_sent_ids_total", "Distinct ids of these look-ups, which are the ones sent.")
 SERVED_CALLS = WorkerMetric("served_calls_total", "Calls of its shards' modules that a parameter server answered.")
 SERVED_ROWS = WorkerMetric("served_rows_total", "Rows of the inputs of these calls, such as ids to look up.")
 SERVED_SECONDS = WorkerMetric("served_seconds_total", "Time that the server spent in these calls.")

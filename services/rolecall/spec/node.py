@@ -4,7 +4,7 @@ import math
 from hashlib import sha256
 from ipaddress import ip_address
 
-from pydantic import Field
+from pydantic import AliasChoices, Field, computed_field
 
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.model import Value
@@ -111,7 +111,7 @@ class NodeState(_NodeStatus):
     spec: NodeSpec
 
     @property
-    def life(self) -> str:
+    def incarnation(self) -> str:
         """A fingerprint of `NodeSpec.started` for users, who must not know the id itself."""
         return sha256(self.spec.started.encode()).hexdigest()[:12]
 
@@ -130,10 +130,16 @@ class NodeDocument(_NodeStatus):
     """A node in `GET /nodes`."""
 
     spec: NodeDescription
-    life: str = ""
+    incarnation: str = Field(default="", validation_alias=AliasChoices("incarnation", "life"))
     """A fingerprint of the daemon's process, which changes when the node restarts."""
     workers: tuple[Occupant, ...] = ()
     """The workers on this node that have not ended."""
+
+    @computed_field(json_schema_extra={"deprecated": True})
+    @property
+    def life(self) -> str:
+        """The name of `incarnation` in release 0.1. Deprecated; the next release removes it."""
+        return self.incarnation
 
 
 def is_loopback(address: str) -> bool:

@@ -76,6 +76,12 @@ class TimeSpent(Value):
 
     steps: Seconds = 0.0
     """In optimizer steps, input and communication included."""
+    data: Seconds = 0.0
+    """The part of the steps in which the worker that reports read input."""
+    communication: Seconds = 0.0
+    """The part in transfers and calls."""
+    wait: Seconds = 0.0
+    """The part in which it waited for other workers."""
     checkpoint: Seconds = 0.0
     """Training stood still for a checkpoint."""
     evaluation: Seconds = 0.0
@@ -85,6 +91,12 @@ class TimeSpent(Value):
     @property
     def total(self) -> float:
         return self.steps + self.checkpoint + self.evaluation
+
+    @property
+    def steps_by_activity(self) -> dict[str, float]:
+        """The time in steps by activity; empty if the workload doesn't report it."""
+        others = {"data": self.data, "communication": self.communication, "wait": self.wait}
+        return {"compute": max(0.0, self.steps - sum(others.values()))} | others if any(others.values()) else {}
 
 
 class ProgressLine(Value):

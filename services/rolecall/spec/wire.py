@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from rolecall.spec.bounds import MAX_BIGINT
 from rolecall.spec.finding import Finding
@@ -98,6 +98,9 @@ class Registered(Value):
 class ClusterInfo(Value):
     """The cluster's properties that a node needs for its self-check."""
 
+    # Nodes and masters of release 0.1 know `remote_nodes` by its alias.
+    model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
+
     time_s: float
     """The master's wall clock when it answered: seconds since 1970."""
     monotonic_s: float | None = None
@@ -106,7 +109,7 @@ class ClusterInfo(Value):
     """The master's version."""
     boot_id: str = ""
     """The boot id of the master's machine, as in `Machine`; empty from masters that don't send it."""
-    strangers: int
+    remote_nodes: int = Field(validation_alias="strangers", serialization_alias="strangers")
     """The number of live nodes in other network namespaces, which can't reach a loopback address of this node."""
 
 

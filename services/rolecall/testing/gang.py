@@ -102,15 +102,16 @@ def run_gang(
     resume_from: CheckpointManifest | None = None,
     timeout_s: float = 240.0,
     environment: Mapping[str, str] = MappingProxyType({}),
+    threads: Mapping[Role, int] = MappingProxyType({}),
     gpus: Mapping[Role, Sequence[str]] = MappingProxyType({}),
     on_start: Callable[[Mapping[str, int]], None] | None = None,
 ) -> GangResult:
-    """Run one attempt of a job to its end on this machine, one thread for each worker.
+    """Run one attempt of a job to its end on this machine.
 
     `workload` is a `Workload` or the name of an installed one; `roles` has the number of workers of each role. All
     files are in `folder`, where workers may read input; `environment` extends the workers' environment, for example
     with other `ROLECALL_DATA_ROOTS`. `resume_from` is a checkpoint of an earlier run whose `blobs` folder is in
-    `folder`.
+    `folder`. `threads` has the number of threads of each worker of a role, 1 by default.
 
     Workers run on the CPU, except those of the roles in `gpus`: its values are the UUIDs of GPUs, as in
     `nvidia-smi -L`, which the workers of a role get in turn. So several workers may share one GPU.
@@ -125,7 +126,7 @@ def run_gang(
     if (folder / "work").exists():
         raise FileExistsError(f"a gang has already run in {folder}; use a new folder for each gang")
     declared = catalogue.load(workload) if isinstance(workload, str) else workload
-    gang = _plan(roles, gpus)
+    gang = _plan(roles, threads, gpus)
     environment = {"ROLECALL_DATA_ROOTS": str(folder), **os.environ, **environment}
     workers = [
         _processes.Process(target=_run_worker, args=(declared, launch, folder, environment), daemon=True)
@@ -170,12 +171,21 @@ def _launches(
     ]
 
 
-def _plan(roles: Mapping[Role, int], gpus: Mapping[Role, Sequence[str]] = MappingProxyType({})) -> GangPlan:
+def _plan(
+    roles: Mapping[Role, int],
+    threads: Mapping[Role, int] = MappingProxyType({}),
+    gpus: Mapping[Role, Sequence[str]] = MappingProxyType({}),
+) -> GangPlan:
     ordered = [(role, role_rank) for role in RANK_ORDER for role_rank in range(roles.get(role, 0))]
     return GangPlan(
         workers=tuple(
             WorkerPlan(
-                rank=rank, role=role, role_rank=role_rank, node="here", threads=1, gpu=_gpu(gpus, role, role_rank)
+                rank=rank,
+                role=role,
+                role_rank=role_rank,
+                node="here",
+                threads=threads.get(role, 1),
+                gpu=_gpu(gpus, role, role_rank),
             )
             for rank, (role, role_rank) in enumerate(ordered)
         )
@@ -189,7 +199,7 @@ def _gpu(gpus: Mapping[Role, Sequence[str]], role: Role, role_rank: int) -> str 
 
 def _run_worker(workload: Workload[Any], launch: WorkerLaunch, folder: Path, environment: dict[str, str]) -> None:
     os.environ.update(environment | {"CUDA_VISIBLE_DEVICES": launch.worker.gpu or ""})
-    torch.set_num_threads(1)
+    torch.set_num_threads(launch.worker.threads)
     workdir = Workdir.of(folder, launch.job, launch.attempt, launch.worker.rank)
     workdir.scratch.mkdir(parents=True, exist_ok=True)
     try:

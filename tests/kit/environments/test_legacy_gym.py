@@ -1,9 +1,9 @@
 """Environments of the old Gym, in a virtual environment of their own with Rolecall's extra `gym`."""
 
+import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tomllib
 import venv
 from pathlib import Path
@@ -51,15 +51,34 @@ lengths = collector.collect_episodes(lambda seen: policy.sample_actions(seen)[0]
 assert lengths.shape == (2,) and lengths.min() > 5
 record_episode(policy, params, Path(sys.argv[1]))
 """
+TRAIN = """
+import json
+import sys
+from pathlib import Path
+
+from rolecall.spec.role import Role
+from rolecall.testing import run_gang
+
+if __name__ == "__main__":
+    params = {
+        "environment": "gym:CartPole-v1",
+        "environments": 2,
+        "algorithm": {"name": "ppo", "steps": 16, "epochs": 1, "minibatch_size": 16},
+        "max_updates": 2,
+        "evaluation": {"episodes": 2, "movie": False},
+    }
+    result = run_gang("reinforce", params, {Role.TRAINER: 1, Role.OBSERVER: 1}, Path(sys.argv[1]), timeout_s=60)
+    print(json.dumps(result.result))
+"""
 
 
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a new virtual environment, which has the packages of this one, and those of the extra."""
-    folder = tmp_path / "venv"
+    folder = tmp_path_factory.mktemp("old-gym") / "venv"
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python3*/site-packages")
-    (packages / "outer.pth").write_text(sysconfig.get_path("purelib"))
+    (packages / "outer.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["gym"]
     made = folder / "bin/python"
     pip = [sys.executable, "-m", "pip", "--python", str(made), "install", "--quiet", "--disable-pip-version-check"]
@@ -70,13 +89,27 @@ def python(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.slow
-def test_an_environment_of_the_old_gym_needs_only_its_id(python: Path, tmp_path: Path) -> None:
-    script = tmp_path / "play.py"
-    script.write_text(PLAY)
+def run(python: Path, program: str, output: Path) -> str:
+    """What the program writes, which gets the path `output`."""
+    script = output.with_name("program.py")
+    script.write_text(program)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'services'}:{ROOT}"}
     environment.pop("ROLECALL_BUILDERS", None)
+    done = subprocess.run([python, script, output], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_an_environment_of_the_old_gym_needs_only_its_id(python: Path, tmp_path: Path) -> None:
     movie = tmp_path / "episode.gif"
-    played = subprocess.run([python, script, movie], env=environment, capture_output=True, text=True, check=False)
-    assert played.returncode == 0, played.stderr
+    run(python, PLAY, movie)
     assert movie.stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_a_job_trains_in_an_environment_of_the_old_gym(python: Path, tmp_path: Path) -> None:
+    result = json.loads(run(python, TRAIN, tmp_path / "gang"))
+    assert result["updates"] == 2
+    assert 0 < result["env_steps"] <= 2 * 16 * 2
+    assert result["evaluation_return"] > 0

@@ -68,7 +68,7 @@ def test_any_position_can_be_asked_for(tmp_path: Path) -> None:
         assert_equal(jumping.at(*position), expected[position])
 
 
-def test_an_epoch_draws_anew(tmp_path: Path) -> None:
+def test_each_epoch_draws_other_values(tmp_path: Path) -> None:
     data = images(tmp_path, 6, validation=0.0)
     batches = train_batches(data)
     first, second = (batches.at(epoch, 0) for epoch in range(2))

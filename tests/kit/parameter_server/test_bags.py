@@ -23,7 +23,11 @@ from rolecall.kit.parameter_server import (
     sharded_embedding,
 )
 from rolecall.kit.parameter_server.bags import Pooling, pool_remotely
+from rolecall.kit.parameter_server.lookup import distinct_rows, request_rows
 from rolecall.kit.parameter_server.rows import mean_rows
+from rolecall.runtime.measuring import measurements
+from rolecall.runtime.timeline import Timeline
+from rolecall.spec import metric
 
 # Torch warns of the Gloo groups that it creates itself.
 pytestmark = pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
@@ -54,6 +58,25 @@ def test_shards_give_the_whole_tables_bags(count: int, pooling: Pooling, bags: l
     found = pool_remotely(ids, offsets, count, ask, pooling)
     torch.testing.assert_close(found, F.embedding_bag(ids, table, offsets, mode=pooling), rtol=0, atol=1e-12)
     assert asked == list(range(count))
+
+
+def test_the_share_of_distinct_ids_is_that_of_look_ups_by_row() -> None:
+    """Servers that pool get every id, so that the share says nothing."""
+
+    def answered(*_: object) -> Future[Tensor]:
+        future: Future[Tensor] = Future()
+        future.set_result(torch.zeros(3, 3))
+        return future
+
+    def counted() -> list[float]:
+        values = measurements.values(Timeline())
+        return [values.get(one.name, {}).get("", 0.0) for one in (metric.LOOK_UP_IDS, metric.LOOK_UP_SENT)]
+
+    ids, sent = counted()
+    pool_remotely(torch.tensor([2, 2, 2]), torch.tensor([0, 1, 2]), 1, answered)
+    assert counted() == [ids, sent]
+    request_rows(distinct_rows(IDS, 2), answered)
+    assert counted() == [ids + 5, sent + 4]
 
 
 def gradient(forward: nn.Module, weight: Tensor) -> tuple[Tensor, Tensor]:

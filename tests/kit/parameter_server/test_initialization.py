@@ -1,19 +1,24 @@
 """Every shard has its rows, with the first values that one process would have."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
+from rolecall.kit.parameter_server import native
 from rolecall.kit.parameter_server.initialization import (
     BLOCK_ROWS,
     Initializer,
     Normal,
     ShardSpec,
     Uniform,
+    fill_standard_normal,
     initial_rows,
-    standard_normal,
 )
 
-SIZES = [(5, 3), (16, 1), (17, 3), (65, 1000), (4096, 16)]
+SIZES = [(5, 3), (16, 1), (17, 3), (39, 16), (65, 1000), (4096, 16)]
+"""Less than a group, whole groups, and a rest; several refills of the generator."""
 ROWS = BLOCK_ROWS + 4_465
 
 
@@ -38,8 +43,17 @@ def test_the_first_values_are_distributed_as_asked() -> None:
     assert not torch.equal(normal, initial_rows(whole, 3, Normal(seed=3, std=0.5), torch.float64))
 
 
+@pytest.fixture(params=["torch", "native"])
+def loops(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
+    native.load(request.getfixturevalue("library") if request.param == "native" else tmp_path / "missing")
+    yield
+    native.load(native.LIBRARY)
+
+
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("size", SIZES)
-def test_normal_values_are_torchs(size: tuple[int, int]) -> None:
-    found = standard_normal(size, torch.Generator().manual_seed(4))
-    expected = torch.randn(size, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+@pytest.mark.parametrize("seed", [0, 4, 2**63 - 1])
+def test_normal_values_are_torchs(size: tuple[int, int], seed: int) -> None:
+    found = fill_standard_normal(torch.empty(size, dtype=torch.float64), seed)
+    expected = torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor
 from torch.futures import Future
 
-from rolecall.kit.parameter_server.lookup import distinct_rows, expand, hand_over
+from rolecall.kit.parameter_server.lookup import distinct_rows, hand_over, request_rows
 
 ROWS, DIM = 11, 3
 
@@ -37,7 +37,7 @@ def test_vectors_and_gradients_are_those_of_an_embedding(count: int, shape: tupl
         asked.append(rows * count + shard)
         return Answer(asked[-1])
 
-    vectors = expand(wanted, request)
+    vectors = request_rows(wanted, request).expand()
     (vectors * weights).sum().backward()
     expected = F.embedding(ids, table)
     (expected * weights).sum().backward()
@@ -50,4 +50,5 @@ def test_vectors_and_gradients_are_those_of_an_embedding(count: int, shape: tupl
 def test_a_reply_can_be_a_future() -> None:
     reply: Future[Tensor] = Future()
     reply.set_result(torch.ones(1, DIM))
-    assert expand(distinct_rows(torch.tensor([4, 4]), 1), lambda _shard, _rows: reply).tolist() == [[1.0] * DIM] * 2
+    requested = request_rows(distinct_rows(torch.tensor([4, 4]), 1), lambda _shard, _rows: reply)
+    assert requested.expand().tolist() == [[1.0] * DIM] * 2

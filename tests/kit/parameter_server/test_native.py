@@ -64,9 +64,39 @@ def test_a_merge_of_values_that_do_not_fit_is_refused() -> None:
         native.mean_rows([rows, rows], [torch.ones(2, 2), torch.ones(2, 3)], 1)
 
 
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        (torch.ones(15, dtype=torch.float64), "at least 16 values of float64, not 15 of float64"),
+        (torch.ones(16), "not 16 of float32"),
+    ],
+)
+def test_normal_values_in_what_can_not_hold_them_are_refused(values: torch.Tensor, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        native.standard_normal(values, 0)
+    assert values.eq(1).all()
+
+
 def test_a_step_counts_as_a_change_for_autograd() -> None:
     weight, squares = torch.ones(3, 2), torch.zeros(3, 2)
     before = weight._version
     native.step_adagrad(torch.tensor([1]), torch.ones(1, 2), weight, squares, 0.5, 0.0)
     assert weight._version > before
     assert weight.tolist() == [[1, 1], [0.5, 0.5], [1, 1]]
+
+
+def test_a_step_in_several_threads_has_equal_results() -> None:
+    count = 3 * native._ROWS_OF_A_THREAD + 1
+    rows, gradients = torch.arange(0, 2 * count, 2), torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    updated: list[torch.Tensor] = []
+    threads = torch.get_num_threads()
+    for number in (1, 3):
+        weight, squares = torch.ones(2 * count, 4), torch.zeros(2 * count, 4)
+        torch.set_num_threads(number)
+        try:
+            native.step_adagrad(rows, gradients, weight, squares, 0.5, 1e-10)
+        finally:
+            torch.set_num_threads(threads)
+        updated.append(torch.cat([weight, squares]))
+    assert torch.equal(*updated)
+    assert torch.equal(updated[0][2 * count :: 2], gradients.square())

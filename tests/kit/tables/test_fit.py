@@ -93,7 +93,7 @@ def test_bucket_bounds_are_numpys_quantiles(numbers: NDArray[np.float64], cuts: 
     assert ids.max(initial=0) < column.size
 
 
-def test_the_sample_for_quantiles_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_for_quantiles_does_not_depend_on_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit, "_SAMPLE_SIZE", 500)
     numbers = np.random.default_rng(0).normal(size=20_000)
     one, many = (fitted(numbers, cuts, {"transform": "buckets", "buckets": 4}).ids[1].bounds for cuts in (1, 37))

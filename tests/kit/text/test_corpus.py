@@ -80,7 +80,7 @@ def test_a_corpus_is_built_once(tmp_path: Path) -> None:
     assert corpus(tmp_path, vocabulary=5).folder != first.folder
 
 
-def test_a_line_longer_than_the_limit_is_read_in_pieces(tmp_path: Path) -> None:
+def test_a_line_longer_than_the_limit_is_read_in_chunks(tmp_path: Path) -> None:
     found = corpus(tmp_path, "ab" * 100_000, tokens="character", validation=0.5)
     assert len(found.tokens("train")) + len(found.tokens("validation")) == 200_000
     assert len(found.tokens("validation")) == 200_000 - 2 * 65_536

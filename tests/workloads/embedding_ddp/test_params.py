@@ -225,6 +225,11 @@ def test_a_refusal_of_data_names_what_is_legal(changed: dict[str, Any], expected
         ({"data": CLASSES, "early_stopping": {"metric": "auc"}}, "a label with classes; set loss or accuracy"),
         ({"data": NUMBER, "loss": "cross-entropy"}, "a label that is a number; set mse or l1 or huber"),
         ({"pool_at": "server", "pooling": "none"}, "set pooling to sum or mean"),
+        ({"pool_at": "server", "staleness": 1}, "set pool_at to auto or trainer"),
+        ({"staleness": 9}, "less than or equal to 8"),
+        ({"protocol": "tutorial", "staleness": 1}, "omit staleness, or set protocol to async"),
+        ({"protocol": "tutorial", "transfer_precision": "bfloat16"}, "omit transfer_precision"),
+        ({"precision": "float64", "transfer_precision": "bfloat16"}, "omit transfer_precision, or set float32"),
         ({"protocol": "tutorial", "lr_schedule": {"shape": "cosine"}}, "omit lr_schedule"),
         ({"protocol": "tutorial", "pool_at": "trainer"}, "set pool_at to auto or server"),
         (

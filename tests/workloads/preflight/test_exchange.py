@@ -59,7 +59,7 @@ def exchange_of(
     return BlobExchange(context, shortened, **times)
 
 
-def test_all_hear_all_words_and_some_topics_in_short(tmp_path: Path) -> None:
+def test_all_receive_all_messages_and_some_topics_in_short(tmp_path: Path) -> None:
     blobs = Blobs()
     first, second = (
         exchange_of(
@@ -70,12 +70,14 @@ def test_all_hear_all_words_and_some_topics_in_short(tmp_path: Path) -> None:
     for topic in ("facts", "links"):
         for one, word in ((first, "long a"), (second, "long b")):
             one.post(topic, word)
-    heard: dict[str, Messages] = {}
-    waiting = threading.Thread(target=lambda: heard.update(facts=second.gather("facts"), links=second.gather("links")))
+    received: dict[str, Messages] = {}
+    waiting = threading.Thread(
+        target=lambda: received.update(facts=second.gather("facts"), links=second.gather("links"))
+    )
     waiting.start()
     assert first.gather("links") == first.gather("facts") == {"a": "long a", "b": "long b"}
     waiting.join(20)
-    assert heard == {"facts": {"a": "long a", "b": "long b"}, "links": {"a": "short", "b": "short"}}
+    assert received == {"facts": {"a": "long a", "b": "long b"}, "links": {"a": "short", "b": "short"}}
 
 
 @pytest.mark.parametrize("count", [2, 200])
@@ -123,10 +125,10 @@ def test_only_unreachable_links_are_left() -> None:
     open_way, cut = Link(origin="a", target="b", seconds=0.1), Link(origin="b", target="a", error="no", remedy="mend")
     words = {link.origin: json.dumps({"links": [link.model_dump()]}) for link in (open_way, cut)}
 
-    class Heard:
+    class CutLink:
         def post(self, topic: str, text: str) -> None: ...
 
         def gather(self, topic: str) -> Messages:
             return only_unreachable(words)
 
-    assert gather_links(Heard()) == [cut]
+    assert gather_links(CutLink()) == [cut]

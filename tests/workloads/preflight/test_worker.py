@@ -77,7 +77,7 @@ def at_once(_launch: Any, _workload: Any, _workdir: Any, report: Told) -> Iterat
     yield
 
 
-def test_rpc_that_does_not_start_is_a_finding_beside_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rpc_that_does_not_start_is_one_of_the_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     report = examine(monkeypatch, 0, never)
     (error,) = (finding for finding in report.findings if finding.level is Level.ERROR)
     assert (error.check, error.nodes) == ("rpc", NODES)

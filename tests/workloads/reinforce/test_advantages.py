@@ -49,7 +49,7 @@ def test_with_lambda_one_advantage_and_value_are_the_discounted_return() -> None
     assert cut.squeeze(1).tolist() == [1 + 0.5 * 2 + 0.25 * (4 + 4), 2 + 0.5 * (4 + 4), 4 + 4]
 
 
-def test_sums_of_past_rewards_begin_anew_after_an_end() -> None:
+def test_sums_of_past_rewards_restart_after_an_end() -> None:
     rewards = torch.tensor([[1.0], [1.0], [1.0]])
     ended = torch.tensor([[False], [True], [False]])
     assert discounted_sums(rewards, ended, torch.tensor([4.0]), 0.5).squeeze(1).tolist() == [3.0, 2.5, 1.0]

@@ -24,7 +24,7 @@ from rolecall.workloads.reinforce.model import Policy
 DESCRIPTION = {
     "observation": {"shape": [3]},
     "action": {"count": 2, "start": 0},
-    "policy": {"name": "mlp", "hidden": [8], "activation": "tanh", "dropout": 0.0},
+    "policy": {"name": "mlp", "hidden": [8], "activation": "tanh", "dropout": 0.0, "initialization": "orthogonal"},
     "normalize": False,
     "precision": "float64",
 }
@@ -92,9 +92,9 @@ ALGORITHMS = [
     spec.Ppo(name="ppo", epochs=1, minibatch_size=1000, entropy_coefficient=0.1, value_clip=0.1),
 ]
 NETWORKS: list[dict[str, Any]] = [
-    {"name": "mlp", "hidden": [8, 6], "activation": "tanh", "dropout": 0.0},
-    {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0},
-    {"name": "mlp", "hidden": [], "activation": "tanh", "dropout": 0.0},
+    {"name": "mlp", "hidden": [8, 6], "activation": "tanh", "dropout": 0.0, "initialization": "orthogonal"},
+    {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0, "initialization": "orthogonal"},
+    {"name": "mlp", "hidden": [], "activation": "tanh", "dropout": 0.0, "initialization": "orthogonal"},
     SHARED,
 ]
 

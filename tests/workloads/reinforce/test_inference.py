@@ -14,7 +14,7 @@ from rolecall.workloads.reinforce.model import Policy
 DESCRIPTION = {
     "observation": {"shape": [4]},
     "action": {"count": 2, "start": 0},
-    "policy": {"name": "mlp", "hidden": [8], "activation": "tanh", "dropout": 0.0},
+    "policy": {"name": "mlp", "hidden": [8], "activation": "tanh", "dropout": 0.0, "initialization": "orthogonal"},
     "normalize": False,
     "precision": "float32",
 }

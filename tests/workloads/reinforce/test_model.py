@@ -17,9 +17,25 @@ OPEN = {"shape": [2], "low": [None, None], "high": [None, None]}
 
 def policy(observation: dict[str, Any], action: dict[str, Any], **changes: Any) -> Policy:
     torch.manual_seed(0)
-    mlp = {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0}
+    mlp = {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0, "initialization": "orthogonal"}
     rest = {"policy": mlp, "normalize": False, "precision": "float64"}
     return Policy({"observation": observation, "action": action, **rest, **changes})
+
+
+def test_the_initial_weights_are_orthogonal_or_those_of_torch() -> None:
+    mlp = {"name": "mlp", "hidden": [8], "activation": "relu", "dropout": 0.0}
+    orthogonal, uniform = (
+        policy({"shape": [4]}, CHOICE, policy={**mlp, "initialization": one}).network.state_dict()
+        for one in ("orthogonal", "uniform")
+    )
+    first = orthogonal["actor.0.weight"]
+    torch.testing.assert_close(first.T @ first, 2 * torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-5)
+    assert orthogonal["actor.0.bias"].count_nonzero() == 0
+    assert orthogonal["actor.2.weight"].norm(dim=1).max() < 0.02
+    torch.manual_seed(0)
+    expected = torch.nn.Linear(4, 8).double()
+    assert torch.equal(uniform["actor.0.weight"], expected.weight)
+    assert torch.equal(uniform["actor.0.bias"], expected.bias)
 
 
 def test_choices_have_the_probabilities_of_torchs_distribution() -> None:
@@ -85,7 +101,7 @@ def test_a_network_from_a_package() -> None:
     assert (actions.shape, values.shape, values.dtype) == ((7,), (7,), torch.float64)
 
 
-def test_statistics_learnt_in_pieces_are_those_of_the_whole() -> None:
+def test_statistics_of_chunks_are_those_of_the_whole() -> None:
     seen = torch.randn(50, 3, dtype=torch.float64) * 4 + 2
     normalizer = Normalizer((3,))
     for chunk in seen.split([1, 19, 30]):

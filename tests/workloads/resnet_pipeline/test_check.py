@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,46 @@ def test_only_who_reads_the_images_needs_them(tmp_path: Path, protocol: str, rea
     check_node(given, other)
     with pytest.raises(InputError, match="nowhere does not exist"):
         check_node(given, reader)
+
+
+_THEIRS = """
+from collections import OrderedDict
+from torch import nn
+
+def net(classes, width):
+    blocks = {"body": nn.Conv2d(3, width, 1), "pool": nn.AdaptiveAvgPool2d(1), "head": nn.Linear(width, classes)}
+    return nn.Sequential(OrderedDict(blocks))
+
+def loose(classes, width):
+    return nn.Linear(width, classes)
+"""
+
+
+@pytest.fixture
+def custom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Params]]:
+    """The parameters of a job with a custom model, of a width that no memory could hold."""
+    (tmp_path / "their_cut_nets.py").write_text(_THEIRS)
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(tmp_path))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def make(*cuts: str, function: str = "net") -> Params:
+        model = {"builder": f"their_cut_nets:{function}", "arguments": {"width": 2**40}}
+        data = {"synthetic": {"images": 256, "classes": 10}}
+        return Params.model_validate({"data": data, "model": model, "cuts": cuts})
+
+    yield make
+    sys.modules.pop("their_cut_nets", None)
+
+
+def test_a_cut_that_a_custom_model_does_not_have_is_refused_before_it_has_weights(
+    custom: Callable[..., Params],
+) -> None:
+    check_node(custom("pool"), Role.STAGE)
+    with pytest.raises(InputError, match=r"^cuts: the model has no block layer3\.0 to cut before; valid: pool, head$"):
+        check_node(custom("layer3.0"), Role.STAGE)
+    with pytest.raises(InputError, match="returned a Linear, not an nn"):
+        check_node(custom("pool", function="loose"), Role.STAGE)
+    check_node(custom("layer3.0"), Role.MASTER)
 
 
 def test_what_the_master_imports_is_free_of_torch() -> None:

@@ -1,6 +1,8 @@
 """Refusals of a job, with the valid values."""
 
 import json
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,23 @@ def test_a_missing_text_is_refused_on_the_node(tmp_path: Path) -> None:
 def test_layers_that_the_operator_has_not_allowed_are_refused_on_the_node() -> None:
     with pytest.raises(InputError, match="the operator has not allowed"):
         check_node(params(model={"builder": "os:system"}), Role.STAGE)
+
+
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        ("layers.4", None),
+        ({"layer": "output", "at": "end"}, "no block output to cut after; valid: tok_embeddings, layers.0, .*, norm$"),
+        ("layers.8", r"^cuts: the model has no block layers\.8 to cut before; valid: layers\.0, .*, output$"),
+    ],
+)
+def test_a_cut_that_a_custom_model_does_not_have_is_refused_on_the_node(
+    cut: Any, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the model has weights: these would take terabytes."""
+    monkeypatch.setenv("ROLECALL_PLUGINS", str(EXAMPLES / "tutorials"))
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    model = {"builds": "model", "builder": "tutorial_transformer:transformer", "arguments": {"dim": 2**20}}
+    given = params(model=model, cuts=[cut], text={"synthetic": {"tokens": 100_000}})
+    with pytest.raises(InputError, match=expected) if expected else nullcontext():
+        check_node(given, Role.STAGE)

@@ -18,10 +18,10 @@ from rolecall.kit.parameter_server.initialization import (
     Normal,
     ShardSpec,
     Uniform,
+    fill_standard_normal,
     initial_rows,
-    standard_normal,
 )
-from rolecall.kit.parameter_server.lookup import DistinctRows
+from rolecall.kit.parameter_server.lookup import DistinctRows, RequestedRows
 from rolecall.kit.parameter_server.loop import ShardedTrainingLoop, make_local
 from rolecall.kit.parameter_server.protocols import (
     ProtocolsInTurn,
@@ -47,6 +47,7 @@ __all__ = [
     "Normal",
     "ProtocolsInTurn",
     "RemoteEmbeddingBag",
+    "RequestedRows",
     "ServerOptimizers",
     "Shard",
     "ShardReference",
@@ -60,6 +61,7 @@ __all__ = [
     "Uniform",
     "UpdateProtocol",
     "bag_sizes",
+    "fill_standard_normal",
     "initial_rows",
     "look_up",
     "make_local",
@@ -69,5 +71,4 @@ __all__ = [
     "serve",
     "sharded_embedding",
     "share_shards",
-    "standard_normal",
 ]

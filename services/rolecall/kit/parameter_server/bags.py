@@ -17,8 +17,6 @@ from rolecall.kit.parameter_server.initialization import Initializer, ShardSpec,
 from rolecall.kit.parameter_server.lookup import Reply
 from rolecall.kit.parameter_server.remote import ShardReference
 from rolecall.runtime.context import span
-from rolecall.runtime.measuring import measurements
-from rolecall.spec import metric
 
 Pooling = Literal["sum", "mean"]
 
@@ -56,8 +54,6 @@ def pool_remotely(
     `request(shard, rows, offsets)` returns a shard's pooled vectors of bags of local row numbers. Bags without any of
     its rows are not sent to a shard. It is also called without bags, so that its optimizer counts the step.
     """
-    measurements.add(metric.LOOK_UP_IDS, len(ids))
-    measurements.add(metric.LOOK_UP_SENT, len(ids))
     sizes = bag_sizes(ids, offsets)
     bags = torch.repeat_interleave(torch.arange(len(offsets)), sizes)
     owners = ids % count

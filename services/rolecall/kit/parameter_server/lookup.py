@@ -49,19 +49,31 @@ def distinct_rows(ids: Tensor, count: int) -> DistinctRows:
     return DistinctRows((distinct % rows).split(sizes), positions.view(ids.shape), order, starts)
 
 
-def expand(wanted: DistinctRows, request: Callable[[int, Tensor], Reply]) -> Tensor:
-    """The vectors [..., dim] of the ids, on the device of the shards' replies.
+@dataclass(frozen=True, slots=True)
+class RequestedRows:
+    """Rows that the shards are sending."""
+
+    wanted: DistinctRows
+    replies: Sequence[Reply]
+    """A reply of each shard."""
+
+    def expand(self) -> Tensor:
+        """Wait for the rows. The vectors [..., dim] of the ids, on the device of the shards' replies."""
+        with span("look-up", "communication"):
+            parts = [reply.wait() for reply in self.replies]
+        vectors = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _Expanded.apply(vectors, self.wanted)
+
+
+def request_rows(wanted: DistinctRows, request: Callable[[int, Tensor], Reply]) -> RequestedRows:
+    """Request distinct rows from their shards.
 
     `request(shard, rows)` returns the vectors of local row numbers. It is also called for a shard without any, so that
     its optimizer counts the step.
     """
     measurements.add(metric.LOOK_UP_IDS, wanted.positions.numel())
     measurements.add(metric.LOOK_UP_SENT, len(wanted.starts))
-    replies = [request(shard, rows) for shard, rows in enumerate(wanted.rows)]
-    with span("look-up", "communication"):
-        parts = [reply.wait() for reply in replies]
-    vectors = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return _Expanded.apply(vectors, wanted)
+    return RequestedRows(wanted, [request(shard, rows) for shard, rows in enumerate(wanted.rows)])
 
 
 class _Expanded(torch.autograd.Function):

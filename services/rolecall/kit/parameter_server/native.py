@@ -1,4 +1,4 @@
-"""Loops over rows in C (`native.c`), in one pass and with the results of torch's operations, except for rounding.
+"""Loops in C (`native.c`) for rows and their first values, with the results of torch's operations except for rounding.
 
 The library is part of the package if there was a C compiler when it was built; see `hatch_build.py`. Callers check
 `is_native` for their tensors, and otherwise use torch.
@@ -6,7 +6,9 @@ The library is part of the package if there was a C compiler when it was built; 
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ import torch
 from torch import Tensor
 
 LIBRARY = Path(__file__).with_name("libnative.so")
+GROUP = 16
+"""The normal numbers that are made together."""
+_ROWS_OF_A_THREAD = 4096
+"""The fewest rows for which another thread is worth its start, about 50 µs."""
 _TYPES = {torch.float32: (ctypes.c_float, "float"), torch.float64: (ctypes.c_double, "double")}
 
 
@@ -65,6 +71,8 @@ def step_adagrad(  # noqa: PLR0917 - in the order of the loop's arguments
 ) -> None:
     """A step on the ascending `rows` [n] of `weight` [m, dim] and of the sums of squares, with gradients [n, dim].
 
+    Uses up to `torch.get_num_threads()` threads, with equal results: no row occurs twice.
+
     Raises `IndexError` if `weight` does not have all the rows, and `ValueError` for other shapes.
     """
     _require_shape("gradients", gradients, (len(rows), weight.shape[1]))
@@ -74,23 +82,50 @@ def step_adagrad(  # noqa: PLR0917 - in the order of the loop's arguments
     if int(rows[0]) < 0 or int(rows[-1]) >= len(weight):
         raise IndexError(f"rows {int(rows[0])} to {int(rows[-1])} have gradients; the weight has {len(weight)} rows")
     number, name = _TYPES[weight.dtype]
-    _loop(f"step_adagrad_{name}")(
-        ctypes.c_int64(len(rows)),
-        _pointer(rows),
-        _pointer(gradients),
-        ctypes.c_int64(gradients.shape[1]),
-        _pointer(weight),
-        _pointer(squares),
-        number(rate),
-        number(eps),
-    )
+
+    def step(begin: int, end: int) -> None:
+        _loop(f"step_adagrad_{name}")(
+            ctypes.c_int64(end - begin),
+            _pointer(rows[begin:end]),
+            _pointer(gradients[begin:end]),
+            ctypes.c_int64(gradients.shape[1]),
+            _pointer(weight),
+            _pointer(squares),
+            number(rate),
+            number(eps),
+        )
+
+    _in_threads(step, len(rows))
     torch.autograd.graph.increment_version((weight, squares))  # As operations in place do, which autograd checks.
+
+
+def standard_normal(values: Tensor, seed: int) -> None:
+    """Fill float64 `values`, at least 16, as torch's `normal_` does after `manual_seed(seed)`.
+
+    The values are the same on every processor. Raises `ValueError` for fewer values, or others than float64.
+    """
+    if values.numel() < GROUP or values.dtype != torch.float64:
+        kind = str(values.dtype).removeprefix("torch.")
+        raise ValueError(f"the loop fills at least {GROUP} values of float64, not {values.numel()} of {kind}")
+    seed_of_twister = ctypes.c_uint32(seed & 0xFFFFFFFF)  # Torch's generator drops the upper bits, too.
+    _loop("standard_normal_double")(seed_of_twister, ctypes.c_int64(values.numel()), _pointer(values))
+    torch.autograd.graph.increment_version(values)
 
 
 def load(path: Path) -> None:
     """Use the library at `path` if it exists, else none."""
     global _library  # noqa: PLW0603 - a process has one
     _library = ctypes.CDLL(os.fspath(path)) if path.exists() else None
+
+
+def _in_threads(work: Callable[[int, int], None], count: int) -> None:
+    """Call `work(begin, end)` for consecutive parts of `range(count)`, in several threads if there is enough to do."""
+    parts = max(1, min(torch.get_num_threads(), count // _ROWS_OF_A_THREAD))
+    (begin, end), *others = pairwise(count * part // parts for part in range(parts + 1))
+    futures = [_threads.submit(work, *other) for other in others]
+    work(begin, end)
+    for future in futures:
+        future.result()
 
 
 def _require_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -112,5 +147,7 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*(one.data_ptr() for one in tensors))
 
 
+_threads = ThreadPoolExecutor(thread_name_prefix="rows")
+"""Its threads start when they are needed first, and never before a process forks."""
 _library: ctypes.CDLL | None = None
 load(LIBRARY)

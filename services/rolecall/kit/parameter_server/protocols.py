@@ -87,7 +87,9 @@ class TutorialProtocol:
         self, parameters: Sequence[rpc.RRef[nn.Parameter]], optimizer: OptimizerChoice, *, in_step: bool
     ) -> None:
         self._in_step = in_step
-        self._optimizer = DistributedOptimizer(optimizer.kind, list(parameters), **optimizer.arguments)
+        # With torch 2.11, the remote updates are TorchScript, which has no fused optimizers.
+        arguments = {name: value for name, value in optimizer.arguments.items() if name != "fused"}
+        self._optimizer = DistributedOptimizer(optimizer.kind, list(parameters), **arguments)
 
     def apply(self, context_id: int, step: int, rate_factor: float) -> Sequence[Future[None]]:
         """Blocks until all weights are updated."""

@@ -11,7 +11,14 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from rolecall.kit.parameter_server.initialization import ShardSpec
-from rolecall.kit.parameter_server.lookup import DistinctRows, Reply, distinct_rows, expand, hand_over
+from rolecall.kit.parameter_server.lookup import (
+    DistinctRows,
+    Reply,
+    RequestedRows,
+    distinct_rows,
+    hand_over,
+    request_rows,
+)
 from rolecall.kit.parameter_server.rows import RowGradient
 from rolecall.kit.parameter_server.shard import Contribution, Shard, ShardedModule
 from rolecall.runtime.context import WorkerContext, span, worker_name
@@ -32,17 +39,31 @@ class ShardReference:
     spec: ShardSpec
     gradients: list[RowGradient] = field(default_factory=list[RowGradient])
     """Of rows that were pulled, from the backward pass until they are sent."""
+    transfer_dtype: torch.dtype | None = None
+    """As of its `ShardedModule`."""
+    synchronous: bool = True
+    """As of its `Shard`."""
+    pulls: list[Future[Tensor]] = field(default_factory=list[Future[Tensor]])
+    """Of a synchronous shard: replies to be differentiated that can be outstanding."""
 
     def pull(self, rows: Tensor, offsets: Tensor | None = None) -> Reply:
         """The vectors [n, dim] of local row numbers [n] of an `EmbeddingShard`; with offsets [b], the sums [b, dim] of
-        bags. The backward pass keeps the gradient here, for the next update."""
+        bags. With a transfer data type, they are float32. The backward pass keeps the gradient here, for the next
+        update."""
         inputs = (rows,) if offsets is None else (rows, offsets)
-        vectors = self.call(Shard.compute, "forward" if offsets is None else "pool", False, inputs)
-        return _Pulled(vectors, self, rows, offsets) if torch.is_grad_enabled() else vectors
+        vectors = self.call(Shard.pull, "forward" if offsets is None else "pool", inputs)
+        differentiable = torch.is_grad_enabled()
+        if differentiable and self.synchronous:
+            self.pulls.append(vectors)
+        return _Pulled(vectors, self, rows, offsets, differentiable)
 
     def contribution(self, context_id: int | None) -> Contribution:
         """This trainer's gradients for the shard. They are those of pulled rows, or else of a distributed autograd
-        context."""
+        context. Waits for the replies to all pulls of a synchronous shard, so that they always have the rows before the
+        update."""
+        with span("look-up", "communication"):
+            torch.futures.wait_all(self.pulls)
+        self.pulls.clear()
         if not self.gradients and context_id is not None:
             return context_id
         gradients = tuple(self.gradients)
@@ -69,12 +90,17 @@ class _Pulled:
     shard: ShardReference
     rows: Tensor
     offsets: Tensor | None
+    differentiable: bool
 
     def wait(self) -> Tensor:
-        return hand_over(self.vectors.wait(), self._keep)
+        vectors = self.vectors.wait()
+        if self.shard.transfer_dtype is not None:
+            vectors = vectors.float()
+        return hand_over(vectors, self._keep) if self.differentiable else vectors
 
     def _keep(self, gradient: Tensor) -> None:
-        self.shard.gradients.append(RowGradient(self.rows, gradient, self.offsets))
+        values = gradient.to(self.shard.transfer_dtype or gradient.dtype)
+        self.shard.gradients.append(RowGradient(self.rows, values, self.offsets))
 
 
 def _call_remote(shard: rpc.RRef[Shard], method: str, arguments: Sequence[Any]) -> Any:
@@ -166,7 +192,9 @@ def make_shards(modules: Sequence[ShardedModule], trainers: int, *, synchronous:
             arguments = (module, spec, trainers)
             name = worker_name(Role.PARAMETER_SERVER, server)
             shard = rpc.remote(name, Shard, args=arguments, kwargs={"synchronous": synchronous})
-            references.append(ShardReference(shard, module.name, spec))
+            references.append(
+                ShardReference(shard, module.name, spec, transfer_dtype=module.transfer_dtype, synchronous=synchronous)
+            )
     return Shards(references)
 
 
@@ -209,7 +237,11 @@ class ShardedEmbedding(nn.Module):
 
     def look_up(self, wanted: DistinctRows) -> Tensor:
         """As `forward`, for ids that are prepared."""
-        return expand(wanted, lambda shard, rows: self._shards[shard].pull(rows.to(self._transfer_device)))
+        return self.request(wanted).expand()
+
+    def request(self, wanted: DistinctRows) -> RequestedRows:
+        """Begin the look-up of ids that are prepared."""
+        return request_rows(wanted, lambda shard, rows: self._shards[shard].pull(rows.to(self._transfer_device)))
 
 
 def look_up(ids: Tensor, inverse: Tensor, count: int, request: Callable[[int, Tensor], Future[Tensor]]) -> Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's convention
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Optimizer, SparseAdam
 
+from rolecall.kit.optimizers import unused_zeros_like
 from rolecall.kit.parameter_server import native
 
 _BLOCK_BYTES = 1 << 17
@@ -26,10 +27,10 @@ class RowGradient:
     offsets: Tensor | None = None
     """[b] The index in `rows` at which each bag begins, as of torch's `EmbeddingBag`."""
 
-    def to(self, device: torch.device) -> "RowGradient":
-        """The same gradient on a device."""
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> "RowGradient":
+        """The same gradient on a device, with values of this data type."""
         offsets = None if self.offsets is None else self.offsets.to(device)
-        return RowGradient(self.rows.to(device), self.values.to(device), offsets)
+        return RowGradient(self.rows.to(device), self.values.to(device, dtype or self.values.dtype), offsets)
 
 
 def mean_rows(gradients: Sequence[RowGradient], divisor: int) -> RowGradient:
@@ -133,7 +134,7 @@ def _step_adagrad(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) 
 def _step_sparse_adam(weight: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     """Kingma and Ba, 2015, with moments only of the rows that a batch uses; as `torch.optim.SparseAdam`."""
     if not state:
-        state |= {"step": 0, "exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+        state |= {"step": 0, "exp_avg": unused_zeros_like(weight), "exp_avg_sq": unused_zeros_like(weight)}
     state["step"] += 1
     beta1, beta2 = group["betas"]
     corrections = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]

@@ -55,6 +55,8 @@ class ShardedModule:
     optimizer: OptimizerChoice
     servers: Sequence[int]
     """The role ranks of the parameter servers, one for each shard."""
+    transfer_dtype: torch.dtype | None = None
+    """The data type in which vectors and gradients of rows are sent; by default that of the weights."""
 
 
 def sharded_embedding(
@@ -67,10 +69,11 @@ def sharded_embedding(
     servers: Sequence[int],
     dtype: torch.dtype = torch.float32,
     sparse: bool = True,
+    transfer_dtype: torch.dtype | None = None,
 ) -> ShardedModule:
     """An embedding table [rows, dim] for `ShardedEmbedding`."""
     make = partial(EmbeddingShard, dim=dim, initializer=initializer, dtype=dtype, sparse=sparse)
-    return ShardedModule(name, rows, make, optimizer, servers)
+    return ShardedModule(name, rows, make, optimizer, servers, transfer_dtype)
 
 
 class Shard:
@@ -87,6 +90,7 @@ class Shard:
         torch.sparse.check_sparse_tensor_invariants.disable()
         self._name = f"{sharded.name}-{spec.index}"
         self._trainers = trainers
+        self._transfer_dtype = sharded.transfer_dtype
         self._device = current().device
         self._module = sharded.make(spec).to(self._device)
         self._optimizer = sharded.optimizer.build(self._module.parameters())
@@ -114,6 +118,11 @@ class Shard:
         with span(method), measurements.timed(metric.SERVED_SECONDS), torch.set_grad_enabled(grad):
             output: Tensor = getattr(self._module, method)(*(one.to(self._device) for one in inputs), *arguments)
             return output.to(inputs[0].device)
+
+    def pull(self, method: str, inputs: Sequence[Tensor]) -> Tensor:
+        """As `compute` without gradients, in the data type of transfers."""
+        vectors = self.compute(method, False, inputs)
+        return vectors.to(self._transfer_dtype or vectors.dtype)
 
     def apply(self, contribution: Contribution, step: int, trainer: int, rate_factor: float) -> Future[None]:
         """Receive trainer `trainer`'s gradients of `step`; the future completes after they are applied."""
@@ -161,7 +170,8 @@ class Shard:
         if isinstance(contribution, Tensor):
             on_device = contribution.to(self._device)
         else:
-            on_device = tuple(one.to(self._device) for one in contribution)
+            dtype = self._module.get_parameter("weight").dtype if contribution else None
+            on_device = tuple(one.to(self._device, dtype) for one in contribution)
         if self._device.type == "cuda":
             # Another thread, with another stream, uses them.
             torch.cuda.current_stream(self._device).synchronize()

@@ -165,7 +165,7 @@ def _write(path: Path, columns: Columns, source: TableSource, split: str, bad: B
 
 
 def store_table(table: EncodedTable) -> None:
-    """Write the description of `table` beside its records."""
+    """Write the description of `table` next to its records."""
     content = {"columns": asdict(table.columns), "rows": table.rows, "bad_rows": table.bad_rows}
     (table.folder / "about.json").write_text(json.dumps(content | {"classes": table.classes}))
 

@@ -154,7 +154,7 @@ def distinct_labels(files: list[TableFile], data: Data) -> list[str]:
             f"the label {data.label.column!r} has {values} in the training files; classes need at least 2 values"
         )
     texts = sorted(found)
-    return sorted(texts, key=float) if all(_is_plain_number(text) for text in texts) else texts
+    return sorted(texts, key=float) if all(re.fullmatch(_NUMBER, text) for text in texts) else texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +309,6 @@ def _numbers(chunk: _Chunk, column: str, missing: Sequence[str], reasons: dict[i
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _is_plain_number(text: str) -> bool:
-    return re.fullmatch(_NUMBER, text) is not None
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -86,7 +86,8 @@ async def check_readiness(master: Running) -> Readiness:
 @admin_router.get("/findings", summary="List weak settings of the master")
 async def list_findings(master: Running) -> FindingList:
     """Return weak settings and their remedies, which `rolecall doctor` shows with its own findings."""
-    return FindingList(findings=list(weaknesses(master.settings, readable_secret_files(), master.access.scrapes)))
+    readable = readable_secret_files(*master.settings.database_files)
+    return FindingList(findings=list(weaknesses(master.settings, readable, master.access.scrapes)))
 
 
 @metrics_router.get("/metrics", summary="Prometheus metrics", response_class=Response, responses={200: _METRICS})

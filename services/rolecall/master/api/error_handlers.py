@@ -69,7 +69,7 @@ _TYPES = {
 _PREFIX = "urn:rolecall:problem:"
 PROBLEM_TYPES = sorted({_PREFIX + kind for kind in (*_TYPES.values(), *(kind for _, kind in _CAUSES.values()))})
 """The values of `type` in problem documents. They are stable, so that programs can distinguish causes."""
-# The OpenAPI schema of a problem document, and the statuses that every route can answer with.
+# The OpenAPI schema of a problem document, and the statuses that routes can answer with, see `openapi.complete`.
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
 _FIELD = {"type": "object", "properties": dict.fromkeys(("field", "message", "given", "legal"), _TEXT)}
 SCHEMA: dict[str, Any] = {
@@ -97,6 +97,7 @@ _MEANING = {
     416: "The requested range is outside the file.",
     422: "Fields are invalid; `errors` lists them.",
     429: "Too many calls, or too much is stored; try again later.",
+    500: "The master or a plug-in has a defect; the master's log has the traceback.",
     503: "The master, or its database, can't answer now; try again.",
     507: "The master's volume is full.",
 }
@@ -108,6 +109,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 _PATH_CHARS = 400
 RETRY_AFTER = {"Retry-After": "2"}
 """The headers of every 503."""
+_RETRY_AT_LIMIT = {"Retry-After": "10"}
 _RETRY_WHEN_FULL = {"Retry-After": "60"}
 
 
@@ -192,7 +194,7 @@ async def _on_defect(request: Request, _error: Exception) -> Response:
 
 
 def _retry_after(status: int) -> dict[str, str] | None:
-    return {503: RETRY_AFTER, 507: _RETRY_WHEN_FULL}.get(status)
+    return {429: _RETRY_AT_LIMIT, 503: RETRY_AFTER, 507: _RETRY_WHEN_FULL}.get(status)
 
 
 def _field_errors(request: Request, found: Sequence[dict[str, Any]]) -> list[Problem]:

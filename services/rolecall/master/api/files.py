@@ -18,6 +18,8 @@ from rolecall.spec.errors import NotFound
 
 router = APIRouter(prefix="/jobs/{job}", dependencies=[Depends(needs(*USERS)), Depends(sees_job)], tags=["results"])
 _KEEP_ALIVE_S = 15.0
+_MOST_POINTS, _LEAST_POINTS = 1_000_000, 100
+"""Of all series in an answer, and of each one."""
 _EVENTS = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
 
@@ -50,14 +52,23 @@ async def list_metrics(
     job: str,
     master: Running,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="All by default.")] = None,
-    points: Annotated[int, Query(ge=1, le=100_000, description="Thin each series to about this many points.")] = 2000,
+    points: Annotated[
+        int,
+        Query(ge=1, le=100_000, description="Thin each series to about this many points, or fewer if there are many."),
+    ] = 2000,
+    lowest_rank: Annotated[
+        bool, Query(description="Only workers that reported a value which no lower rank of their attempt reported.")
+    ] = False,
 ) -> SeriesList:
     """Return the values that each worker reported, by step."""
     async with master.database.read() as connection:
         record = await jobs.get(connection, job)
         numbers = range(1, record.attempt + 1) if attempt is None else [attempt]
         members = [worker for number in numbers for worker in await workers.of_attempt(connection, job, number)]
-    found = [await _series(master, worker, points) for worker in members]
+    streams = {StreamKey(job, worker.attempt, worker.rank, "progress"): worker for worker in members}
+    keys = await master.series.lowest_ranks(streams) if lowest_rank else list(streams)
+    points = min(points, max(_LEAST_POINTS, _MOST_POINTS // max(1, len(keys))))
+    found = [_series(streams[key], await master.series.of_stream(key, points)) for key in keys]
     return SeriesList(series=[one for one in found if one.points])
 
 
@@ -100,9 +111,8 @@ async def _follow(master: Master, job: str, after: int) -> AsyncIterator[bytes]:
             yield b": nothing new\n\n"  # a comment, which detects clients that have disconnected
 
 
-async def _series(master: Master, worker: WorkerRecord, points: int) -> Series:
-    steps = await master.progress.series(StreamKey(worker.job, worker.attempt, worker.rank, "progress"), points)
-    return Series(attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=steps)
+def _series(worker: WorkerRecord, points: list[dict[str, Any]]) -> Series:
+    return Series(attempt=worker.attempt, rank=worker.rank, role=worker.role, role_rank=worker.role_rank, points=points)
 
 
 def _shown(kind: Callable[..., Any], record: Any) -> Any:

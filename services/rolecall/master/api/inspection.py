@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from rolecall.kit.pictures import timeline_svg
+from rolecall.kit.pictures import pipeline_svg, timeline_svg
+from rolecall.kit.pipeline_steps import newest_step
 from rolecall.master.api.auth import USERS, Running, controls_job, needs, sees_job
 from rolecall.master.inspections import Reply, parse_answer
 from rolecall.master.program import Master
@@ -40,7 +41,7 @@ _SEES = [Depends(needs(*USERS)), Depends(sees_job)]
 _CONTROLS = [Depends(needs(Scope.SUBMIT, Scope.ADMIN)), Depends(controls_job)]
 _SVG_STEPS = 3
 _LEFT_NOTHING = "it left no timeline: it was killed, or has not run"
-Format = Literal["json", "trace", "svg"]
+Format = Literal["json", "trace", "svg", "schedule"]
 _Shown = TypeVar("_Shown", WorkerStacks, Profiled)
 
 
@@ -55,7 +56,11 @@ async def show_timeline(
     job: str,
     master: Running,
     format: Annotated[
-        Format, Query(description="`trace` is Chrome's trace format, which Perfetto opens; `svg` is a picture.")
+        Format,
+        Query(
+            description="`trace` is Chrome's trace format, which Perfetto opens; `svg` is a picture; `schedule` is a "
+            "picture of the newest step of a pipeline and of its schedule in theory."
+        ),
     ] = "json",
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
     steps: Annotated[
@@ -82,7 +87,13 @@ async def show_timeline(
         ]
         recorded = [one for one in found if isinstance(one, Recorded)]
         missing = [one for one in found if isinstance(one, Silent)]
-        document = timeline(job, members[0].attempt, recorded, missing, machines, steps=chosen, live=bool(asked))
+        number, now = members[0].attempt, master.clock.now()
+        document = timeline(job, number, recorded, missing, machines, now=now, steps=chosen, live=bool(asked))
+        if format == "schedule":
+            step = newest_step(document)
+            if step is None:
+                raise Conflict(f"job {job} has no complete step of a pipeline; format=svg shows other workloads too")
+            return pipeline_svg(step, f"{job}, step {step.number}").encode(), "image/svg+xml"
         if format == "svg":
             return timeline_svg(document).encode(), "image/svg+xml"
         if format == "trace":

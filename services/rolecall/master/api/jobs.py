@@ -13,7 +13,7 @@ from rolecall.master.documents import detailed, job_document, job_overview
 from rolecall.master.job_changes import changes
 from rolecall.master.program import Master
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
-from rolecall.master.store.listing import Selection
+from rolecall.master.store.listing import Order, Place, Selection
 from rolecall.master.store.records import JobSummary
 from rolecall.master.token_limits import check_submission
 from rolecall.master.transitions import apply_step
@@ -44,10 +44,13 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
     owner: Annotated[str | None, Query(max_length=80, description="Only jobs of the token with this name.")] = None,
     created_after: Annotated[AwareMoment | None, Query(description="Only jobs submitted after this time.")] = None,
     created_before: Annotated[AwareMoment | None, Query(description="Only jobs submitted before this time.")] = None,
+    order: Annotated[
+        Order, Query(description="`queue` is the order in which queued jobs are placed: by priority, oldest first.")
+    ] = "newest",
     limit: Annotated[int, Query(ge=1, le=200, description="Maximum number of jobs.")] = 50,
     cursor: Annotated[Cursor | None, Query(description="`next_cursor` of the previous page.")] = None,
 ) -> JobPage:
-    """Return jobs that meet all conditions, newest first: of all owners, or the token's own if it can't see others.
+    """Return jobs that meet all conditions: of all owners, or the token's own if it can't see others.
 
     `GET /jobs/{job}` returns the parameters, attempts and result of a job.
     """
@@ -64,10 +67,10 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
         created_before=created_before,
     )
     async with master.database.read() as connection:
-        found, more = await listing.page(connection, selection, limit, int(cursor) if cursor else None)
+        found, more = await listing.page(connection, selection, limit, Place.parse(cursor), order)
         labeled = await labels.of_jobs(connection, [job.id for job in found])
     shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]
-    return JobPage(jobs=shown, next_cursor=str(found[-1].sequence) if more else None)
+    return JobPage(jobs=shown, next_cursor=str(Place.of(found[-1])) if more else None)
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")

@@ -51,8 +51,9 @@ async def send_heartbeat(name: str, beat: Heartbeat, master: Running) -> Respons
     return Response(answer.body, media_type="application/json")
 
 
+# Nodes of release 0.1 call this path.
 @router.get("/{name}/surroundings", summary="Get the cluster's properties for a self-check")
-async def show_surroundings(name: str, master: Running) -> ClusterInfo:
+async def show_cluster_info(name: str, master: Running) -> ClusterInfo:
     """Return the master's clock and version, and the number of other hosts."""
     return await registry.cluster_info(master, name)
 

@@ -19,6 +19,9 @@ def complete(document: Document, catalogue: Catalogue) -> Document:
     """The framework's document with what it doesn't know: problem documents, and the parameters of each workload."""
     components = document["components"]["schemas"]
     components["Problem"] = SCHEMA
+    for item in document["paths"].values():
+        for method, operation in item.items():
+            _drop_impossible_statuses(method, operation)
     if catalogue.workloads:
         _describe_requests(components, catalogue)
     body = document["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]
@@ -36,6 +39,16 @@ def of_users(document: Document) -> Document:
 def of_nodes(document: Document) -> Document:
     """The part about the calls of nodes and workers, which can change with each release."""
     return _part(document, lambda path: path.startswith(_INTERNAL))
+
+
+def _drop_impossible_statuses(method: str, operation: Document) -> None:
+    """Of the statuses that all routes declare, drop those that depend on a range or on a body that is stored."""
+    headers = {one["name"].lower() for one in operation.get("parameters", ()) if one["in"] == "header"}
+    responses: Document = operation["responses"]
+    if "range" not in headers:
+        responses.pop("416", None)
+    if method == "get":
+        responses.pop("413", None)
 
 
 def _describe_requests(components: Document, catalogue: Catalogue) -> None:

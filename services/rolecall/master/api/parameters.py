@@ -10,7 +10,7 @@ from pydantic import Field
 from rolecall.master.field_errors import MAX_PROBLEMS, shortened, unknown
 from rolecall.spec.errors import InvalidRequest
 
-Cursor = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+Cursor = Annotated[str, Field(pattern="^-?[0-9]{1,9}:[0-9]{1,9}$")]
 """A position in a list, from the previous page. Users treat it as opaque."""
 LabelFilter = Annotated[str, Field(min_length=1, max_length=381, pattern="^[A-Za-z0-9._/-]+(=[A-Za-z0-9._-]*)?$")]
 """A label with its value, or only its name."""

@@ -25,6 +25,10 @@ class WorkerEvent(NamedTuple):
     message: str
 
 
+EXPORTS = ("trace", "mlflow", "tensorboard")
+"""The kinds of events that record exports. They are never trimmed: there are only as many as ends of the job."""
+
+
 async def add(
     connection: AsyncConnection, job: str, at: datetime, kind: str, message: str, *, attempt: int | None = None
 ) -> None:
@@ -37,7 +41,7 @@ async def add(
 
 async def trim(connection: AsyncConnection, job: str, keep: int) -> None:
     """Delete all but the newest `keep` events of a job that the master itself stored."""
-    own = (events.c.job == job, events.c.origin.is_(None))
+    own = (events.c.job == job, events.c.origin.is_(None), events.c.kind.not_in(EXPORTS))
     newest = select(events.c.id).where(*own).order_by(events.c.id.desc())
     oldest_kept = await connection.scalar(newest.offset(keep - 1).limit(1))
     if oldest_kept is not None:

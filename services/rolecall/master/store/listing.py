@@ -1,10 +1,11 @@
-"""Lists of jobs for users: those that match a selection, newest first."""
+"""Lists of jobs for users: those that match a selection, newest first or in the order of the queue."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Literal, NamedTuple, Self
 
-from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master.store.jobs import shown, visible
@@ -12,6 +13,7 @@ from rolecall.master.store.records import JobEntry
 from rolecall.master.store.schema import jobs, labels
 from rolecall.spec.state import JobState
 
+Order = Literal["newest", "queue"]
 REASON_CHARS = 1000
 """The length to which reasons are cut. They can contain the output of compilers and tracebacks."""
 _NAMES = tuple(one.name for one in fields(JobEntry) if one.name not in {"unreadable", "reason"})
@@ -33,12 +35,38 @@ class Selection:
     created_before: datetime | None = None
 
 
+class Place(NamedTuple):
+    """The place of a job in a list. As text, it is the cursor of the API."""
+
+    priority: int
+    sequence: int
+
+    @classmethod
+    def of(cls, job: JobEntry) -> Self:
+        return cls(job.priority, job.sequence)
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self | None:
+        return cls(*map(int, text.split(":"))) if text else None
+
+    def __str__(self) -> str:
+        return f"{self.priority}:{self.sequence}"
+
+    def next(self, order: Order) -> ColumnElement[bool]:
+        """The condition for the jobs that follow."""
+        priority, sequence = jobs.c.priority, jobs.c.sequence
+        if order == "newest":
+            return sequence < self.sequence
+        return or_(priority < self.priority, and_(priority == self.priority, sequence > self.sequence))
+
+
 async def page(
-    connection: AsyncConnection, selection: Selection, limit: int, before: int | None
+    connection: AsyncConnection, selection: Selection, limit: int, after: Place | None = None, order: Order = "newest"
 ) -> tuple[list[JobEntry], bool]:
-    """Up to `limit` jobs with sequence numbers below `before`, newest first; and whether more follow."""
-    query = select(*_COLUMNS).where(visible(), *_conditions(selection)).order_by(jobs.c.sequence.desc())
-    query = query if before is None else query.where(jobs.c.sequence < before)
+    """Up to `limit` jobs that follow `after` in this order, and whether there are more."""
+    keys = (jobs.c.sequence.desc(),) if order == "newest" else (jobs.c.priority.desc(), jobs.c.sequence)
+    query = select(*_COLUMNS).where(visible(), *_conditions(selection)).order_by(*keys)
+    query = query if after is None else query.where(after.next(order))
     found = [shown(JobEntry, row) for row in await connection.execute(query.limit(limit + 1))]
     return found[:limit], len(found) > limit
 

@@ -72,7 +72,7 @@ jobs = Table(
     Column("resources", Document(dict[Role, Resources]), nullable=False, server_default="{}"),
     # Nodes that could not read its checkpoint.
     Column("avoid", Document(tuple[str, ...])),
-    Index(None, "deleted_at"),
+    Index(None, "deleted_at", "ended_at"),
     Index(None, "workload", "sequence"),
     # The URL of a webhook, which can contain secrets.
     Column("notify", Text),

@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from rolecall.master.api.auth import USERS, Caller, needs
 from rolecall.master.web.api import Api, ApiError
 from rolecall.master.web.render import STATIC, render
-from rolecall.master.web.view import cluster_view
+from rolecall.master.web.view import by_node, cluster_view, declared_metrics, readable
 from rolecall.spec.access import Scope
 from rolecall.spec.api import (
     ArtifactList,
@@ -27,6 +27,7 @@ from rolecall.spec.state import JobState
 router = APIRouter(include_in_schema=False, dependencies=[Depends(needs(*USERS))])
 static_router = APIRouter(include_in_schema=False)
 _JOBS = 50
+_RECENT_JOBS = 10
 _MAX_COMPARED = 8
 _HOUR_S = 3600
 
@@ -48,9 +49,17 @@ async def submit(
     clone: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
     """The form for a new job. Its fields come from the workload's JSON schema, in the browser."""
-    workloads = await Api(request).get(WorkloadList, "workloads")
-    may_submit = not caller.scopes.isdisjoint({Scope.SUBMIT, Scope.ADMIN})
-    return render(request, "submit.html", caller=caller, workloads=workloads.workloads, may_submit=may_submit)
+    api = Api(request)
+    workloads = await api.get(WorkloadList, "workloads")
+    recent = await api.get(JobPage, "jobs", query={"limit": _RECENT_JOBS})
+    return render(
+        request,
+        "submit.html",
+        caller=caller,
+        workloads=workloads.workloads,
+        recent=recent.jobs,
+        may_submit=not caller.scopes.isdisjoint({Scope.SUBMIT, Scope.ADMIN}),
+    )
 
 
 @router.get("/ui/jobs/{job}")
@@ -77,7 +86,8 @@ async def compare(
         caller=caller,
         jobs=jobs,
         recent=recent.jobs,
-        rows=differences(jobs),
+        rows=[readable(row) for row in differences(jobs)],
+        metrics=declared_metrics([await _workload(api, name) for name in dict.fromkeys(one.workload for one in jobs)]),
         most=_MAX_COMPARED,
     )
 
@@ -108,12 +118,15 @@ async def show_api_error(request: Request, error: Exception) -> Response:
 async def _overview(request: Request, template: str, caller: Caller, state: JobState | None) -> Response:
     api = Api(request)
     nodes = await api.get(NodeList, "nodes")
+    queue = await api.get(JobPage, "jobs", query={"state": "queued", "order": "queue", "limit": _JOBS})
     jobs = await api.get(JobPage, "jobs", query={"limit": _JOBS} | ({"state": state.value} if state else {}))
     return render(
         request,
         template,
         caller=caller,
         cluster=cluster_view(nodes.nodes),
+        queue=queue.jobs,
+        more_queued=queue.next_cursor is not None,
         jobs=jobs.jobs,
         more=jobs.next_cursor is not None,
         state=state,
@@ -124,13 +137,16 @@ async def _overview(request: Request, template: str, caller: Caller, state: JobS
 async def _job(request: Request, template: str, job: str, caller: Caller) -> Response:
     api = Api(request)
     document = await api.get(JobDocument, "jobs", job)
+    workload = await _workload(api, document.workload)
     return render(
         request,
         template,
         caller=caller,
         job=document,
         may_control=caller.controls(document.owner),
-        workload=await _workload(api, document.workload),
+        workload=workload,
+        metrics=declared_metrics([workload]),
+        by_node=by_node,
         events=(await api.get(EventList, "jobs", job, "events")).events[::-1],
         checkpoints=(await api.get(CheckpointList, "jobs", job, "checkpoints")).checkpoints,
         artifacts=(await api.get(ArtifactList, "jobs", job, "artifacts")).artifacts,

@@ -1,8 +1,15 @@
-"""What the pages show of the API's documents: the cluster by role. Pure."""
+"""What the pages show of the API's documents: the cluster by role, a gang by node, differences of jobs,
+declared metrics. Pure."""
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
+from rolecall.master.web.format import number
+from rolecall.spec.api import WorkloadDocument
+from rolecall.spec.comparison import Row
+from rolecall.spec.job import WorkerDocument
 from rolecall.spec.node import NodeDocument
 from rolecall.spec.role import Role
 
@@ -25,7 +32,8 @@ class RoleView:
 
     @property
     def used(self) -> int:
-        return sum(len(node.workers) for node in self.nodes)
+        """The slots with workers among them."""
+        return sum(len(node.workers) for node in self.nodes if node.alive)
 
 
 def cluster_view(nodes: Iterable[NodeDocument]) -> list[RoleView]:
@@ -34,3 +42,51 @@ def cluster_view(nodes: Iterable[NodeDocument]) -> list[RoleView]:
     for node in nodes:
         roles[node.spec.role].nodes.append(node)
     return [view for view in roles.values() if view.nodes]
+
+
+def by_node(workers: Iterable[WorkerDocument]) -> dict[str, list[WorkerDocument]]:
+    """The workers of an attempt by node, in the order of their ranks."""
+    nodes: dict[str, list[WorkerDocument]] = {}
+    for worker in sorted(workers, key=lambda worker: worker.rank):
+        nodes.setdefault(worker.node, []).append(worker)
+    return nodes
+
+
+def readable(row: Row) -> Row:
+    """A row of a comparison with the numbers of results as the pages show them; parameters keep all their digits."""
+    if not row.name.startswith("result."):
+        return row
+    return replace(row, values=[value and number(_parsed(value)) for value in row.values])
+
+
+def _parsed(value: str) -> object:
+    """The number in a JSON text, or the text."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
+    return found if isinstance(found, int | float) else value
+
+
+class DeclaredMetric(TypedDict):
+    """What the curves show about a value."""
+
+    name: str
+    """As reported. `{index}` stands for a number."""
+    help: str
+    unit: str
+    direction: str | None
+
+
+def declared_metrics(workloads: Iterable[WorkloadDocument | None]) -> list[DeclaredMetric]:
+    """The values that the workloads report, the first declaration of each; None is a workload that is gone.
+
+    Those with a direction come first, because they say whether a job trains well. Otherwise in the declared order.
+    """
+    found: dict[str, DeclaredMetric] = {}
+    for workload in workloads:
+        for metric in workload.metrics if workload else ():
+            for name in metric.reported.values():
+                one = DeclaredMetric(name=name, help=metric.help, unit=metric.unit, direction=metric.direction)
+                found.setdefault(name, one)
+    return sorted(found.values(), key=lambda one: one["direction"] is None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rolecall.kit.builders import build, shorten_error
 from rolecall.kit.optimizers import sparse_optimizer
-from rolecall.kit.parameter_server import ShardedModule, sharded_embedding, standard_normal
+from rolecall.kit.parameter_server import ShardedModule, fill_standard_normal, sharded_embedding
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.tables.batches import RecordBatch, TableBatches, open_batches
 from rolecall.kit.tables.columns import PADDING
@@ -133,7 +133,13 @@ def sharded_table(params: Params, rows: int, servers: int) -> ShardedModule:
         optimizer=sparse_optimizer(params.sparse_optimizer),
         servers=range(servers),
         dtype=weight_dtype(params.precision),
+        transfer_dtype=transfer_dtype(params),
     )
+
+
+def transfer_dtype(params: Params) -> torch.dtype | None:
+    """The data type of vectors on the network; None for that of the weights."""
+    return None if params.transfer_precision == "full" else torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,5 @@ class TableInitializer:
     seed: int
     std: float
 
-    def __call__(self, block: int, size: tuple[int, int]) -> Tensor:
-        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + block) % 2**63)
-        return standard_normal(size, generator).mul_(self.std)
+    def __call__(self, block: int, values: Tensor) -> None:
+        fill_standard_normal(values, (self.seed * 1_000_003 + block) % 2**63).mul_(self.std)

@@ -81,6 +81,15 @@ class Params(TrainingParams):
     the global batch; `async`: a server applies each trainer's gradient when it arrives, which is faster but not
     reproducible; `tutorial`: like `async`, with the tutorial's RemoteModule on each server and torch's
     DistributedOptimizer, which has its own state in each trainer."""
+    staleness: Annotated[int, Field(ge=0, le=8)] = 0
+    """Batches whose rows trainers look up ahead, so that look-ups take place during the computation. The vectors of a
+    step then lack the updates of up to this many steps before it. With 0, they lack none in `sync`, and none of the
+    trainer's own in `async`. In `sync`, look-ups end before the next update, so values above 1 save no more time than
+    1. An attempt that resumes and an epoch start without rows that were looked up ahead. Not with `pool_at: server`;
+    with `auto`, trainers combine."""
+    transfer_precision: Literal["full", "bfloat16"] = "full"
+    """Data type of vectors and their gradients on the network: that of the weights, or `bfloat16`, which halves the
+    bytes and rounds to 8 significant bits. The weights and the optimizer state keep their `precision`."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] | None = None
     """With `protocol: tutorial`: the single optimizer of all weights, instead of `sparse_optimizer` and
     `dense_optimizer`; gradients of the table are then dense, as in the tutorial."""
@@ -109,6 +118,14 @@ class Params(TrainingParams):
             raise ValueError("protocol: tutorial does not support learning rate schedules; omit lr_schedule")
         if tutorial and self.pool_at == "trainer":
             raise ValueError("protocol: tutorial combines values on the servers; set pool_at to auto or server")
+        if tutorial and self.staleness:
+            raise ValueError("protocol: tutorial looks up no rows ahead; omit staleness, or set protocol to async")
+        if tutorial and self.transfer_precision != "full":
+            raise ValueError("protocol: tutorial sends full precision; omit transfer_precision")
+        if self.precision == "float64" and self.transfer_precision != "full":
+            raise ValueError("precision: float64 is for exact comparisons; omit transfer_precision, or set float32")
+        if self.pool_at == "server" and self.staleness:
+            raise ValueError("rows that are looked up ahead are pooled by trainers; set pool_at to auto or trainer")
         if self.pool_at == "server" and self.pooling == "none":
             raise ValueError("pool_at: server needs values to combine; set pooling to sum or mean")
         if self.optimizer is None:

@@ -4,6 +4,7 @@
 on the servers and passes to the trainers.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from rolecall.kit.parameter_server import (
     EmbeddingBagShard,
     ProtocolsInTurn,
     RemoteEmbeddingBag,
+    RequestedRows,
     ServerOptimizers,
     ShardedEmbedding,
     ShardedEmbeddingBag,
@@ -35,7 +37,7 @@ from rolecall.kit.parameter_server import (
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext, current, worker_name
 from rolecall.spec.role import Role
-from rolecall.workloads.embedding_ddp.build import TABLE, TableInitializer, sharded_table
+from rolecall.workloads.embedding_ddp.build import TABLE, TableInitializer, sharded_table, transfer_dtype
 from rolecall.workloads.embedding_ddp.model import Lookup, one_each, pool
 from rolecall.workloads.embedding_ddp.params import Params
 
@@ -96,6 +98,15 @@ class _Modules:
         return self.references[spec.index].local_value()
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """The look-up of a batch that comes next."""
+
+    ids: Tensor
+    wanted: DistinctRows
+    requested: RequestedRows | None = None
+
+
 class PooledEmbedding(nn.Module):
     """Pools the values of each bag in this trainer or on the servers, wherever fewer bytes are sent.
 
@@ -111,29 +122,42 @@ class PooledEmbedding(nn.Module):
         self._vectors = ShardedEmbedding(shards)
         self._sums = ShardedEmbeddingBag(shards)
         self._mean = params.pooling == "mean"
-        self._pool_at = "trainer" if params.pooling == "none" else params.pool_at
-        self._vector_bytes = params.embedding_dim * weight_dtype(params.precision).itemsize
+        # Rows that are requested ahead are pooled by the trainer.
+        self._pool_at = "trainer" if params.pooling == "none" or params.staleness else params.pool_at
+        dtype = transfer_dtype(params) or weight_dtype(params.precision)
+        self._vector_bytes = params.embedding_dim * dtype.itemsize
         self._device = device
-        self._prepared: tuple[Tensor, DistinctRows] | None = None
+        self._prepared: deque[_Prepared] = deque()
 
     def prepare(self, ids: Tensor) -> None:
-        """Find the distinct rows of these ids ahead of `forward` with the same tensor."""
+        """Find the distinct rows of these ids ahead of `forward` with the same tensor. `forward` must be called in the
+        order of the preparations."""
         if self._pool_at != "server":
-            self._prepared = ids, self._vectors.prepare(ids)
+            self._prepared.append(_Prepared(ids, self._vectors.prepare(ids)))
+
+    def request_prepared(self) -> None:
+        """Begin the look-ups of all prepared ids."""
+        for one in self._prepared:
+            one.requested = one.requested or self._vectors.request(one.wanted)
+
+    def forget_prepared(self) -> None:
+        """Prepared ids are not going to be looked up."""
+        self._prepared.clear()
 
     def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
         """The pooled vectors [b, dim] of the bags, on this trainer's device."""
         if self._pool_at == "server":
             return self._pooled_by_servers(ids, offsets)
-        prepared, self._prepared = self._prepared, None
-        wanted = prepared[1] if prepared and prepared[0] is ids else self._vectors.prepare(ids)
+        ready = bool(self._prepared) and self._prepared[0].ids is ids
+        prepared = self._prepared.popleft() if ready else _Prepared(ids, self._vectors.prepare(ids))
         if self._pool_at == "auto" and sums_are_smaller(
-            ids, offsets, len(wanted.starts), servers=self._servers, vector_bytes=self._vector_bytes
+            ids, offsets, len(prepared.wanted.starts), servers=self._servers, vector_bytes=self._vector_bytes
         ):
             return self._pooled_by_servers(ids, offsets)
         slots = offsets if one_each(offsets, len(ids)) else _bags_of(ids, offsets)
         bags = Lookup(ids=ids, slots=slots, rows=len(offsets), width=1, mean=self._mean)
-        return pool(self._vectors.look_up(wanted).to(self._device), bags)
+        requested = prepared.requested or self._vectors.request(prepared.wanted)
+        return pool(requested.expand().to(self._device), bags)
 
     def _pooled_by_servers(self, ids: Tensor, offsets: Tensor) -> Tensor:
         sums = self._sums(ids, offsets).to(self._device)

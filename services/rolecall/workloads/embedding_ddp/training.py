@@ -1,5 +1,6 @@
 """The training loop of one trainer; all trainers run it in lockstep."""
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         inputs, classes = dataset.dense_inputs, dataset.classes
         dense = make_local(context, lambda: make_dense(params, inputs, classes), weight_dtype(params.precision))
         embedding = make_embedding(params, table, context.device)
+        self._pooled = embedding if isinstance(embedding, PooledEmbedding) else None
         self._model = HybridModel(embedding, dense, context.device, width=dataset.width)
         super().__init__(context, table.shards, make_protocol(context, table, self._model), dense)
         self._dataset = dataset
@@ -39,11 +41,23 @@ class Training(ShardedTrainingLoop[Batch, Params]):
         return self._dataset.batches.steps_per_epoch
 
     def batches(self, epoch: int, done: int) -> Iterator[Batch]:
-        embedding = self._model.remote_emb_module
+        """A batch is returned when as many following ones are prepared as trainers look up ahead."""
+        prepared: deque[Batch] = deque()
+        if self._pooled:
+            self._pooled.forget_prepared()
         for batch in self._dataset.train_batches(epoch, done, self.rank, self.world):
-            if isinstance(embedding, PooledEmbedding):
-                embedding.prepare(batch.ids)
-            yield batch
+            if self._pooled:
+                self._pooled.prepare(batch.ids)
+            prepared.append(batch)
+            if len(prepared) > self.params.staleness:
+                yield prepared.popleft()
+        yield from prepared
+
+    def train_step(self, batch: Batch) -> torch.Tensor:
+        if self._pooled and self.params.staleness:
+            # While all servers have applied the same steps: a row's value does not depend on which request comes first.
+            self._pooled.request_prepared()
+        return super().train_step(batch)
 
     def samples(self, batch: Batch) -> int:
         return batch.global_rows

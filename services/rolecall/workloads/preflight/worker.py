@@ -13,7 +13,6 @@ from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.rendezvous import join_gang
 from rolecall.spec.errors import Stopped
 from rolecall.spec.finding import Level, NodeFinding
-from rolecall.spec.plan import WorkerPlan
 from rolecall.workloads.preflight import WORKLOAD, Params
 from rolecall.workloads.preflight.classify import classify_links, not_started, unmeasured
 from rolecall.workloads.preflight.exchange import BlobExchange, only_unreachable
@@ -77,7 +76,7 @@ def _measure_all(context: WorkerContext[Params]) -> Iterator[NodeFinding]:
         calls = [_begin(names[one], names[other], budget_s) for one, other in pairs]
         return [_awaited(call) for call in calls]
 
-    names = {worker.node: _name(worker) for worker in context.launch.gang.workers}
+    names = {worker.node: worker_name(worker.role, worker.role_rank) for worker in context.launch.gang.workers}
     yield from Survey(list(names), context.params, meter, context.report.event).findings()
 
 
@@ -108,7 +107,3 @@ def _report(context: WorkerContext[Params], findings: Sequence[NodeFinding]) -> 
 
 def _nodes(context: WorkerContext[Params]) -> list[str]:
     return [worker.node for worker in context.launch.gang.workers]
-
-
-def _name(worker: WorkerPlan) -> str:
-    return worker_name(worker.role, worker.role_rank)

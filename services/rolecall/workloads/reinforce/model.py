@@ -26,15 +26,18 @@ _ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 class ActorCritic(nn.Module):
-    """Separate MLPs for actor and critic with orthogonal initialization; the actor's last layer starts near 0.
+    """Separate MLPs for actor and critic. With orthogonal initialization, the actor's last layer starts near 0.
 
     Only the actor has dropout.
     """
 
-    def __init__(self, inputs: int, outputs: int, hidden: list[int], activation: str, dropout: float) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, hidden: list[int], *, activation: str, dropout: float, initialization: str
+    ) -> None:
         super().__init__()
-        self.actor = _layers([inputs, *hidden, outputs], activation, dropout, last_gain=0.01)
-        self.critic = _layers([inputs, *hidden, 1], activation, 0.0, last_gain=1.0)
+        gains = (0.01, 1.0) if initialization == "orthogonal" else (None, None)
+        self.actor = _layers([inputs, *hidden, outputs], activation, dropout, last_gain=gains[0])
+        self.critic = _layers([inputs, *hidden, 1], activation, 0.0, last_gain=gains[1])
         self.has_dropout = dropout > 0
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,13 +52,15 @@ class ActorCritic(nn.Module):
         return self.critic(observations.flatten(1)).squeeze(-1)
 
 
-def _layers(widths: list[int], activation: str, dropout: float, last_gain: float) -> nn.Sequential:
+def _layers(widths: list[int], activation: str, dropout: float, last_gain: float | None) -> nn.Sequential:
+    """Linear layers with torch's initial weights, or with a gain for the last one with orthogonal ones."""
     layers: list[nn.Module] = []
     for index, (inputs, outputs) in enumerate(pairwise(widths)):
         last = index == len(widths) - 2
         layer = nn.Linear(inputs, outputs)
-        nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
-        nn.init.zeros_(layer.bias)
+        if last_gain is not None:
+            nn.init.orthogonal_(layer.weight, last_gain if last else math.sqrt(2))
+            nn.init.zeros_(layer.bias)
         layers += [layer] if last else [layer, _activation(activation, dropout)]
     return nn.Sequential(*layers)
 
@@ -241,7 +246,8 @@ def _head(action: dict[str, Any]) -> CategoricalHead | GaussianHead:
 
 def _network(policy: dict[str, Any], shape: tuple[int, ...], outputs: int) -> nn.Module:
     if policy["name"] == "mlp":
-        return ActorCritic(math.prod(shape), outputs, policy["hidden"], policy["activation"], policy["dropout"])
+        chosen = {name: policy[name] for name in ("hidden", "activation", "dropout", "initialization")}
+        return ActorCritic(math.prod(shape), outputs, **chosen)
     module, _, function = policy["builder"].partition(":")
     return getattr(import_module(module), function)(shape, outputs, **policy["arguments"])
 

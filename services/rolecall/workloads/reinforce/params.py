@@ -29,7 +29,7 @@ Observers = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Mlp(workload.Params):
-    """Two multilayer perceptrons, one for the actions and one for the value."""
+    """Two multilayer perceptrons (MLPs), one for the actions and one for the value."""
 
     name: Literal["mlp"]
     """Selects this policy."""
@@ -38,9 +38,12 @@ class Mlp(workload.Params):
     activation: Literal["tanh", "relu"] = "tanh"
     """Activation function between the layers."""
     dropout: Fraction = 0.0
-    """Dropout rate after each hidden layer of the perceptron for the actions, while it selects actions and learns;
+    """Dropout rate after each hidden layer of the MLP for the actions, while it selects actions and learns;
     evaluations and the exported policy don't drop units. Needs `protocol: tutorial`: other updates compute the
     probabilities of the actions again, with other units dropped."""
+    initialization: Literal["orthogonal", "uniform"] = "orthogonal"
+    """Initial weights. `orthogonal`: orthogonal matrices, of which the last one for the actions is near 0; `uniform`:
+    the default of torch's `nn.Linear`, as in torch's RPC tutorial."""
 
 
 class Custom(Builder):

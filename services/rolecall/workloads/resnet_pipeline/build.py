@@ -12,9 +12,11 @@ import torch
 from torch import nn
 
 from rolecall.edge.logs import about
-from rolecall.kit.builders import build
+from rolecall.kit.builders import Builder, build
 from rolecall.kit.cache import build_once
+from rolecall.kit.pipelining import cut_indices
 from rolecall.kit.precision import autocast, weight_dtype
+from rolecall.kit.structure import require_weights, structure_of
 from rolecall.spec.errors import InputError
 from rolecall.workloads.resnet_pipeline.model import blocks_of, build_resnet
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
@@ -22,6 +24,7 @@ from rolecall.workloads.resnet_pipeline.params import Params, block_names
 Module = TypeVar("Module", bound=nn.Module)
 
 _LOG = logging.getLogger(__name__)
+_LEAST_CLASSES = 2
 _PIXELS = 2**18
 """Large enough for stable measurements, small enough for a few seconds on one core. With fewer, late blocks, which have
 many weights, seem more expensive than they are, and the cuts are wrong."""
@@ -36,10 +39,26 @@ def whole_model(params: Params, classes: int) -> nn.Module:
     torch.manual_seed(params.seed)
     if isinstance(params.model, str):
         return build_resnet(params.model, classes, params.norm)
-    own = build(params.model, classes)
-    if not isinstance(own, nn.Sequential):
-        raise InputError(f"{params.model.builder} returned a {type(own).__name__}, not an nn.Sequential")
+    own = _require_sequential(build(params.model, classes), params.model)
+    require_weights(own, params.model.builder)
     return own
+
+
+def check_cuts(params: Params, own: Builder) -> None:
+    """Raises `InputError` for cuts that a custom model can't have, before it has weights.
+
+    A model that can't be built without weights is checked only when it is built with them.
+    """
+    # The names of blocks are those for any number of classes, which a node without the images doesn't know.
+    model = structure_of(own, _LEAST_CLASSES)
+    if model is not None:
+        cut_indices(params.cut_points, tuple(blocks_of(_require_sequential(model, own))))
+
+
+def _require_sequential(model: object, own: Builder) -> nn.Sequential:
+    if not isinstance(model, nn.Sequential):
+        raise InputError(f"{own.builder} returned a {type(model).__name__}, not an nn.Sequential")
+    return model
 
 
 def to_device(module: Module, params: Params, device: torch.device) -> Module:

@@ -1,5 +1,7 @@
 """Checks of `resnet-pipeline` jobs before the gang starts. Torch-free."""
 
+from importlib import import_module
+
 from rolecall.kit.builders import Builder, check_builder
 from rolecall.kit.images.sources import check_images
 from rolecall.kit.params import check_precision
@@ -27,7 +29,8 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` if a stage's node lacks the model or precision, or the node that reads the images lacks them.
+    """Raises `InputError` if a stage's node lacks the model or precision, if a custom model has other blocks than the
+    cuts name, or if the node that reads the images lacks them.
 
     In protocol `tutorial` that is the master's; otherwise any stage can become a first one.
     """
@@ -35,6 +38,9 @@ def check_node(params: Params, role: Role) -> None:
         check_precision(params.precision)
         if isinstance(params.model, Builder):
             check_builder(params.model)
+            if params.cuts is not None:
+                # The master imports this file, and must not import torch.
+                import_module("rolecall.workloads.resnet_pipeline.build").check_cuts(params, params.model)
     if role is (Role.MASTER if params.protocol == "tutorial" else Role.STAGE):
         check_images(params.data)
 

@@ -127,7 +127,8 @@ class PipelineStage:
             if kind == "I":
                 self._backward(micro_batch)
             elif kind == "W":
-                self._part.backward_weights(micro_batch)
+                with self._span("W", "compute", micro_batch):
+                    self._part.backward_weights(micro_batch)
             elif self._is_last:
                 features, labels = self._take("activation", micro_batch), self._take("labels", micro_batch)
                 with self._span("F", "compute", micro_batch):
@@ -157,7 +158,7 @@ class PipelineStage:
 
     def _backward(self, micro_batch: int) -> None:
         gradient = None if self._is_last else self._take("gradient", micro_batch)
-        with self._span("B", "compute", micro_batch):
+        with self._span("I", "compute", micro_batch):
             input_gradient = self._part.backward(micro_batch, gradient)
         if input_gradient is not None:
             with self._span("send", "communication", micro_batch):

@@ -1,5 +1,7 @@
 """Checks of `transformer-pipeline` jobs before the gang starts. Torch-free."""
 
+from importlib import import_module
+
 from rolecall.kit.builders import check_builder
 from rolecall.kit.csv_schedules import CsvSchedule
 from rolecall.kit.divisors import nearest
@@ -29,10 +31,15 @@ def check_counts(params: Params, counts: dict[Role, int]) -> None:
 
 
 def check_node(params: Params, role: Role) -> None:
-    """Raises `InputError` for a file that is not text, a forbidden builder or a device without the precision."""
+    """Raises `InputError` for a file that is not text, a forbidden builder, cuts that a custom model can't have or a
+    device without the precision."""
     check_precision(params.precision)
     if params.model is not None:
         check_builder(params.model)
+    if params.whole_model is not None and params.cuts is not None:
+        # The master imports this file, and must not import torch.
+        custom_model = import_module("rolecall.workloads.transformer_pipeline.custom_model")
+        custom_model.check_cuts(params, params.whole_model)
     check_text(params.text)
     if isinstance(params.schedule, OwnSchedule):
         params.check_own_schedule(params.schedule.load())

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rolecall.kit.builders import build, shorten_error
-from rolecall.kit.pipelining import best_cuts
+from rolecall.kit.pipelining import best_cuts, cut_indices
 from rolecall.kit.precision import weight_dtype
+from rolecall.kit.structure import require_weights, structure_of
 from rolecall.spec.errors import InputError
 from rolecall.workloads.transformer_pipeline.params import Model, Params
 from rolecall.workloads.transformer_pipeline.split import SplitModel
@@ -51,6 +52,23 @@ def _with_children(module: nn.Module, children: dict[str, Any]) -> nn.Module:
     return made
 
 
+def check_cuts(params: Params, own: Model) -> None:
+    """Raises `InputError` for cuts that a custom whole model can't have, before it has weights.
+
+    A model that can't be built without weights is checked only when it is built with them.
+    """
+    # The names of blocks are those for any vocabulary, which is known when the text has been read.
+    model = structure_of(own, params.text.vocabulary, params.context)
+    if model is not None:
+        cut_indices(params.cut_points, blocks_of(_require_module(model, own)))
+
+
+def _require_module(built: object, own: Model) -> nn.Module:
+    if not isinstance(built, nn.Module):
+        raise InputError(f"{own.builder} returned a {type(built).__name__}, not a torch module")
+    return built
+
+
 class SplitCustomModel(SplitModel):
     """A custom whole model, which each rank builds temporarily on its CPU. Initial weights depend only on the seed."""
 
@@ -61,9 +79,9 @@ class SplitCustomModel(SplitModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(params.seed)
             built = build(own, vocabulary, params.context)
-        if not isinstance(built, nn.Module):
-            raise InputError(f"{own.builder} returned a {type(built).__name__}, not a torch module")
-        self._model = built.to(weight_dtype(params.precision))
+        model = _require_module(built, own)
+        require_weights(model, own.builder)
+        self._model = model.to(weight_dtype(params.precision))
         _require_separable(self._model, own.builder)
         blocks = blocks_of(self._model)
         if len(blocks) < stages:

@@ -161,6 +161,10 @@ class Params(TrainingParams):
         return self.model if self.model and self.model.builds == "model" else None
 
     @property
+    def cut_points(self) -> list[tuple[str, Side]]:
+        return [(cut.layer, cut.at) for cut in self.cuts or ()]
+
+    @property
     def replica_batch(self) -> int:
         return self.batch_size // self.replicas
 
@@ -213,7 +217,7 @@ class Params(TrainingParams):
         if self.cuts is None or self.whole_model:
             return self
         try:
-            cut_indices([(cut.layer, cut.at) for cut in self.cuts], block_names(self.layers))
+            cut_indices(self.cut_points, block_names(self.layers))
         except InputError as error:
             raise ValueError(str(error)) from error
         return self

@@ -9,7 +9,7 @@ const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
 // The series and the state of a job, null if the user can't see it. Throws while the master can't answer.
 async function read(job) {
-  const answers = await Promise.all([`/jobs/${job}/metrics?points=${POINTS}`, `/jobs/${job}`].map((url) => fetch(url)));
+  const answers = await Promise.all([`/jobs/${job}/metrics?points=${POINTS}&lowest_rank=true`, `/jobs/${job}`].map((url) => fetch(url)));
   if (answers.some((answer) => answer.status >= 500)) throw new Error(`no answer about ${job}`);
   const [series, document_] = await Promise.all(answers.map((answer) => (answer.ok ? answer.json() : null)));
   return { job, series, state: document_?.state };
@@ -38,13 +38,37 @@ function curvesOf(seriesList, metric) {
   return [...byAttempt.values()].sort((a, b) => a.attempt - b.attempt);
 }
 
-function metricsOf(seriesList) {
+function metricsOf(seriesList, declared) {
   const names = new Set();
   for (const series of seriesList)
     for (const point of series.points)
       for (const [name, value] of Object.entries(point)) if (typeof value === "number" && !NOT_METRICS.has(name)) names.add(name);
-  const first = (name) => (name === "loss" ? 0 : name.includes("validation") || name.includes("return") ? 1 : name === "samples_per_s" ? 2 : 3);
-  return [...names].sort((a, b) => first(a) - first(b) || a.localeCompare(b));
+  const place = (name) => {
+    const found = declared.findIndex((one) => isNamed(one, name));
+    return found < 0 ? declared.length : found;
+  };
+  return [...names].sort((a, b) => place(a) - place(b) || a.localeCompare(b));
+}
+
+// Whether a declared name is that of a reported value; `{index}` stands for a number.
+function isNamed({ name }, reported) {
+  const [before, after] = name.split("{index}");
+  if (after === undefined) return name === reported;
+  const index = reported.slice(before.length, reported.length - after.length);
+  return reported.startsWith(before) && reported.endsWith(after) && /^[0-9]+$/.test(index);
+}
+
+// The best value of all curves by the metric's direction, as a sentence.
+function bestOf(curves, name, direction) {
+  if (!direction) return "";
+  const better = direction === "higher" ? (a, b) => a > b : (a, b) => a < b;
+  let best = null;
+  for (const { label, points } of curves)
+    for (const point of points)
+      if (typeof point[name] === "number" && (!best || better(point[name], best.value))) best = { value: point[name], step: point.step, label };
+  if (!best) return "";
+  const where = curves.length > 1 ? `${best.label}, ` : "";
+  return `Best: ${Number(best.value.toPrecision(5))} (${where}step ${best.step.toLocaleString("en")}; ${direction} is better).`;
 }
 
 // Vertical lines where attempts after the first begin.
@@ -71,6 +95,7 @@ function attemptMarks(starts) {
 
 function startCurves(box) {
   const jobs = box.dataset.jobs.split(" ");
+  const declared = JSON.parse(box.dataset.metrics);
   box.innerHTML = `
     <div class="bar">
       <label>Value <select name="metric"></select></label>
@@ -78,11 +103,13 @@ function startCurves(box) {
       <label>Smoothing <input name="weight" type="range" min="0" max="0.99" step="0.01" value="0"></label>
       <span class="note">Drag to zoom, double-click to see all.</span>
     </div>
+    <p class="note about"></p>
     <div class="plot" role="img" aria-label="Curve"></div>
     <p class="empty">No values have been reported yet.</p>`;
   const [metric, log, weight] = ["metric", "log", "weight"].map((name) => box.querySelector(`[name=${name}]`));
   const place = box.querySelector(".plot");
   const empty = box.querySelector(".empty");
+  const about = box.querySelector(".about");
   let data = new Map();
   let plot = null;
   let zoom = null;
@@ -99,6 +126,8 @@ function startCurves(box) {
         curves.push({ label, color: COLORS[(jobs.length > 1 ? jobs.indexOf(job) : place_) % COLORS.length], points });
       }
     empty.hidden = curves.length > 0;
+    const declaration = declared.find((one) => isNamed(one, name));
+    about.textContent = [declaration?.help, bestOf(curves, name, declaration?.direction)].filter(Boolean).join(" ");
     plot?.destroy();
     plot = null;
     if (!curves.length) return;
@@ -116,7 +145,7 @@ function startCurves(box) {
         width: place.clientWidth || 600,
         height: 320,
         scales: { x: { time: false, ...(zoom ? { min: zoom[0], max: zoom[1] } : {}) }, y: { distr: log.checked ? 3 : 1 } },
-        axes: [{ ...axis, label: "step" }, { ...axis, size: 70, values }],
+        axes: [{ ...axis, label: "step" }, { ...axis, size: 70, values, ...(declaration?.unit ? { label: declaration.unit } : {}) }],
         series: [
           { label: "step" },
           ...curves.map((curve) => ({ label: curve.label, stroke: curve.color, width: 2, spanGaps: true, points: { show: curve.points.length < 40 } })),
@@ -133,7 +162,7 @@ function startCurves(box) {
 
   function show(found) {
     for (const { job, series } of found) if (series) data.set(job, series.series);
-    const names = metricsOf([...data.values()].flat());
+    const names = metricsOf([...data.values()].flat(), declared);
     if (names.join() !== [...metric.options].map((option) => option.value).join()) {
       const chosen = metric.value;
       metric.replaceChildren(...names.map((name) => new Option(name, name)));

@@ -3,6 +3,7 @@
 
 const MOST_LINES = 5000;
 const TAIL = 1000;
+const RETRY_MS = 5000;
 
 function startLog(box) {
   const job = box.dataset.job;
@@ -10,20 +11,22 @@ function startLog(box) {
   box.innerHTML = `
     <div class="bar">
       <label>Role <select name="role"><option value="">all</option></select></label>
+      <label hidden>Attempt <select name="attempt"><option value="">newest</option></select></label>
       <label>Rank <input name="rank" inputmode="numeric" size="4" pattern="[0-9]*" placeholder="all"></label>
-      <label>Text <input name="text" type="search" placeholder="filter"></label>
+      <label>Text <input name="text" type="search" placeholder="filter the lines below" title="Filters the newest lines, which are below. To search the whole log, download it or use rolecall logs --grep."></label>
       <label><input name="stay" type="checkbox" checked> Follow</label>
       <a class="button" download>Download</a>
       <span class="note" role="status"></span>
     </div>
     <pre class="lines" tabindex="0" role="region" aria-label="Log lines"></pre>`;
-  const [role, rank, text, stay] = ["role", "rank", "text", "stay"].map((name) => box.querySelector(`[name=${name}]`));
+  const [role, attempt, rank, text, stay] = ["role", "attempt", "rank", "text", "stay"].map((name) => box.querySelector(`[name=${name}]`));
   role.append(...roles.map((name) => new Option(name, name)));
   const view = box.querySelector(".lines");
   const status = box.querySelector("[role=status]");
   let lines = [];
   let fresh = [];
   let source = null;
+  let retry = 0;
 
   const isShown = (line) => line.toLowerCase().includes(text.value.toLowerCase());
   const scroll = () => { if (stay.checked) view.scrollTop = view.scrollHeight; };
@@ -50,30 +53,61 @@ function startLog(box) {
 
   function connect() {
     source?.close();
-    lines = [];
-    fresh = [];
-    view.textContent = "";
+    clearTimeout(retry);
     const query = new URLSearchParams();
     if (role.value) query.set("role", role.value);
     if (/^[0-9]+$/.test(rank.value)) query.set("rank", rank.value);
+    if (attempt.value) query.set("attempt", attempt.value);
     box.querySelector("a").href = `/jobs/${job}/logs?${query}`;
     query.set("tail", TAIL);
     query.set("follow", "true");
     source = new EventSource(`/jobs/${job}/logs?${query}`);
-    source.addEventListener("open", () => { status.textContent = ""; });
+    let continues = false;
+    source.addEventListener("open", () => {
+      status.textContent = "";
+      // A new stream begins with the last lines. A browser that reconnects by itself continues after the last event.
+      if (!continues) {
+        lines = [];
+        fresh = [];
+        view.textContent = "";
+      }
+      continues = true;
+    });
     source.addEventListener("log", (event) => fresh.push(event.data));
     source.addEventListener("end", (event) => {
       source.close();
-      status.textContent = `The job has ended: ${event.data}. These are the last lines.`;
+      const what = attempt.value ? `Attempt ${attempt.value} has ended` : `The job has ended: ${event.data}`;
+      status.textContent = `${what}. These are the last lines.`;
     });
     source.addEventListener("error", () => {
-      status.textContent = source.readyState === EventSource.CLOSED ? "The log can't be read." : "Reconnecting…";
+      status.textContent = "Reconnecting…";
+      // Browsers give up after an error status, for example while the database is unavailable.
+      if (source.readyState === EventSource.CLOSED) retry = setTimeout(reconnect, RETRY_MS);
     });
   }
 
+  async function reconnect() {
+    const answer = await fetch(`/jobs/${job}`).catch(() => null);
+    if (answer && answer.status >= 400 && answer.status < 500 && answer.status !== 429) {
+      status.textContent = "The log can't be read any more: the job is deleted, or you are logged out.";
+    } else {
+      connect();
+    }
+  }
+
+  // Offers the attempts that have begun. The part of the page that is reloaded says how many there are.
+  function offerAttempts() {
+    const newest = Number(document.querySelector("[data-attempt]")?.dataset.attempt || 0);
+    for (let one = attempt.options.length; one <= newest; one++) attempt.append(new Option(one, one));
+    attempt.parentElement.hidden = newest < 2;
+  }
+
   setInterval(flush, 200);
+  offerAttempts();
+  document.body.addEventListener("htmx:afterSwap", offerAttempts);
   text.addEventListener("input", redraw);
   role.addEventListener("change", connect);
+  attempt.addEventListener("change", connect);
   rank.addEventListener("change", connect);
   connect();
 }

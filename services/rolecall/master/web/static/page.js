@@ -33,6 +33,16 @@ document.body.addEventListener("htmx:afterRequest", (event) => {
   if (elt.dataset.then) location.assign(elt.dataset.then);
   else htmx.trigger(document.body, "changed");
 });
+// Lists keep their scroll positions when the part that contains them is replaced.
+const scrolled = new Map();
+const listsIn = (part) => [...part.querySelectorAll("[tabindex='0']")].map((list) => [list.getAttribute("aria-label") || list.className, list]);
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  scrolled.clear();
+  for (const [name, { scrollLeft, scrollTop }] of listsIn(event.detail.target)) scrolled.set(name, [scrollLeft, scrollTop]);
+});
+document.body.addEventListener("htmx:afterSwap", (event) => {
+  for (const [name, list] of listsIn(event.detail.target)) if (scrolled.has(name)) list.scrollTo(...scrolled.get(name));
+});
 // A part that is replaced must not take the focus away from a button in it.
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   const active = document.activeElement;

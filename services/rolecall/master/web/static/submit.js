@@ -3,6 +3,7 @@
 
 const form = document.getElementById("submit");
 const workload = document.getElementById("workload");
+const source = document.getElementById("start");
 const curl = document.getElementById("curl");
 const problems = document.getElementById("problems");
 const REQUEST = {
@@ -87,14 +88,24 @@ form.addEventListener("submit", async (event) => {
   const job = await send("/jobs");
   if (job) location.assign(`/ui/jobs/${job.id}`);
 });
-workload.addEventListener("change", () => load());
+workload.addEventListener("change", () => {
+  source.value = "";
+  load();
+});
+source.addEventListener("change", () => startFrom(source.value));
 
-async function start() {
-  const clone = new URLSearchParams(location.search).get("clone");
-  if (!clone) return load();
-  const job = await fetch(`/jobs/${encodeURIComponent(clone)}`).then((answer) => (answer.ok ? answer.json() : null));
-  if (job) workload.value = job.workload;
+// What fills the form: `example:WORKLOAD`, `job:ID`, or nothing.
+async function startFrom(chosen) {
+  const [kind, name] = [chosen.slice(0, chosen.indexOf(":")), chosen.slice(chosen.indexOf(":") + 1)];
+  if (!kind) return load();
+  const url = kind === "example" ? `/workloads/${encodeURIComponent(name)}` : `/jobs/${encodeURIComponent(name)}`;
+  const found = await fetch(url).then((answer) => (answer.ok ? answer.json() : null));
+  const job = kind === "example" ? found?.example : found;
+  if (!job) showMessage(`${name} is not available any more.`);
+  else workload.value = job.workload;
   return load(job || undefined);
 }
 
-start();
+const clone = new URLSearchParams(location.search).get("clone");
+if (clone) source.value = `job:${clone}`;
+startFrom(clone ? `job:${clone}` : "");

@@ -1,0 +1,181 @@
+"""The step series of workers, thinned for charts."""
+
+import asyncio
+import math
+import re
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from typing import Any, Generic, Self, TypeVar
+
+from rolecall.master.progress import is_incomplete, plotted, point
+from rolecall.master.streams import StreamKey, Streams
+
+_ENDING = 1000
+"""The number of lines at the end of a stream among which its last step is."""
+_MOST_BYTES = 64 << 20
+"""A chart that is read again finds its series in memory; this limit bounds all of them."""
+_SERIES_OVERHEAD = 64 << 10
+"""Bytes that count for each series besides its lines, so that there are at most about 1,000."""
+_LINE_OVERHEAD = 150
+"""About the bytes that Python needs to keep a line, besides its text."""
+_MOST_NAMES, _MOST_NAMES_OF_ALL = 1000, 200_000
+"""The maximum numbers of names of one stream and of all streams."""
+_NUMBER = re.compile(rb'":-?[0-9][0-9.e+-]*')
+"""The end of a name, and a number: in these, two lines with the same names can differ."""
+_COORDINATES = frozenset({"at", "step"})
+
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class _Recent(Generic[_K, _V]):
+    """The values that were kept last, up to a total size."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0
+        self._kept = OrderedDict[_K, tuple[_V, int]]()
+
+    def take(self, key: _K) -> _V | None:
+        """Remove and return a value."""
+        value, size = self._kept.pop(key, (None, 0))
+        self._size -= size
+        return value
+
+    def keep(self, key: _K, value: _V, size: int) -> None:
+        """Keep a value that was taken, or is new."""
+        self._kept[key] = (value, size)
+        self._size += size
+        while self._size > self._most:
+            _, (_, dropped) = self._kept.popitem(last=False)
+            self._size -= dropped
+
+
+class SeriesBook:
+    """The step series of all jobs.
+
+    A chart asks for the same series every few seconds. So the book remembers what it found in the streams that were
+    asked for recently, in bounded memory, and reads only what is new. It reads one stream at a time, because each can
+    take a thread for long.
+    """
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._lock = asyncio.Lock()
+        self._names = _Recent[StreamKey, _Names](_MOST_NAMES_OF_ALL)
+        self._series = _Recent[tuple[StreamKey, int], _Series](_MOST_BYTES)
+
+    async def of_stream(self, key: StreamKey, max_points: int) -> list[dict[str, Any]]:
+        """The steps of a stream (see `series`)."""
+        async with self._lock:
+            # Taken out of the cache while it changes: a call that is cancelled leaves its thread behind.
+            one = self._series.take((key, max_points)) or _Series(max_points)
+            points = await asyncio.to_thread(lambda: one.feed(self._lines(key, one.end)).points())
+            self._series.keep((key, max_points), one, _SERIES_OVERHEAD + one.memory)
+            return points
+
+    async def lowest_ranks(self, keys: Iterable[StreamKey]) -> list[StreamKey]:
+        """Those of the streams that have a value which no lower rank of their attempt reported."""
+        found, known = list[StreamKey](), defaultdict[int, set[str]](set)
+        for key in sorted(keys, key=lambda key: (key.attempt, key.rank)):
+            names = await self._names_in(key)
+            if not names <= known[key.attempt]:
+                known[key.attempt] |= names
+                found.append(key)
+        return found
+
+    async def _names_in(self, key: StreamKey) -> set[str]:
+        async with self._lock:
+            one = self._names.take(key) or _Names()
+            await asyncio.to_thread(lambda: one.feed(self._lines(key, one.end)))
+            self._names.keep(key, one, 1 + len(one.names))
+            return one.names
+
+    def _lines(self, key: StreamKey, start: int) -> Iterator[bytes]:
+        return takewhile(lambda raw: not is_incomplete(raw), self._streams.lines(key, start))
+
+
+def series(lines: Iterable[bytes], max_points: int) -> list[dict[str, Any]]:
+    """The steps of one worker's progress stream, thinned evenly to about `max_points`; the last one stays.
+
+    Lines with equally many fields are thinned together, so that values that few lines have, such as validation scores,
+    are not lost among the others. Only the remaining lines are parsed, because a stream can have 100,000 of them.
+    """
+    return _Series(max_points).feed(lines).points()
+
+
+class _Series:
+    """One stream's series, which grows with the stream."""
+
+    def __init__(self, max_points: int) -> None:
+        self.end = 0
+        """The offset of the next line."""
+        self.memory = 0
+        """About the number of bytes that it takes."""
+        self._groups = defaultdict[int, _Thinned](lambda: _Thinned(max_points))
+        self._ending = deque[tuple[int, bytes]](maxlen=_ENDING)
+
+    def feed(self, lines: Iterable[bytes]) -> Self:
+        place = self.end
+        for raw in lines:
+            self._groups[raw.count(b'":')].add(place, raw)
+            self._ending.append((place, raw))
+            place += len(raw)
+        self.end = place
+        self.memory = sum(group.memory for group in self._groups.values()) + _memory_of(self._ending)
+        return self
+
+    def points(self) -> list[dict[str, Any]]:
+        kept = {place: raw for group in self._groups.values() for place, raw in group.result()}
+        last = next(((place, raw) for place, raw in reversed(self._ending) if any(plotted([raw]))), None)
+        kept |= [last] if last is not None else []
+        return [point(line) for line in plotted(raw for _, raw in sorted(kept.items()))]
+
+
+class _Names:
+    """The names of the values in one stream. Parses only one of the lines that differ in nothing but numbers."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        """The offset of the next line."""
+        self.names = set[str]()
+        self._shapes = set[int]()
+
+    def feed(self, lines: Iterable[bytes]) -> None:
+        for raw in lines:
+            self.end += len(raw)
+            shape = hash(_NUMBER.sub(b'":', raw))
+            if shape not in self._shapes and max(len(self._shapes), len(self.names)) < _MOST_NAMES:
+                self._shapes.add(shape)
+                for line in plotted([raw]):
+                    found = [name for name, value in point(line).items() if value is not None]
+                    self.names |= set(found[:_MOST_NAMES]) - _COORDINATES
+
+
+class _Thinned:
+    """Every n-th of the added lines with their places, where n grows with their number."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._kept = most, list[tuple[int, bytes]]()
+        self._count, self._stride = 0, 1
+
+    def add(self, place: int, raw: bytes) -> None:
+        if self._count % self._stride == 0:
+            self._kept.append((place, raw))
+            if len(self._kept) >= 4 * self._most:
+                self._kept, self._stride = self._kept[::2], 2 * self._stride
+        self._count += 1
+
+    @property
+    def memory(self) -> int:
+        return _memory_of(self._kept)
+
+    def result(self) -> list[tuple[int, bytes]]:
+        """About `most` of the lines, the last kept one among them."""
+        thin = max(1, math.ceil(len(self._kept) / self._most))
+        return self._kept[(len(self._kept) - 1) % thin :: thin]
+
+
+def _memory_of(lines: Iterable[tuple[int, bytes]]) -> int:
+    return sum(len(raw) + _LINE_OVERHEAD for _, raw in lines)

@@ -1,0 +1,31 @@
+"""The jobs that are to be exported to another program, by the events of jobs."""
+
+from collections.abc import Collection
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from rolecall.master.store.jobs import ENDED
+from rolecall.master.store.schema import events, jobs
+from rolecall.spec.state import JobState
+
+
+async def due(
+    connection: AsyncConnection, kind: str, since: datetime, limit: int, *, without: Collection[str] = ()
+) -> list[str]:
+    """Up to `limit` jobs that ended after `since` without an event of `kind` since then, in the order of their ends."""
+    exported = select(events.c.id).where(
+        events.c.job == jobs.c.id, events.c.kind == kind, events.c.at >= jobs.c.ended_at
+    )
+    # Conditions on the columns of an index: a master reads this every few seconds, and most jobs are old.
+    recent = (jobs.c.deleted_at.is_(None), jobs.c.ended_at >= since)
+    query = select(jobs.c.id).where(*recent, jobs.c.state.in_(ENDED), ~exported.exists())
+    rows = await connection.scalars(query.order_by(jobs.c.ended_at, jobs.c.sequence).limit(limit + len(without)))
+    return [job for job in rows if job not in without][:limit]
+
+
+async def running(connection: AsyncConnection) -> list[str]:
+    """The jobs whose workers run, in the order of their submission."""
+    states = (JobState.RUNNING, JobState.STOPPING)
+    return list(await connection.scalars(select(jobs.c.id).where(jobs.c.state.in_(states)).order_by(jobs.c.sequence)))

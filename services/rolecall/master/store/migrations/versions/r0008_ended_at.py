@@ -1,0 +1,20 @@
+"""An index for the jobs that ended lately."""
+
+from alembic import op
+
+revision = "r0008"
+down_revision = "r0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Replace the index of jobs to delete, which is its beginning."""
+    op.drop_index(op.f("ix_jobs_deleted_at"), table_name="jobs")
+    op.create_index(op.f("ix_jobs_deleted_at_ended_at"), "jobs", ["deleted_at", "ended_at"], unique=False)
+
+
+def downgrade() -> None:
+    """Restore it."""
+    op.drop_index(op.f("ix_jobs_deleted_at_ended_at"), table_name="jobs")
+    op.create_index(op.f("ix_jobs_deleted_at"), "jobs", ["deleted_at"], unique=False)

@@ -1,0 +1,151 @@
+"""What the master finds at the blob store, reading after reading, of a checkpoint that a worker could not read."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rolecall.master.program import Master
+from rolecall.master.store import checkpoints, events, jobs
+from rolecall.master.verification import AGAIN, CONFIRM_AFTER
+from rolecall.spec.job import JobSpec
+from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+from rolecall.spec.role import Role
+
+from .harness import ManualClock, still_master
+
+JOB = "toy-1"
+NAMES = ("trainer-0", "trainer-1")
+
+
+@dataclass
+class Store:
+    """A job's checkpoints of two parts, on a master of which only the verification runs, when the test says so."""
+
+    master: Master
+    clock: ManualClock
+    folder: Path
+
+    async def add(self, step: int) -> None:
+        parts: list[CheckpointPart] = []
+        for name in NAMES:
+            path, body = self.part(step, name), f"{name} at {step}".encode()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(body)
+            digest = hashlib.sha256(body).hexdigest()
+            parts.append(CheckpointPart(name=name, blob=f"1/{step}/{name}", size=len(body), sha256=digest))
+        manifest = CheckpointManifest(attempt=1, step=step, parts=tuple(parts), position={})
+        async with self.master.database.write() as connection:
+            assert await checkpoints.add(connection, JOB, manifest, self.clock.now())
+
+    def part(self, step: int, name: str) -> Path:
+        return self.folder / JOB / "1" / str(step) / name
+
+    async def accuse(self, step: int) -> None:
+        """A worker reports the checkpoint, and the master verifies it."""
+        async with self.master.database.write() as connection:
+            found = await checkpoints.of_job(connection, JOB)
+            (manifest,) = [one.manifest for one in found if one.manifest.step == step]
+            await checkpoints.set_verification(connection, JOB, manifest, self.clock.now())
+        await self.verify()
+
+    async def verify(self, after_s: float = 0.0) -> None:
+        self.clock.advance(after_s)
+        await self.master.verifier.verify()
+
+    async def doubts(self) -> dict[int, bool]:
+        """Whether each checkpoint that the master knows waits for a verification."""
+        async with self.master.database.read() as connection:
+            found = await checkpoints.of_job(connection, JOB)
+        return {one.manifest.step: one.verify_at is not None for one in found}
+
+    async def told(self) -> list[str]:
+        async with self.master.database.read() as connection:
+            return [one.message for one in await events.of_job(connection, JOB) if one.kind == "checkpoint"]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    clock = ManualClock()
+    async with still_master(tmp_path, clock) as master:
+        async with master.database.write() as connection:
+            await jobs.add(connection, JobSpec(id=JOB, workload="toy", roles={Role.TRAINER: 2}), clock.now())
+        yield Store(master, clock, tmp_path / "blobs")
+
+
+CONFIRM_S, AGAIN_S = CONFIRM_AFTER.total_seconds(), AGAIN.total_seconds()
+
+
+async def test_a_part_that_vanishes_and_comes_back_costs_no_checkpoint(store: Store) -> None:
+    for step in (10, 20):
+        await store.add(step)
+    path, aside = store.part(20, "trainer-1"), store.folder / "aside"
+    path.rename(aside)
+    await store.accuse(20)
+    assert await store.doubts() == {20: True, 10: False}
+    aside.rename(path)
+    await store.verify(CONFIRM_S)
+    assert await store.doubts() == {20: False, 10: False}
+    path.rename(aside)
+    await store.accuse(20)
+    assert await store.doubts() == {20: True, 10: False}, "the earlier reading no longer counts"
+    seems, intact, again = await store.told()
+    assert seems == again
+    assert (
+        "step 20 seems to be damaged, and the master reads it again: part 'trainer-1' (1/20/trainer-1) is gone" in seems
+    )
+    assert "is intact" in intact
+
+
+async def test_damage_is_proven_by_two_readings_some_time_apart(store: Store) -> None:
+    for step in (10, 20):
+        await store.add(step)
+    store.part(20, "trainer-1").write_bytes(b"short")
+    await store.accuse(20)
+    await store.accuse(20)
+    await store.verify(CONFIRM_S - 1)
+    assert await store.doubts() == {20: True, 10: False}, "another report doesn't make it certain"
+    await store.verify(1)
+    assert await store.doubts() == {10: False}
+    assert len(await store.told()) == 2
+
+
+async def test_readings_that_differ_prove_nothing(store: Store) -> None:
+    await store.add(10)
+    part = store.part(10, "trainer-0")
+    for length, after_s in ((1, 0), (2, CONFIRM_S), (3, AGAIN_S), (4, CONFIRM_S)):
+        part.write_bytes(b"?" * length)
+        await (store.verify(after_s) if after_s else store.accuse(10))
+        assert await store.doubts() == {10: True}
+    assert any("reads differently each time" in text for text in await store.told())
+    await store.verify(AGAIN_S)
+    await store.verify(CONFIRM_S)
+    assert await store.doubts() == {}
+
+
+async def test_the_last_complete_checkpoint_outlives_that_its_files_are_gone(store: Store) -> None:
+    """A folder can be half visible: the store is not empty, and every checkpoint of the job lacks a file."""
+    for step in (10, 20):
+        await store.add(step)
+    gone = [store.part(10, "trainer-0"), store.part(20, "trainer-1")]
+    for path in gone:
+        path.rename(store.folder / f"aside-{path.name}")
+    await store.accuse(20)
+    await store.accuse(10)
+    for _ in range(3):
+        await store.verify(AGAIN_S)
+        assert await store.doubts() == {20: True, 10: True}
+    assert len(await store.told()) == 2, "each is told once"
+    assert all("no other complete checkpoint; the master tries again" in text for text in await store.told())
+    gone[0].symlink_to(store.folder / "aside-trainer-0")
+    await store.verify(AGAIN_S)
+    assert await store.doubts() == {20: True, 10: True}, "a link is no file"
+    gone[0].unlink()
+    (store.folder / "aside-trainer-0").rename(gone[0])
+    await store.verify(AGAIN_S)
+    assert await store.doubts() == {20: True, 10: False}
+    await store.verify(CONFIRM_S)
+    await store.verify(AGAIN_S)
+    assert await store.doubts() == {10: False}, "a complete one is left, so the other is forgotten"

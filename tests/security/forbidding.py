@@ -1,0 +1,17 @@
+"""Code for a child process: forbid one of its system calls, as a container's profile does."""
+
+import platform
+
+FORBIDDING = """
+import ctypes, struct
+def forbid(number, error):
+    '''A seccomp filter, as a container's profile is: the system call fails with this error.'''
+    code = ((0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | error), (0x06, 0, 0, 0x7FFF0000))
+    program = ctypes.create_string_buffer(b"".join(struct.pack("@HBBI", *line) for line in code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(38, 1, 0, 0, 0)
+    filters = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(program)))
+    assert libc.prctl(22, 2, filters, 0, 0) == 0
+"""
+PRCTL = {"x86_64": 157, "aarch64": 167}[platform.machine()]
+"""The number of prctl(2)."""
