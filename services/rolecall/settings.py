@@ -235,7 +235,7 @@ class NodeSettings(_Settings):
     worker_timeout_s: Annotated[float, Field(validation_alias="ROLECALL_WORKER_TIMEOUT_S", gt=0)] = 30.0
     """Seconds of silence after which a worker counts as hung, unless a signal has stopped it."""
     fence_s: Annotated[float, Field(validation_alias="ROLECALL_FENCE_S", gt=0)] = 60.0
-    """Seconds without a network path to the master after which a node ends its workers."""
+    """Seconds without a network path to the master, or of its refusals, after which a node ends its workers."""
 
     @property
     def known_name(self) -> str:

@@ -39,6 +39,7 @@ from tests.deploy.manifests import (
 from rolecall import __version__
 from rolecall.master.api import cluster
 from rolecall.node.health import NodeHealth
+from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.telemetry import app as node_app
 from rolecall.settings import MasterSettings, NodeSettings, WorkerSettings, read_master, read_node, read_role
 from rolecall.spec.role import Role
@@ -161,7 +162,7 @@ def test_nodes_find_the_master(overlay: str) -> None:
 
 @OVERLAY
 def test_probes_ask_routes_that_are_open(overlay: str) -> None:
-    node = node_app(NodeHealth("a-node", Role.TRAINER), SecretStr("a-token-of-the-tests"))
+    node = node_app(NodeHealth("a-node", Role.TRAINER), ScrapeAccess(SecretStr("a-token-of-the-tests")))
     routes = {
         "http": {route.path for route in cast(list[Any], cluster.open_router.routes)},
         "metrics": {route.path for route in cast(list[Any], node.routes)} - {"/metrics"},

@@ -27,7 +27,9 @@ def request(folder: Path, gpu: str | None) -> ForkRequest:
     )
     env = {"CUDA_VISIBLE_DEVICES": gpu or ""}
     cache = folder.parent / "cache"
-    return ForkRequest(key=folder.name, launch=launch, workdir=folder, cache=cache, master_url="", token="", env=env)
+    return ForkRequest(
+        key=folder.name, launch=launch, workdir=folder, data=cache, cache=cache, master_url="", token="", env=env
+    )
 
 
 def test_two_confined_workers_compute_one_after_the_other(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rolecall.kit import cache
-from rolecall.kit.cache import build_once, evict
+from rolecall.kit.cache import build_once, evict, owner_folder
 
 
 def test_it_is_built_once(tmp_path: Path) -> None:
@@ -81,6 +81,23 @@ def test_the_least_recently_used_go_and_what_a_worker_uses_stays(tmp_path: Path)
     assert evict(tmp_path, 0) == 0, "no limit"
     assert evict(tmp_path, 1) == 1 << 16
     assert not list(folder.iterdir())
+
+
+def test_the_entries_of_all_owners_count_for_the_node(tmp_path: Path) -> None:
+    """Workers see the cache of their owner alone; the node evicts from all, and from what earlier releases left."""
+    alice, bob = (owner_folder(tmp_path, name, "job") for name in ("alice", "bob"))
+    folders = (tmp_path / "text", alice / "text", bob / "text")
+    for at, folder in enumerate(folders):
+        with user(folder, "key"):
+            pass
+        os.utime(folder / "key.lock", (at, at))
+    assert evict(alice, 1 << 16) == 0
+    assert evict(tmp_path, 1 << 16) == 2 << 16
+    assert [(folder / "key").exists() for folder in folders] == [False, False, True]
+
+
+def test_the_job_of_an_unknown_owner_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    assert owner_folder(tmp_path, "", "job-1") == tmp_path / "owners/_job-1"
 
 
 def test_what_was_evicted_is_built_again(tmp_path: Path) -> None:

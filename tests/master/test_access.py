@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rolecall.master.access import Access, Known, Principal, Scrapes, built_in, digest_of
+from rolecall.master.access import Access, Known, Principal, Scrapes, built_in
 from rolecall.master.access_sync import AccessSync
 from rolecall.master.clock import Clock, utc_now
 from rolecall.master.program import Program
@@ -20,7 +20,7 @@ from rolecall.master.weak_settings import weaknesses
 from rolecall.spec.access import Scope, TokenRequest, TokenUpdate
 from rolecall.spec.finding import Level
 from rolecall.spec.state import WorkerState
-from rolecall.spec.token import attempt_token
+from rolecall.spec.token import attempt_token, digest_of
 
 from .harness import (
     CATALOGUE,

@@ -12,12 +12,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall import __version__
 from rolecall.master.store.database import Database
+from rolecall.spec.access import Scope
 from rolecall.spec.finding import Finding, Level
 from rolecall.spec.role import Role
 from rolecall.spec.state import WorkerState
+from rolecall.spec.token import digest_of
 from rolecall.spec.wire import ClusterInfo
 
-from .harness import ONE_TRAINER, Client, ManualClock, Node, make_node, on_master, one_trainer
+from .harness import ONE_TRAINER, Client, ManualClock, Node, make_node, make_token, on_master, one_trainer
 from .test_api import check_problem
 
 SLOW_CLOCK = Finding(
@@ -59,6 +61,17 @@ async def test_a_node_looks_around(client: Client) -> None:
     assert (seen.version, seen.remote_nodes) == (__version__, 1)
     assert before <= seen.time_s <= time.time()
     check_problem(await client.internal("GET", "/nodes/none/surroundings"), 404)
+
+
+async def test_a_node_gets_the_digests_of_the_tokens_for_prometheus(client: Client) -> None:
+    await one_trainer(client)
+    secret = await make_token(client, "prometheus", Scope.METRICS)
+    await make_token(client, "alice", Scope.READ)
+    seen = ClusterInfo.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
+    assert [token.digest for token in seen.scrape_tokens] == [digest_of(secret)]
+    assert (await client.user("DELETE", "/tokens/prometheus")).is_success
+    seen = ClusterInfo.model_validate((await client.internal("GET", "/nodes/trainer-0/surroundings")).json())
+    assert not seen.scrape_tokens
 
 
 async def test_of_two_nodes_of_one_name_and_place_the_live_one_stays(tmp_path: Path) -> None:

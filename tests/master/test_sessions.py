@@ -4,9 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rolecall.master.access import Access, Known, Principal, digest_of
+from rolecall.master.access import Access, Known, Principal
 from rolecall.master.sessions import LIFETIME, Sessions
 from rolecall.spec.access import Scope
+from rolecall.spec.token import digest_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ALICE = Principal("alice", frozenset({Scope.SUBMIT}))

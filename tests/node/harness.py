@@ -27,6 +27,7 @@ from rolecall import __version__
 from rolecall.node.reconcile import Key
 from rolecall.node.vitals import process_state
 from rolecall.settings import NodeSettings
+from rolecall.spec.errors import PROBLEM_PREFIX
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.plan import GangPlan, WorkerLaunch, WorkerPlan
 from rolecall.spec.report import WorkerReport
@@ -72,6 +73,8 @@ class ScriptedMaster:
         """Names that other nodes have taken."""
         self.heartbeat_s = 0.3
         self.refusal: int | None = None
+        self.refused_by_proxy = True
+        """False if `refusal` has the master's own problem document."""
         self.refused = 0
         """The number of refused heartbeats."""
         self.garbled = False
@@ -150,7 +153,8 @@ class ScriptedMaster:
             with self.changed:
                 self.refused += 1
                 self.changed.notify_all()
-        return JSONResponse({"detail": "not now"}, self.refusal)
+        kind = {} if self.refused_by_proxy else {"type": f"{PROBLEM_PREFIX}unauthorized"}
+        return JSONResponse({"detail": "not now"} | kind, self.refusal)
 
     async def _register(self, request: Request) -> Response:
         if request.headers["authorization"] != f"Bearer {TOKEN}":

@@ -25,6 +25,26 @@ def test_a_node_is_fenced_only_when_it_is_cut_off_and_must_count_as_lost(
     assert (contact.fence_reason(cut_off=cut_off, now=now) is not None) is fences
 
 
+def test_a_node_that_its_master_refuses_is_fenced_when_it_must_count_as_lost() -> None:
+    contact = Contact(fence_s=30.0, node_timeout_s=40.0)
+    refuses = MasterRefuses("the token is revoked", by_master=True)
+    contact.failed(refuses, 0.0)
+    assert contact.fence_reason(cut_off=False, now=100.0) is None, "it never had workers"
+    contact.answered(100.0)
+    # While the master is away, or a proxy answers for it, nothing is placed elsewhere.
+    for error, at in ((MasterUnreachable("away"), 110.0), (MasterRefuses("a proxy refuses"), 120.0), (refuses, 300.0)):
+        contact.failed(error, at)
+        assert contact.fence_reason(cut_off=False, now=at) is None
+    contact.failed(refuses, 340.0)
+    assert contact.fence_reason(cut_off=False, now=340.0) is None
+    contact.failed(refuses, 341.0)
+    reason = "the master refused this node for 41 s (ROLECALL_FENCE_S): the token is revoked"
+    assert contact.fence_reason(cut_off=False, now=341.0) == reason
+    contact.answered(342.0)
+    contact.failed(refuses, 343.0)
+    assert contact.fence_reason(cut_off=False, now=343.0) is None
+
+
 def test_a_refusal_that_is_over_is_told_for_a_while() -> None:
     contact = Contact(fence_s=30.0)
     contact.answered(0.0)

@@ -15,7 +15,7 @@ from rolecall.node.fork_client import COMMAND, ForkClient, ForkServerDied
 from rolecall.spec.fork import Exited, Forked, ForkRequest
 
 REQUEST = ForkRequest(
-    key="mine/1/0", launch=launch("mine", "stay"), workdir=Path("/work"), cache=Path("/cache"),
+    key="mine/1/0", launch=launch("mine", "stay"), workdir=Path("/work"), data=Path("/data"), cache=Path("/cache"),
     master_url="http://127.0.0.1:9", token="none", env={},
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ async def test_a_fork_server_that_does_not_answer_is_killed(tmp_path: Path, monk
     server, client.timeout_s = client.pid, 0.2
     os.kill(server, signal.SIGSTOP)
     request = ForkRequest(
-        key="stuck/1/0", launch=launch("stuck", "stay"), workdir=tmp_path, cache=tmp_path,
+        key="stuck/1/0", launch=launch("stuck", "stay"), workdir=tmp_path, data=tmp_path, cache=tmp_path,
         master_url="http://127.0.0.1:9", token="none", env={},
     )  # fmt: skip
     with pytest.raises(ForkServerDied, match=r"did not answer for 0.2 s"):

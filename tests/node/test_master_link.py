@@ -152,6 +152,25 @@ async def test_a_node_waits_for_its_name_and_gives_up_in_the_end(tmp_path: Path)
                     task.cancel()
 
 
+@pytest.mark.parametrize("by_proxy", [True, False])
+async def test_a_node_whose_token_its_master_refuses_ends_its_workers(tmp_path: Path, by_proxy: bool) -> None:
+    """The master counts it as lost. A proxy that refuses says nothing about the master."""
+    master = ScriptedMaster()
+    master.heartbeat_s, master.refused_by_proxy = 0.05, by_proxy
+    key = master.want(launch("refused", "stay"))
+    with master.serving():
+        async with linked(master, tmp_path) as node, node.running():
+            reconciling = node.tasks.create_task(node.pool.reconcile())
+            await told(master, lambda: key in master.reports)
+            master.refusal = 401
+            await told(master, lambda: master.refused >= 2)
+            node.clock.sleep(FENCE_S + 1)
+            refused = master.refused
+            await told(master, lambda: master.refused >= refused + 2)
+            reconciling.cancel()
+            assert node.pool.workers[key].actual.killed is not by_proxy
+
+
 async def test_a_node_that_loses_its_address_too_while_the_master_is_away_ends_its_workers(tmp_path: Path) -> None:
     master = ScriptedMaster()
     key = master.want(launch("lonely", "stay"))

@@ -14,6 +14,7 @@ from tests.node.harness import METRICS_TOKEN, launch
 
 from rolecall.node.gpu_readings import GpuReadings
 from rolecall.node.health import NodeHealth
+from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.telemetry import GpuCollector, NodeSnapshot, app
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.spec.node import Gpu, Machine
@@ -33,7 +34,7 @@ class _Where(Collector):
 
 async def test_a_scrape_reads_the_daemon_in_the_event_loop_and_drivers_in_a_thread() -> None:
     """The event loop changes the daemon's workers, so another thread could see them in the middle of a change."""
-    served = app(NodeHealth("n", Role.TRAINER), SecretStr(METRICS_TOKEN))
+    served = app(NodeHealth("n", Role.TRAINER), ScrapeAccess(SecretStr(METRICS_TOKEN)))
     served.state.registry.register(_Where("daemon"))
     served.state.slow.register(_Where("driver"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://node") as client:

@@ -137,6 +137,15 @@ def want(pool: WorkerPool, *launches: WorkerLaunch, stop: StopMode | None = None
     pool.set_desired(Desired(version=1, workers=tuple(DesiredWorker(launch=one, stop=stop) for one in launches)))
 
 
+async def test_workers_of_an_owner_share_a_cache_that_is_not_others(played: Played, tmp_path: Path) -> None:
+    owned = [launch(job, "stay").model_copy(update={"owner": owner}) for job, owner in (("a", "alice"), ("b", "bob"))]
+    want(played.pool, *owned, owned[0].model_copy(update={"job": "c"}))
+    caches = {request.launch.job: request.cache for request in [await played.fork() for _ in range(3)]}
+    assert caches["a"] == caches["c"] == tmp_path / "cache/owners/alice"
+    assert caches["b"] == tmp_path / "cache/owners/bob"
+    assert caches["b"].is_dir()
+
+
 async def test_new_workers_use_the_route_that_the_node_has_now(played: Played) -> None:
     first, second = launch("a", "stay"), launch("b", "stay")
     want(played.pool, first)

@@ -13,6 +13,7 @@ from tests.prerequisites import require_landlock
 from tests.security.forbidding import FORBIDDING
 
 from rolecall import landlock
+from rolecall.kit.cache import owner_folder
 from rolecall.node.folder import short_name
 from rolecall.settings import for_workers
 from rolecall.spec.fork import ForkRequest
@@ -50,16 +51,24 @@ def _landlock() -> None:
 def request_of(tmp_path: Path) -> ForkRequest:
     """A worker's request, with all around it that a node and a master have in their data folder."""
     data = tmp_path / "data"
-    for secret in ("rolecall.db", "token", "nodes/n/work/other/1/0/log.txt", "blobs/other/1/model"):
+    others = ("nodes/n/work/other/1/0/log.txt", "blobs/other/1/model", "cache/owners/other/rows", "cache/text/rows")
+    for secret in ("rolecall.db", "token", *others):
         (data / secret).parent.mkdir(parents=True, exist_ok=True)
         (data / secret).write_text("secret")
     workdir = Workdir.of(data / "nodes/n", "mine", 1, 0).path
     workdir.mkdir(parents=True)
-    (data / "cache").mkdir()
+    cache = owner_folder(data / "cache", "owner", "mine")
+    cache.mkdir()
     (tmp_path / "rows.csv").write_text("rows")
     (tmp_path / "outside").mkdir()
     return ForkRequest(
-        key="mine/1/0", launch=launch("mine", "none"), workdir=workdir, cache=data / "cache", master_url="", token=""
+        key="mine/1/0",
+        launch=launch("mine", "none"),
+        workdir=workdir,
+        data=data,
+        cache=cache,
+        master_url="",
+        token="",
     )
 
 
@@ -81,12 +90,14 @@ def test_a_worker_reads_data_and_writes_its_own_folder_alone(request_of: ForkReq
 confine(request, read_worker())
 print(json.dumps({{
     "allowed": [read("{tmp_path}/rows.csv"), read("/etc/hosts"), read("/proc/cpuinfo"), read("/proc/self/environ"),
-        read(sys.executable), write("{own}/scratch/x"), write("{data}/cache/x"), write(os.environ["TMPDIR"] + "/x"),
-        write("/dev/null"), write("/dev/shm/rolecall-test-{own.parts[2]}"), read("/dev/urandom"),
+        read(sys.executable), write("{own}/scratch/x"), write("{request_of.cache}/x"), write("/dev/null"),
+        write(os.environ["TMPDIR"] + "/x"), write("/dev/shm/rolecall-test-{own.parts[2]}"), read("/dev/urandom"),
         outcome(lambda: os.unlink("/dev/shm/rolecall-test-{own.parts[2]}")),
         outcome(lambda: subprocess.run(["true"], check=True)), outcome(lambda: os.listdir("{tmp_path}"))],
     "refused": [read("{data}/rolecall.db"), read("{data}/token"), read("{data}/nodes/n/work/other/1/0/log.txt"),
-        read("{data}/blobs/other/1/model"), read("/etc/shadow"), read("/root/.profile"), write("{tmp_path}/rows.csv"),
+        read("{data}/blobs/other/1/model"), read("{data}/cache/owners/other/rows"), read("{data}/cache/text/rows"),
+        write("{data}/cache/owners/other/x"), write("{data}/cache/x"), read("/etc/shadow"), read("/root/.profile"),
+        outcome(lambda: os.symlink("/", "{data}/cache/owners/third")), write("{tmp_path}/rows.csv"),
         write("{tmp_path}/outside/x"), write("/usr/x"), write("/tmp/x"), read(f"/proc/{{os.getppid()}}/environ"),
         read(f"/proc/{{os.getppid()}}/maps"), outcome(lambda: os.listdir("/tmp")),
         outcome(lambda: os.kill(os.getppid(), 0))],
@@ -260,7 +271,7 @@ def plant(folder):
 blobs = SharedBlobs("{launched.blob_url}", "mine", 1)
 blobs.put("step/part", Path("{tmp_path}/part"), "")
 blobs.get("1/step/part", scratch / "fetched")
-print(json.dumps([plant(Path(path)) for path in ("{tmp_path}/blobs/mine", "{tmp_path}/data/cache")]
+print(json.dumps([plant(Path(path)) for path in ("{tmp_path}/blobs/mine", "{request_of.cache}")]
     + [[outcome(lambda: os.mkfifo(scratch / "p"))]]))
 """
     (tmp_path / "blobs").mkdir()

@@ -35,7 +35,14 @@ def request(workdir: Path, **params: object) -> ForkRequest:
         gang=GangPlan(workers=(plan,), addresses={"n": "127.0.0.1"}),
     )  # fmt: skip
     return ForkRequest(
-        key="a1/2/0", launch=launch, workdir=workdir, cache=workdir, master_url="http://127.0.0.1:1", token="t", env={}
+        key="a1/2/0",
+        launch=launch,
+        workdir=workdir,
+        data=workdir,
+        cache=workdir,
+        master_url="http://127.0.0.1:1",
+        token="t",
+        env={},
     )
 
 

@@ -1,7 +1,9 @@
 """A node's cache of data derived from input files. Entries are built under a lock and published by an atomic rename.
 
-Published entries are immutable, so all workers of a node can map them into memory. A process that uses an entry holds a
-shared lock on it until the process ends; the kernel releases the lock even if the process is killed. Entries without
+Each owner of jobs has a folder in the cache. Jobs can write there, and must not change the input of other owners' jobs.
+
+Published entries are immutable, so all workers of an owner can map them into memory. A process that uses an entry holds
+a shared lock on it until the process ends; the kernel releases the lock even if the process is killed. Entries without
 a lock holder may be evicted; the mtime of the lock file is the last use of its entry.
 """
 
@@ -14,6 +16,7 @@ import stat
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rolecall.edge.logs import about
@@ -23,6 +26,7 @@ from rolecall.untrusted_files import delete_tree, open_regular
 
 _LOG = logging.getLogger(__name__)
 _LOCK, _DRAFT = ".lock", ".draft"
+_OWNERS = "owners"
 _MAX_NAME_BYTES = 255
 _RESERVE_SHARE, _MAX_RESERVE_BYTES = 0.05, 2 << 30
 _held_locks: dict[Path, int] = {}
@@ -38,10 +42,15 @@ class Entry:
     size: int
 
 
+def owner_folder(cache: Path, owner: str, job: str) -> Path:
+    """The folder of an owner's jobs in a node's `cache`; the job's own if the owner is not known."""
+    return cache / _OWNERS / (owner or f"_{job}")  # No owner's name begins with an underscore.
+
+
 def build_once(folder: Path, key: str, build: Callable[[Path], None]) -> Path:
     """The entry `key` in `folder`. If it is missing, `build` fills an empty folder while other processes wait.
 
-    `folder` is the workload's folder in the node's cache. `key` identifies everything that the content depends on,
+    `folder` is the workload's folder in the owner's cache. `key` identifies everything that the content depends on,
     for example by a hash. The entry is not evicted before this process ends. Raises `ValueError` for a key with a dot,
     which separates keys from the endings of locks and drafts.
     """
@@ -78,6 +87,8 @@ def require_space(folder: Path, size: int) -> None:
 def evict(cache: Path, max_bytes: int) -> int:
     """Delete the least recently used unlocked entries of `cache`, down to `max_bytes`; 0 means no limit.
 
+    `cache` is the cache of a node or of an owner.
+
     Returns the number of bytes freed. Raises no `OSError`, because a job can write in the cache, and the eviction is
     part of other jobs.
     """
@@ -110,7 +121,9 @@ def evict(cache: Path, max_bytes: int) -> int:
 
 def _entries(cache: Path) -> Iterator[Entry]:
     """All entries. Follows no links that a job may have created: the evicting node is not sandboxed."""
-    folders = [folder for folder in cache.glob("*") if not folder.is_symlink()]
+    # In a node's cache, entries of earlier releases have no owner.
+    found = chain(cache.glob("*"), cache.glob(f"{_OWNERS}/*/*"))
+    folders = [folder for folder in found if not folder.is_symlink()]
     for lock in (lock for folder in folders for lock in folder.glob(f"*{_LOCK}")):
         with contextlib.suppress(OSError):  # another node's daemon may evict concurrently
             found = lock.lstat()

@@ -1,16 +1,12 @@
-"""The mapping from presented tokens to principals. Pure; no I/O, no framework.
+"""The mapping from presented tokens to principals. Pure; no I/O, no framework."""
 
-Secrets are 256 random bits, so a table of their plain SHA-256 digests is enough. A slow or salted hash protects secrets
-that can be guessed, such as passwords; here it would only make each call slower.
-"""
-
-import hashlib
 import hmac
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from rolecall.spec.access import ADMIN, METRICS, NODE, Limits, Scope, TokenDocument
+from rolecall.spec.token import digest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +85,12 @@ class Access:
         """All secrets, including those that have expired since the last `replace`."""
         return self._known.values()
 
+    def known_with(self, scope: Scope) -> Iterable[Known]:
+        """The secrets with a scope, without those of the built-in tokens."""
+        return (
+            one for one in self._known.values() if scope in one.principal.scopes and one.digest not in self._built_in
+        )
+
     def replace(self, known: Iterable[Known]) -> None:
         """Replace all secrets except the built-in ones."""
         self._known = {one.digest: one for one in known} | self._built_in
@@ -123,8 +125,3 @@ def built_in(admin: str, node: str, metrics: str | None) -> list[Known]:
         for name, (secret, scope) in given.items()
         if secret is not None
     ]
-
-
-def digest_of(secret: str) -> str:
-    """The digest of a secret, which is stored instead of the secret."""
-    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()

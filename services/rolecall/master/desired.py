@@ -64,6 +64,7 @@ def _launch(  # noqa: PLR0917 - all that a worker needs
     first = plan.workers[0].node
     return WorkerLaunch(
         job=gang.job.id,
+        owner=gang.job.owner,
         attempt=gang.attempt.number,
         workload=gang.job.workload,
         params=params,

@@ -23,10 +23,11 @@ from rolecall.master.store import attempts, jobs, nodes, workers
 from rolecall.master.store.records import NodeRecord
 from rolecall.master.streams import StreamKey
 from rolecall.master.transitions import lose_workers
+from rolecall.spec.access import Scope
 from rolecall.spec.errors import Conflict, NotFound
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.report import WorkerReport
-from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat
+from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, ScrapeToken
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,6 +78,10 @@ async def cluster_info(master: Master, name: str) -> ClusterInfo:
         version=__version__,
         boot_id=_boot_id(),
         remote_nodes=remote,
+        scrape_tokens=tuple(
+            ScrapeToken(digest=known.digest, expires_at=known.expires_at)
+            for known in master.access.known_with(Scope.METRICS)
+        ),
     )
 
 

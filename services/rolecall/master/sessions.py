@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from rolecall.master.access import Access, Known, Principal, digest_of
+from rolecall.master.access import Access, Known, Principal
+from rolecall.spec.token import digest_of
 
 COOKIE = "rolecall_session"
 LIFETIME = timedelta(hours=12)

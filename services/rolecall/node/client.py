@@ -3,7 +3,7 @@
 import contextlib
 import errno
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from rolecall import __version__
 from rolecall.edge.tls import certificate_end, client_options, explain, request_options
 from rolecall.node.reconcile import Key
-from rolecall.spec.errors import NotFound, RolecallError, SettingsError
+from rolecall.spec.errors import PROBLEM_PREFIX, NotFound, RolecallError, SettingsError
 from rolecall.spec.node import NodeSpec
 from rolecall.spec.trust import Trust
 from rolecall.spec.wire import ClusterInfo, Desired, Heartbeat, Registered, StreamOffset
@@ -38,7 +38,14 @@ class MasterUnreachable(RolecallError):
 
 
 class MasterRefuses(MasterUnreachable):
-    """The master, or a proxy in front of it, refuses this node."""
+    """The master, or a proxy in front of it, refuses this node.
+
+    `by_master` is true if the master itself refuses, which then gets no heartbeats of this node.
+    """
+
+    def __init__(self, text: str, *, by_master: bool = False) -> None:
+        super().__init__(text)
+        self.by_master = by_master
 
 
 class MasterFull(MasterUnreachable):
@@ -86,7 +93,11 @@ class MasterClient:
         answer = await self._send("POST", "/internal/nodes", json=spec.model_dump(mode="json"))
         if answer.is_client_error:
             refusal = f"the master at {self.url} refuses node {spec.name} (version {__version__}): {_detail(answer)}"
-            raise NameTaken(refusal) if answer.status_code in {httpx.codes.CONFLICT} else MasterRefuses(refusal)
+            raise (
+                NameTaken(refusal)
+                if answer.status_code in {httpx.codes.CONFLICT}
+                else MasterRefuses(refusal, by_master=_is_masters(answer))
+            )
         return _parse(Registered, answer)
 
     async def heartbeat(self, name: str, beat: Heartbeat) -> Desired:
@@ -138,7 +149,8 @@ class MasterClient:
         if answer.status_code in _REFUSALS:
             raise MasterRefuses(
                 f"the master at {self.url} does not accept ROLECALL_NODE_TOKEN ({_detail(answer)}); "
-                "give this node a token that the master accepts"
+                "give this node a token that the master accepts",
+                by_master=_is_masters(answer),
             )
         if answer.status_code in {httpx.codes.INSUFFICIENT_STORAGE}:
             raise MasterFull(f"{self.url}: {_detail(answer)}")
@@ -198,7 +210,19 @@ def _explain_failure(error: httpx.RequestError) -> str:
 
 def _detail(answer: httpx.Response) -> str:
     """The detail of a problem document, or the beginning of any other answer."""
+    fallback = f"{answer.status_code} {answer.reason_phrase} {answer.text[:200]}".strip()
+    return str(_problem(answer).get("detail", fallback))
+
+
+def _is_masters(answer: httpx.Response) -> bool:
+    """True if an error is the answer of a master and not of a proxy in front of it."""
+    return str(_problem(answer).get("type")).startswith(PROBLEM_PREFIX)
+
+
+def _problem(answer: httpx.Response) -> dict[str, Any]:
+    """The problem document in an answer; empty if there is none."""
     try:
-        return str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        return f"{answer.status_code} {answer.reason_phrase} {answer.text[:200]}".strip()
+        found: Any = answer.json()
+    except ValueError:
+        return {}
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}

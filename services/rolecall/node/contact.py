@@ -21,6 +21,8 @@ class Contact:
     """The time of the master's last answer; None before the first one."""
     answering_since: float | None = None
     """The time since which the master has answered every call; None while it does not."""
+    _refused_by_master_since: float | None = None
+    """The time since which the master itself has answered every call with a refusal; None otherwise."""
     _refusal: str = ""
     _refused_since: float | None = None
     _refused_until: float | None = None
@@ -31,7 +33,7 @@ class Contact:
         return self.answered_at is not None
 
     def answered(self, now: float) -> None:
-        self.answered_at = now
+        self.answered_at, self._refused_by_master_since = now, None
         if self.answering_since is None:
             self.answering_since = now
         if self._refused_since is not None and self._refused_until is None:
@@ -39,6 +41,10 @@ class Contact:
 
     def failed(self, error: MasterUnreachable, now: float) -> None:
         self.answering_since = None
+        if not (isinstance(error, MasterRefuses) and error.by_master):
+            self._refused_by_master_since = None
+        elif self._refused_by_master_since is None:
+            self._refused_by_master_since = now
         if isinstance(error, MasterRefuses):
             if self._refused_since is None or self._refused_until is not None:
                 self._refused_since, self._refused_until = now, None
@@ -48,15 +54,18 @@ class Contact:
         """The reason why this node must end its workers, or None.
 
         A master that is only unavailable (restarted, stopped, behind a failing proxy) starts no gangs elsewhere. But a
-        master that this node can't reach through the network now considers it lost and may run its gangs on other
-        nodes, while the workers here keep their GPUs and wait for peers that they can't reach.
+        master that this node can't reach through the network, or that runs and refuses this node, considers it lost
+        and may run its gangs on other nodes, while the workers here keep their GPUs and wait for peers.
         """
-        if not cut_off or self.answered_at is None:
+        if self.answered_at is None:
             return None
-        silent_s = now - self.answered_at
-        if silent_s <= max(self.fence_s, self.node_timeout_s or 0.0):
-            return None
-        return f"this node was cut off from its master for {silent_s:.0f} s (ROLECALL_FENCE_S)"
+        limit_s = max(self.fence_s, self.node_timeout_s or 0.0)
+        if cut_off and (silent_s := now - self.answered_at) > limit_s:
+            return f"this node was cut off from its master for {silent_s:.0f} s (ROLECALL_FENCE_S)"
+        since = self._refused_by_master_since
+        if since is not None and (refused_s := now - since) > limit_s:
+            return f"the master refused this node for {refused_s:.0f} s (ROLECALL_FENCE_S): {self._refusal}"
+        return None
 
     def findings(self, now: float) -> tuple[Finding, ...]:
         """A warning if the master refused this node recently and has accepted it again."""

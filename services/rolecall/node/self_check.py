@@ -39,12 +39,20 @@ class SelfCheck:
     """Runs all checks. While the master is unavailable, its last answer counts."""
 
     def __init__(
-        self, settings: NodeSettings, client: MasterClient, gpus: GpuInventory, clock: Callable[[], float] = time.time
+        self,
+        settings: NodeSettings,
+        client: MasterClient,
+        gpus: GpuInventory,
+        clock: Callable[[], float] = time.time,
+        *,
+        on_info: Callable[[ClusterInfo], None] = lambda info: None,
     ) -> None:
+        """`on_info` is called with each answer of the master."""
         self._settings = settings
         self._client = client
         self._gpus = gpus
         self._clock = clock
+        self._on_info = on_info
         self._sample: ClockSample | None = None
         self._machine_check: asyncio.Future[list[Finding]] | None = None
 
@@ -53,6 +61,7 @@ class SelfCheck:
         # The heartbeat fails as well and reports it.
         with contextlib.suppress(MasterUnreachable):
             self._sample = await compare_clocks(self._client, spec.name, self._clock)
+            self._on_info(self._sample.cluster)
         network, found = await self._check_network()
         machine = await self._check_machine_in_thread(spec)
         if (sample := self._sample) is None:

@@ -31,6 +31,7 @@ from rolecall.node.fork_client import ForkClient
 from rolecall.node.gpu_readings import GpuReadings
 from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
+from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.self_check import SelfCheck
 from rolecall.node.telemetry import GpuCollector, NodeCollector, Server, app
 from rolecall.settings import NodeSettings, read_node_token
@@ -70,7 +71,8 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
     health = NodeHealth(settings.known_name, settings.role)
-    served = app(health, settings.node_token, settings.metrics_token)
+    access = ScrapeAccess(settings.node_token, settings.metrics_token)
+    served = app(health, access)
     server = Server(
         uvicorn.Config(
             served, http=limited_protocol(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off"
@@ -87,6 +89,7 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
                 work=work,
                 metrics_port=listener.getsockname()[1],
                 served=served,
+                access=access,
                 fork_arguments=fork_arguments,
             )
         # Faster than uvicorn's shutdown, which polls twice for 0.1 s. No request has to be finished.
@@ -109,6 +112,7 @@ async def _serve(
     work: Path,
     metrics_port: int,
     served: Starlette,
+    access: ScrapeAccess,
     fork_arguments: Sequence[str],
 ) -> None:
     client = MasterClient(settings.master_url, read_node_token, settings.trust)
@@ -121,7 +125,7 @@ async def _serve(
         client,
         work=work,
         forks=ForkClient(fork_arguments or ("--role", settings.role)),
-        self_check=SelfCheck(settings, client, inventory),
+        self_check=SelfCheck(settings, client, inventory, on_info=access.update),
         health=health,
     )
     served.state.registry.register(NodeCollector(daemon))

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hmac
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
-from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,6 +20,7 @@ from starlette.routing import Route
 from rolecall.node.daemon import Daemon
 from rolecall.node.gpu_readings import GpuReading, GpuReadings
 from rolecall.node.health import NodeHealth
+from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.worker_process import WorkerProcess
 from rolecall.spec.metric import WORKER_METRICS
 from rolecall.spec.node import Machine
@@ -184,20 +183,19 @@ def _labels(worker: WorkerProcess) -> tuple[str, str, str, str]:
     return launch.job, str(launch.attempt), launch.worker.role.value, str(launch.worker.rank)
 
 
-def app(health: NodeHealth, *tokens: SecretStr | None) -> Starlette:
-    """The application; `/metrics` accepts each of `tokens` that is set, `/healthz` needs none.
+def app(health: NodeHealth, access: ScrapeAccess) -> Starlette:
+    """The application; `/metrics` needs a token that `access` accepts, `/healthz` needs none.
 
     It runs before the node has found its master, so that probes show a live node and the cause for which it waits.
     Collectors can be added later: to `app.state.registry`, if they read what the event loop changes; to
     `app.state.slow`, which is collected in a thread.
     """
-    expected = [f"Bearer {token.get_secret_value()}".encode() for token in tokens if token is not None]
     registry, slow = CollectorRegistry(), CollectorRegistry()
 
     async def metrics(request: Request) -> Response:
-        given = request.headers.get("Authorization", "").encode()
-        if not any([hmac.compare_digest(given, one) for one in expected]):
-            hint = "send the metrics token: Authorization: Bearer $ROLECALL_METRICS_TOKEN (or the node's own)\n"
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not access.accepts(token.strip()):
+            hint = "send a token with the scope metrics: Authorization: Bearer $ROLECALL_METRICS_TOKEN\n"
             return Response(hint, 401, {"WWW-Authenticate": "Bearer"})
         answers = await asyncio.to_thread(generate_latest, slow)
         return Response(generate_latest(registry) + answers, headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rolecall.edge.logs import about
+from rolecall.kit.cache import owner_folder
 from rolecall.network.routes import Route
 from rolecall.node.client import MasterClient
 from rolecall.node.contact import Contact
@@ -227,12 +228,13 @@ class WorkerPool:
 
     def _request(self, worker: WorkerProcess) -> ForkRequest:
         launch = worker.launch
-        cache = self._settings.data / "cache"
-        cache.mkdir(exist_ok=True)
+        cache = owner_folder(self._settings.data / "cache", launch.owner, launch.job)
+        cache.mkdir(parents=True, exist_ok=True)
         return ForkRequest(
             key=str(worker.key),
             launch=launch,
             workdir=worker.workdir.path,
+            data=self._settings.data,
             cache=cache,
             master_url=self._client.url,
             trust=self._client.trust,

@@ -29,7 +29,7 @@ class WorkerContext(Generic[P]):
     """The worker's own GPU, or the CPU."""
     workdir: Workdir
     cache: Path
-    """A folder for reproducible data. All workers of this node share it, and it persists between attempts."""
+    """A folder for reproducible data, which persists between attempts. The owner's workers share it on each node."""
     report: Reporter
     """`context.report(step, loss=…)`; also `.event(text)` and `.result(metrics)`."""
     checkpoints: Checkpoints

@@ -1,5 +1,8 @@
 """The error classes. A class's docstring describes its meaning; an instance's text says what to do."""
 
+PROBLEM_PREFIX = "urn:rolecall:problem:"
+"""The beginning of `type` in each problem document of a master, which no proxy's answer has."""
+
 
 class RolecallError(Exception):
     """The base class of all errors that Rolecall raises.

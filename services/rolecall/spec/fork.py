@@ -18,8 +18,10 @@ class ForkRequest(Value):
     launch: WorkerLaunch
     workdir: Path
     """The worker's folder (see `spec.workdir`), which must exist."""
+    data: Path
+    """The node's data folder, most of which the sandbox hides from the worker."""
     cache: Path
-    """A folder that all workers of the node share. It persists between attempts."""
+    """The folder that the workers of this owner share on the node. It persists between attempts."""
     master_url: str
     trust: Trust | None = None
     """The CA and name for the verification of the master's certificate; None for plain HTTP."""

@@ -49,6 +49,8 @@ class WorkerLaunch(Value):
     """The data with which a node starts one worker, and with which the worker runs."""
 
     job: str
+    owner: str = ""
+    """The name of the token that submitted the job; empty from a master of an earlier release."""
     attempt: int
     workload: str
     params: dict[str, Any]

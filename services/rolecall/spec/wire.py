@@ -4,7 +4,7 @@ from typing import Any, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from rolecall.spec.bounds import MAX_BIGINT
+from rolecall.spec.bounds import MAX_BIGINT, AwareMoment
 from rolecall.spec.finding import Finding
 from rolecall.spec.inspection import Inspection
 from rolecall.spec.model import Value
@@ -95,8 +95,16 @@ class Registered(Value):
     """Seconds of silence after which the master considers the node lost; None from masters that don't send it."""
 
 
+class ScrapeToken(Value):
+    """A valid secret of a token with the scope `metrics`."""
+
+    digest: str = Field(repr=False)
+    """See `spec.token.digest_of`."""
+    expires_at: AwareMoment | None = None
+
+
 class ClusterInfo(Value):
-    """The cluster's properties that a node needs for its self-check."""
+    """The cluster's properties that a node needs for its self-check and its `/metrics`."""
 
     # Nodes and masters of release 0.1 know `remote_nodes` by its alias.
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
@@ -111,6 +119,8 @@ class ClusterInfo(Value):
     """The boot id of the master's machine, as in `Machine`; empty from masters that don't send it."""
     remote_nodes: int = Field(validation_alias="strangers", serialization_alias="strangers")
     """The number of live nodes in other network namespaces, which can't reach a loopback address of this node."""
+    scrape_tokens: tuple[ScrapeToken, ...] = ()
+    """The tokens that the node's `/metrics` accepts, without the built-in ones."""
 
 
 class StreamOffset(Value):

@@ -1,7 +1,7 @@
 """The sandbox of a worker, which restricts itself by Landlock before any code of a job or of a plug-in runs.
 
 A worker reads the system's software, Python's environment, the operator's data roots and plug-ins. It writes its own
-scratch folder, the node's cache and a few devices. Everything else is refused with `PermissionError`, for example data
+scratch folder, the owner's cache and a few devices. Everything else is refused with `PermissionError`, for example data
 of the node and the master, secrets, and the work folders of other jobs. Child processes inherit the restriction. A
 seccomp filter covers what Landlock does not: limits of other processes, owners, extended attributes.
 
@@ -114,7 +114,6 @@ def confine(request: ForkRequest, settings: WorkerSettings) -> Sandbox:
 
 def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     """The paths with the worker's access rights."""
-    data = request.cache.parent
     yield from _SYSTEM
     yield from ((path, DEVICE) for path in Path("/dev").glob("nvidia*"))  # The driver creates some on first use.
     libraries = [path.resolve() for path in read_library_paths()]
@@ -124,7 +123,7 @@ def rules_of(request: ForkRequest, settings: WorkerSettings) -> Iterator[Rule]:
     roots = [path.resolve() for path in settings.data_roots]
     roots = [root for root in roots if not any(root.is_relative_to(path) for path in private)]
     for path in dict.fromkeys((*_SOFTWARE, *libraries, *plugins, *roots)):
-        yield from _except(path, (data.resolve(), *_NEVER, *private, *tokens))
+        yield from _except(path, (request.data.resolve(), *_NEVER, *private, *tokens))
     yield _SHARED_MEMORY, WRITE
     # The worker writes only to files that were opened before (see `worker.outputs`).
     yield request.workdir, READ

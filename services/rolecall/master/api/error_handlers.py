@@ -20,6 +20,7 @@ from rolecall.master.field_errors import MAX_PROBLEMS, Problem, explain
 from rolecall.master.space import NoRoom
 from rolecall.master.storage_errors import LeadershipLost, StoreUnavailable, storage_error
 from rolecall.spec.errors import (
+    PROBLEM_PREFIX,
     BrokenWorkload,
     CheckTimeout,
     Conflict,
@@ -66,8 +67,7 @@ _TYPES = {
     507: "volume-full",
 }
 """The types of the other problem documents, by status."""
-_PREFIX = "urn:rolecall:problem:"
-PROBLEM_TYPES = sorted({_PREFIX + kind for kind in (*_TYPES.values(), *(kind for _, kind in _CAUSES.values()))})
+PROBLEM_TYPES = sorted({PROBLEM_PREFIX + kind for kind in (*_TYPES.values(), *(kind for _, kind in _CAUSES.values()))})
 """The values of `type` in problem documents. They are stable, so that programs can distinguish causes."""
 # The OpenAPI schema of a problem document, and the statuses that routes can answer with, see `openapi.complete`.
 _TEXT, _INTEGER = {"type": "string"}, {"type": "integer"}
@@ -135,7 +135,7 @@ def problem_response(
 ) -> Response:
     """A problem document of the type `kind`, by default that of the status; `errors` lists the invalid fields."""
     body: dict[str, Any] = {
-        "type": _PREFIX + (kind or _TYPES[status]),
+        "type": PROBLEM_PREFIX + (kind or _TYPES[status]),
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": redact_text(detail),

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Response
 
-from rolecall.master.access import digest_of
 from rolecall.master.api.auth import Caller, Running, needs
 from rolecall.master.api.parameters import merge_patch
 from rolecall.master.program import Master
@@ -23,6 +22,7 @@ from rolecall.spec.access import (
     TokenUpdate,
 )
 from rolecall.spec.errors import Conflict
+from rolecall.spec.token import digest_of
 
 router = APIRouter(prefix="/tokens", tags=["access"], dependencies=[Depends(needs(Scope.ADMIN))])
 _PREFIX = "rc_"
