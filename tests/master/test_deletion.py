@@ -18,7 +18,8 @@ from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
 from rolecall.master.retention import Policy, superfluous
 from rolecall.master.signals import Signal
-from rolecall.master.store import attempts, audit, checkpoints, deletion, events, idempotency, jobs, schema
+from rolecall.master.storage_errors import LeadershipLost
+from rolecall.master.store import attempts, audit, checkpoints, deletion, events, idempotency, jobs, schema, terms
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.records import CheckpointRecord
 from rolecall.master.streams import Streams
@@ -328,6 +329,26 @@ async def test_checkpoints_of_jobs_that_succeeded_age_out_and_keys_expire(tmp_pa
             )
             assert await idempotency.job_of(connection, "admin", "key-toy-1", "another digest") is None
             assert (await jobs.get(connection, "toy-1")).state is JobState.SUCCEEDED
+
+
+async def test_a_master_that_lost_the_lead_deletes_no_checkpoint(tmp_path: Path) -> None:
+    """It was stopped after it chose what to delete, while another one took over."""
+    async with in_world(tmp_path, policy(finished_checkpoints=timedelta(days=7))) as world:
+        await world.end_jobs(1)
+        async with world.database.write() as connection:
+            first = await terms.begin(connection, "first", world.now)
+        world.database.fence(first)
+        world.now += timedelta(days=8)
+        other = Database(sqlite_url(tmp_path / "test.db"))
+        async with other.write() as connection:
+            await terms.begin(connection, "second", world.now)
+        await other.close()
+        with pytest.raises(LeadershipLost):
+            await world.cleaner._collect("toy-1")
+        assert (tmp_path / "blobs/toy-1/1/1").exists()
+        world.database.fence(first + 1)
+        await world.cleaner._collect("toy-1")
+        assert not (tmp_path / "blobs/toy-1/1/1").exists()
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])

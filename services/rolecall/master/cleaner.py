@@ -185,6 +185,8 @@ class Cleaner:
         # Blobs first. After an interruption, the next pass finds the manifests and deletes the rest.
         kept = blobs_of(record.manifest for record in known if record.manifest not in manifests)
         for blob in sorted(blobs_of(manifests) - kept - shared):
+            # The choice may be old: if this master was stopped since, another one can have lost the newer checkpoints.
+            await self.database.require_term()
             await self.blobs.delete(job, blob)
         async with self.database.write() as connection:
             for manifest in manifests:
