@@ -54,6 +54,21 @@ def one_thread(_folder: Path) -> Step:
     return step
 
 
+def whole_batch(_folder: Path) -> Step:
+    """Plain PyTorch: a step with all images at once, whose peak memory is the one to compare stages with."""
+    model = build_resnet("resnet50", CLASSES, "batch").to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=Sgd(name="sgd", lr=0.05).lr)
+    images = torch.randn(BATCH, 3, PIXELS, PIXELS).to(memory_format=torch.channels_last)
+    labels = torch.randint(CLASSES, (BATCH,))
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def _gang(**more: Any) -> Any:
     roles = {Role.MASTER: 1, Role.STAGE: STAGES}
     return gang("resnet-pipeline", params(**more), roles, reporter="master-0", skipped=SKIPPED)
@@ -73,6 +88,7 @@ CONTESTS = (
                 alone(one_thread, 9, units_per_step=BATCH / MICRO_BATCHES, skipped=SKIPPED, threads=1, scale=_FULL),
                 is_limit=True,
             ),
+            Contender("one process", alone(whole_batch, 3, units_per_step=BATCH, skipped=SKIPPED)),
             Contender("tutorial protocol", _gang(protocol="tutorial")),
             Contender("1F1B", _gang()),
         ],
