@@ -171,7 +171,7 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
     return [*kept, *errors[_READ_ERRORS:]]
 
 
-def _unions_of(place: "Place") -> Iterator[tuple[Path, str | int]]:
+def _unions_of(place: "ErrorPlace") -> Iterator[tuple[Path, str | int]]:
     return ((place.path[:depth], label) for depth, label in place.alternatives)
 
 
@@ -181,7 +181,7 @@ def _loc_of(schema: Schema, loc: Sequence[str | int], path: Path) -> Sequence[st
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ErrorPlace:
     """The place of an error: its path in the value, without the names that pydantic gives to a union's alternatives."""
 
     path: Path
@@ -190,7 +190,7 @@ class Place:
     """The alternatives of undiscriminated unions on the way: the length of the path there, and the name."""
 
 
-def locate(root: Schema, loc: Iterable[str | int]) -> Place:
+def locate(root: Schema, loc: Iterable[str | int]) -> ErrorPlace:
     """The place of an error in a value with the schema `root`."""
     here: Schema = _resolved(root, root)
     path, alternatives = list[str | int](), list[tuple[int, str | int]]()
@@ -210,7 +210,7 @@ def locate(root: Schema, loc: Iterable[str | int]) -> Place:
         elif here or not alternatives:
             path.append(part)
             here = {}
-    return Place(tuple(path), here, tuple(alternatives))
+    return ErrorPlace(tuple(path), here, tuple(alternatives))
 
 
 def _tags(schema: Schema) -> Mapping[str, str]:

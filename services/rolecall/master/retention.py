@@ -13,7 +13,7 @@ KEEP_KEYS = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RetentionPolicy:
     """The operator's retention settings. None means indefinitely."""
 
     jobs: timedelta | None
@@ -25,7 +25,7 @@ class Policy:
     """The time for which entries of the audit log are kept."""
 
     @classmethod
-    def of(cls, settings: MasterSettings) -> "Policy":
+    def of(cls, settings: MasterSettings) -> "RetentionPolicy":
         return cls(
             jobs=_days(settings.keep_days),
             checkpoints=settings.keep_checkpoints,

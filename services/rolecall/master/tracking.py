@@ -32,7 +32,7 @@ _PASS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TrackerPlace:
     """Where a tracker stores jobs."""
 
     kind: str
@@ -62,7 +62,7 @@ class TrackerTarget:
 
     is_live = True
 
-    def __init__(self, place: Place, *, database: Database, streams: Streams, clock: Clock) -> None:
+    def __init__(self, place: TrackerPlace, *, database: Database, streams: Streams, clock: Clock) -> None:
         self.kind = place.kind
         self._place = place
         self._database, self._streams, self._clock = database, streams, clock
@@ -138,11 +138,13 @@ class TrackerTarget:
         return found, news, left > 0
 
 
-def mlflow_server(uri: str, experiment: str) -> Place:
+def mlflow_server(uri: str, experiment: str) -> TrackerPlace:
     """An experiment of an MLflow tracking server."""
-    return Place("mlflow", f"experiment {experiment!r} of {redact_text(uri)}", lambda: TrackedRuns(uri, experiment))
+    return TrackerPlace(
+        "mlflow", f"experiment {experiment!r} of {redact_text(uri)}", lambda: TrackedRuns(uri, experiment)
+    )
 
 
-def tensorboard_folder(folder: Path) -> Place:
+def tensorboard_folder(folder: Path) -> TrackerPlace:
     """A folder of TensorBoard's event files."""
-    return Place("tensorboard", str(folder), lambda: EventFiles(folder))
+    return TrackerPlace("tensorboard", str(folder), lambda: EventFiles(folder))

@@ -17,7 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from rolecall import __version__
-from rolecall.edge.connection_table import GroupLimit, Limits
+from rolecall.edge.connection_table import ConnectionLimits, GroupLimit
 from rolecall.edge.connections import limited_protocol
 from rolecall.edge.listener import listen
 from rolecall.edge.logs import log_to_stderr
@@ -32,7 +32,7 @@ from rolecall.node.gpu_readings import GpuReadings
 from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
 from rolecall.node.self_check import SelfCheck
-from rolecall.node.telemetry import GpuCollector, NodeCollector, Server, app
+from rolecall.node.telemetry import GpuCollector, NodeCollector, TelemetryServer, app
 from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
@@ -40,7 +40,7 @@ from rolecall.untrusted_files import delete_tree
 
 _LOG = logging.getLogger(__name__)
 # Only Prometheus and health checks call.
-_LIMITS = Limits(connections=128, anonymous=GroupLimit(64, 128))
+_LIMITS = ConnectionLimits(connections=128, anonymous=GroupLimit(64, 128))
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
@@ -71,7 +71,7 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
     listener = _listen(settings)
     health = NodeHealth(settings.known_name, settings.role)
     served = app(health, settings.node_token, settings.metrics_token)
-    server = Server(
+    server = TelemetryServer(
         uvicorn.Config(
             served, http=limited_protocol(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off"
         )

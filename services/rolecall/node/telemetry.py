@@ -211,7 +211,7 @@ def app(health: NodeHealth, *tokens: SecretStr | None) -> Starlette:
     return served
 
 
-class Server(uvicorn.Server):
+class TelemetryServer(uvicorn.Server):
     """A server that leaves signals to the daemon, which drains."""
 
     @contextlib.contextmanager

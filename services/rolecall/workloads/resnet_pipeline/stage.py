@@ -28,7 +28,7 @@ from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.remote import Kind, Outbox, inbox
-from rolecall.workloads.resnet_pipeline.tutorial import Shard
+from rolecall.workloads.resnet_pipeline.tutorial import TutorialShard
 
 # Micro-batches of an evaluation that may be queued at a stage.
 _MAX_PENDING = 2
@@ -95,7 +95,7 @@ class PipelineStage:
         order = zero_bubble(self._stages, self._params.micro_batches)
         measurements.set(IN_FLIGHT, most_in_flight(order[self._index]))
 
-    def adopt(self, shard: "rpc.RRef[Shard]") -> None:
+    def adopt(self, shard: "rpc.RRef[TutorialShard]") -> None:
         """Use the part of a shard that the master created in this process; raises the error of its creation."""
         self._part = shard.local_value().part
 

@@ -24,7 +24,7 @@ from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, mean_loss
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 from rolecall.workloads.resnet_pipeline.stage import PipelineStage, execute
-from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, Shard
+from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, TutorialShard
 
 
 class Stages:
@@ -146,7 +146,9 @@ class TutorialTraining(PipelineTraining):
     def _build_parts(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Create the shards on the stages, which also serve their checkpoints and exports, and the optimizer."""
         stages = zip(self._stages.all, partition, strict=True)
-        shards = [rpc.remote(name, Shard, args=(self.params, classes, blocks), timeout=0) for name, blocks in stages]
+        shards = [
+            rpc.remote(name, TutorialShard, args=(self.params, classes, blocks), timeout=0) for name, blocks in stages
+        ]
         for name, shard in zip(self._stages.all, shards, strict=True):
             call([name], PipelineStage.adopt, shard)
         self._model = RemotePipeline(shards, self.params.micro_batch_size)

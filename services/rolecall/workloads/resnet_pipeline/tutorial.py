@@ -40,7 +40,7 @@ class _Turns:
                 self._changed.notify_all()
 
 
-class Shard:
+class TutorialShard:
     """A stage's part of the model, created by the master. RPC threads call its methods."""
 
     def __init__(self, params: Params, classes: int, names: Sequence[str]) -> None:
@@ -68,7 +68,7 @@ class Shard:
 class RemotePipeline(nn.Module):
     """The whole model as the master sees it: its shards in order, each on a stage."""
 
-    def __init__(self, shards: Sequence["rpc.RRef[Shard]"], micro_batch_size: int) -> None:
+    def __init__(self, shards: Sequence["rpc.RRef[TutorialShard]"], micro_batch_size: int) -> None:
         super().__init__()
         self._shards, self._micro_batch_size = list(shards), micro_batch_size
         self._turn = 0  # micro-batches sent
