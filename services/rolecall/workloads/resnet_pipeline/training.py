@@ -1,4 +1,4 @@
-"""The master's loop: `1f1b` only calls all stages for each step, `tutorial` computes with their parts of the model."""
+"""The driver's loop: `1f1b` only calls all stages for each step, `tutorial` computes with their parts of the model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -47,7 +47,7 @@ def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> l
 
 class PipelineTraining(TrainingLoop[int, Params]):
     """The loop of protocol `1f1b`. A batch is the number of a step in its epoch; the first stages load its images, and
-    no image, activation or gradient passes through the master.
+    no image, activation or gradient passes through the driver.
     """
 
     def __init__(self, context: WorkerContext[Params]) -> None:
@@ -137,7 +137,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
 
 
 class TutorialTraining(PipelineTraining):
-    """The loop of protocol `tutorial`: the master reads the images, and computes the loss and the scores."""
+    """The loop of protocol `tutorial`: the driver reads the images, and computes the loss and the scores."""
 
     def _open_images(self) -> DatasetInfo:
         self._dataset = Dataset(self.params, replica=0, device=self.context.device)
