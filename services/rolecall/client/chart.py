@@ -66,7 +66,7 @@ class Chart:
     x_values: tuple[float, ...] | tuple[str, ...]
     series: tuple[ChartSeries, ...]
     has_markers: bool = True
-    """Whether each point of a line has a marker. Curves with hundreds of points have none."""
+    """True if each point of a line has a marker. Curves with hundreds of points have none."""
 
 
 @dataclass(frozen=True, slots=True)

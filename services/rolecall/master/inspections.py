@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeReply:
-    """What a node sent for a worker."""
+    """A worker's answer, as its node sent it."""
 
     answer: Answer
     clock: ClockReading | None = None

@@ -44,7 +44,6 @@ class JobMetrics:
 
     @property
     def workloads(self) -> dict[str, str]:
-        """The workload of each job."""
         running = {one.job.id: one.job.workload for one in self.running}
         return running | {job.id: job.workload for job in self.ended}
 

@@ -54,7 +54,7 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """What the master has stored about an ended job."""
+    """The stored records of an ended job."""
 
     job: JobRecord
     attempts: Sequence[AttemptSummary]
@@ -66,12 +66,10 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class CollectorAnswer:
-    """A collector's answer."""
-
     error: str | None = None
     """The reason why it has not accepted the spans; None if it has."""
     is_away: bool = False
-    """Whether it would not accept others either."""
+    """True if it would not accept others either."""
     lost: int = 0
     """The number of spans that it has rejected for good, although it has accepted the others."""
 

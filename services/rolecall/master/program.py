@@ -227,7 +227,7 @@ async def open_master(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the loops share, and the loops that are made of it."""
+    """The loops, and the parts that they share."""
 
     clock: Clock
     settings: MasterSettings

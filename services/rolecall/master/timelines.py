@@ -111,7 +111,7 @@ def _metadata(name: str, process: int, thread: int, arguments: dict[str, Any]) -
 
 
 def _shifts(recorded: Sequence[RecordedWindow], machines: Mapping[str, str]) -> dict[int, tuple[float, float | None]]:
-    """What to add to each worker's times, by rank, with the uncertainty.
+    """The seconds to add to each worker's times, by rank, with the uncertainty.
 
     The reference is the clock of the first worker's machine. A machine with several workers uses its best reading.
     """

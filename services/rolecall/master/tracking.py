@@ -33,7 +33,7 @@ _PASS_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TrackerPlace:
-    """Where a tracker stores jobs."""
+    """A server or folder in which a tracker stores jobs."""
 
     kind: str
     """The kind of the event that records the export of an ended job."""
@@ -45,7 +45,7 @@ class TrackerPlace:
 
 @dataclass(slots=True)
 class _Written:
-    """What the tracker has of a job."""
+    """The part of a job that the tracker has."""
 
     ends: dict[StreamKey, int] = field(default_factory=lambda: defaultdict[StreamKey, int](int))
     """The offset in each progress stream up to which its steps are written."""

@@ -9,8 +9,6 @@ from rolecall.spec.model import Value
 
 
 class Facts(Value):
-    """One node's facts."""
-
     node: str
     address: str
     interface: str

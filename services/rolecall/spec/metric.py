@@ -1,4 +1,4 @@
-"""What is measured: the metrics that workloads declare, and those that every worker records about itself.
+"""Metrics: those that workloads declare, and those that every worker records about itself.
 
 Names follow Prometheus's rules: a snake-case name with its base unit, and `_total` for counters.
 """
@@ -47,7 +47,7 @@ class Metric:
     unit: str = ""
     """A base unit such as `seconds`, `bytes` or `nats`; empty for numbers without one."""
     direction: Literal["higher", "lower"] | None = None
-    """Which values are better, if any."""
+    """The direction of better values, if there is one."""
     splits: tuple[Split, ...] = (Split.TRAIN,)
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ class Workload(Generic[P]):
     params: type[P]
     roles: dict[Role, RoleCount]
     metrics: tuple[Metric, ...] = ()
-    """What its workers report. Other names that they report are in the job's series, but not in Prometheus."""
+    """The metrics that its workers report. Others are in the job's series, but not in Prometheus."""
     rpc: bool = True
     """True if all ranks join one TensorPipe RPC group."""
     process_group: tuple[Role, ...] = ()

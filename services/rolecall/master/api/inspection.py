@@ -201,7 +201,7 @@ def _sort_out(
     replies: Mapping[int, NodeReply],
     shown: Callable[[WorkerRecord, Answer], _Shown | None],
 ) -> tuple[tuple[_Shown, ...], tuple[Silent, ...]]:
-    """What the workers answered, and the workers without an answer. `shown` returns None for those."""
+    """The workers' answers, and the workers without an answer. `shown` returns None for those."""
     found, missing = list[_Shown](), list[Silent]()
     for member in members:
         answer = _answer(replies.get(member.rank))
