@@ -13,6 +13,7 @@ from rolecall.network.links import Link
 from rolecall.network.pairs import Pair, Speed
 from rolecall.spec.finding import Finding, Level, NodeFinding
 from rolecall.spec.node import is_loopback
+from rolecall.spec.visible import listed
 
 DAY_S = 86_400
 CERTIFICATE_WARNING_S = 14 * DAY_S
@@ -145,14 +146,14 @@ def left_out(skipped: Sequence[Pair], guilty: Mapping[str, Sequence[str]]) -> It
         yield _rpc(
             (node,),
             Level.WARNING,
-            f"its calls stall with {_listed(others)}, so it was not measured with {rest} more",
+            f"its calls stall with {listed(others, _MAX_NAMES)}, so it was not measured with {rest} more",
             "fix the links where RPC fails, then check the node again",
         )
 
 
 def cut_short(left: Sequence[Pair], total: int, seconds: float, guilty: Mapping[str, Sequence[str]]) -> NodeFinding:
     """The finding that the measurements ended before all pairs were measured."""
-    stalls = f", because the calls of {_listed(list(guilty))} stall" if guilty else ""
+    stalls = f", because the calls of {listed(guilty, _MAX_NAMES)} stall" if guilty else ""
     return _rpc(
         sorted({node for pair in left for node in pair}),
         Level.WARNING,
@@ -207,11 +208,6 @@ def _alike(
         )
         for one in odd
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MAX_NAMES
-    return ", ".join(names[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _ping(pair: Pair, speed: Speed, bounds: SpeedBounds) -> NodeFinding:
