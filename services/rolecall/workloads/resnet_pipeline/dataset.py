@@ -1,4 +1,4 @@
-"""The job's images as model inputs, in the process that reads them: a first stage, or the tutorial's driver."""
+"""The job's images as model inputs, in the process that reads them: a first stage, or the tutorial's master."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
