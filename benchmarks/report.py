@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.contest import Contest, Goal, Result, Run
-from rolecall.client.chart import Chart, Point, Series, svg
+from rolecall.client.chart import Chart, ChartSeries, Point, svg
 
 
 def write(folder: Path, machine: Mapping[str, str | float], results: Sequence[Result]) -> None:
@@ -96,7 +96,7 @@ def chart(result: Result) -> str:
     names = tuple(contender.name for contender in result.contest.contenders)
     points = tuple(Point(x, result.median(name).rate, _spread(result.runs[name])) for x, name in enumerate(names))
     unit = f"{result.contest.unit}/s"
-    series = Series(unit, points)
+    series = ChartSeries(unit, points)
     return svg(Chart(result.contest.title, result.contest.work, "contender", unit, names, (series,)))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from rolecall import process
 from rolecall.process import describe_exit
-from rolecall.supervisor import Ended, Program, Supervisor, restart_delay_s
+from rolecall.supervisor import Ended, SupervisedProgram, Supervisor, restart_delay_s
 
 TELLS_WHEN_ASKED = """
 import signal, sys
@@ -83,7 +83,7 @@ def test_exit_codes_and_signals_are_described() -> None:
 @pytest.mark.slow
 def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    program = Program("short", ("sh", "-c", "echo run; exit 3"), os.environ, log)
+    program = SupervisedProgram("short", ("sh", "-c", "echo run; exit 3"), os.environ, log)
     with Supervisor([program]) as supervisor:
         assert next_end(supervisor) == Ended(program, 3)
         began = time.monotonic()
@@ -94,8 +94,8 @@ def test_a_program_that_ends_is_reported_and_started_again(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_programs_end_independently(tmp_path: Path) -> None:
-    steady = Program("steady", command("steady", tmp_path), os.environ)
-    with Supervisor([steady, Program("short", ("sh", "-c", "kill -9 $$"), os.environ)]) as supervisor:
+    steady = SupervisedProgram("steady", command("steady", tmp_path), os.environ)
+    with Supervisor([steady, SupervisedProgram("short", ("sh", "-c", "kill -9 $$"), os.environ)]) as supervisor:
         await_up("steady", folder=tmp_path)
         ended = next_end(supervisor)
     assert (ended.program.name, ended.code) == ("short", -signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_programs_end_independently(tmp_path: Path) -> None:
 
 def test_the_first_program_is_stopped_last(tmp_path: Path) -> None:
     names = ("first", "second", "third")
-    with Supervisor([Program(name, command(name, tmp_path), os.environ) for name in names]):
+    with Supervisor([SupervisedProgram(name, command(name, tmp_path), os.environ) for name in names]):
         await_up(*names, folder=tmp_path)
     asked = (tmp_path / "asked").read_text().split()
     assert sorted(asked) == sorted(names)
@@ -117,7 +117,7 @@ def test_another_thread_that_takes_the_signal_of_an_exit_delays_nothing_for_long
     thread = threading.Thread(target=over.wait)
     thread.start()
     try:
-        with Supervisor([Program("quick", command("quick", tmp_path), os.environ)]) as supervisor:
+        with Supervisor([SupervisedProgram("quick", command("quick", tmp_path), os.environ)]) as supervisor:
             await_up("quick", folder=tmp_path)
             child = child_of_this_test()
             child.terminate()
@@ -133,7 +133,7 @@ def test_another_thread_that_takes_the_signal_of_an_exit_delays_nothing_for_long
 
 @pytest.mark.slow
 def test_a_program_that_does_not_end_within_the_grace_time_is_killed(tmp_path: Path) -> None:
-    program = Program("stubborn", command("stubborn", tmp_path, then="pass"), os.environ)
+    program = SupervisedProgram("stubborn", command("stubborn", tmp_path, then="pass"), os.environ)
     with Supervisor([program], grace_s=2.0):
         await_up("stubborn", folder=tmp_path)
         child = child_of_this_test()
@@ -143,7 +143,10 @@ def test_a_program_that_does_not_end_within_the_grace_time_is_killed(tmp_path: P
 
 
 def test_a_program_that_can_not_start_stops_those_before_it(tmp_path: Path) -> None:
-    programs = [Program("first", ("sleep", "60"), os.environ), Program("second", ("/nowhere",), os.environ)]
+    programs = [
+        SupervisedProgram("first", ("sleep", "60"), os.environ),
+        SupervisedProgram("second", ("/nowhere",), os.environ),
+    ]
     children = set(psutil.Process().children())
     with pytest.raises(FileNotFoundError), Supervisor(programs):
         pytest.fail("it must not be entered")
@@ -197,7 +200,7 @@ def test_a_program_that_would_outlive_its_supervisor_does_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_PR_SET_PDEATHSIG", 1 << 20)  # no such option, so that the call fails
-    program = Program("free", ("touch", str(tmp_path / "ran")), os.environ, log=tmp_path / "log")
+    program = SupervisedProgram("free", ("touch", str(tmp_path / "ran")), os.environ, log=tmp_path / "log")
     with Supervisor([program]) as running:
         (ended,) = running.wait(10)
     assert ended.code == os.EX_OSERR

@@ -17,7 +17,7 @@ from rolecall.process import forbid_inspection, keep_files_private
 from rolecall.settings import for_nodes, read_master, read_node, read_role
 from rolecall.spec.errors import SettingsError
 from rolecall.spec.role import Role
-from rolecall.supervisor import Program, Supervisor
+from rolecall.supervisor import SupervisedProgram, Supervisor
 
 # Imported on demand, so that a node doesn't load the control program and vice versa.
 _PROGRAMS: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -59,13 +59,13 @@ def _run_container() -> int:
     return _supervise(programs(environment))
 
 
-def programs(environment: Mapping[str, str]) -> list[Program]:
+def programs(environment: Mapping[str, str]) -> list[SupervisedProgram]:
     """The programs of the master's container, each with only the secrets that it needs."""
     environments = {"master": environment, "node": for_nodes(environment)}
-    return [Program(name, (sys.executable, "-m", "rolecall", name), environments[name]) for name in _PROGRAMS]
+    return [SupervisedProgram(name, (sys.executable, "-m", "rolecall", name), environments[name]) for name in _PROGRAMS]
 
 
-def _supervise(programs: Sequence[Program]) -> int:
+def _supervise(programs: Sequence[SupervisedProgram]) -> int:
     """Run the programs until a signal arrives, or until the control program exits with a code that rules out a restart.
 
     If the node exits, the control program continues: jobs on other nodes need it, and the master can accept the node

@@ -20,7 +20,7 @@ _RULE_PATH_BENEATH = 1
 _SCOPE_SIGNAL = 1 << 1
 
 
-class Access(IntFlag):
+class AccessRights(IntFlag):
     """The kernel's access rights (`LANDLOCK_ACCESS_FS_…`)."""
 
     EXECUTE = 1 << 0
@@ -41,25 +41,37 @@ class Access(IntFlag):
     IOCTL_DEV = 1 << 15
 
 
-LIST = Access.READ_DIR
-READ = Access.EXECUTE | Access.READ_FILE | Access.READ_DIR
-DEVICE = Access.READ_FILE | Access.WRITE_FILE | Access.TRUNCATE | Access.IOCTL_DEV | Access.READ_DIR
+LIST = AccessRights.READ_DIR
+READ = AccessRights.EXECUTE | AccessRights.READ_FILE | AccessRights.READ_DIR
+DEVICE = (
+    AccessRights.READ_FILE
+    | AccessRights.WRITE_FILE
+    | AccessRights.TRUNCATE
+    | AccessRights.IOCTL_DEV
+    | AccessRights.READ_DIR
+)
 WRITE = (
     READ
-    | Access.WRITE_FILE
-    | Access.REMOVE_DIR
-    | Access.REMOVE_FILE
-    | Access.MAKE_DIR
-    | Access.MAKE_REG
-    | Access.TRUNCATE
+    | AccessRights.WRITE_FILE
+    | AccessRights.REMOVE_DIR
+    | AccessRights.REMOVE_FILE
+    | AccessRights.MAKE_DIR
+    | AccessRights.MAKE_REG
+    | AccessRights.TRUNCATE
 )
 """Files and folders only, because programs outside the sandbox could follow a link or block on a pipe. Without `REFER`,
 nothing can be moved here from a folder in which links can be created."""
-SCRATCH = WRITE | Access.MAKE_SOCK | Access.MAKE_FIFO | Access.MAKE_SYM | Access.REFER
+SCRATCH = WRITE | AccessRights.MAKE_SOCK | AccessRights.MAKE_FIFO | AccessRights.MAKE_SYM | AccessRights.REFER
 """All types of temporary files, which no other program opens."""
-_FILE_RIGHTS = Access.EXECUTE | Access.WRITE_FILE | Access.READ_FILE | Access.TRUNCATE | Access.IOCTL_DEV
+_FILE_RIGHTS = (
+    AccessRights.EXECUTE
+    | AccessRights.WRITE_FILE
+    | AccessRights.READ_FILE
+    | AccessRights.TRUNCATE
+    | AccessRights.IOCTL_DEV
+)
 # The access rights that later versions of the interface added, by version.
-_ADDED_RIGHTS = {2: Access.REFER, 3: Access.TRUNCATE, 5: Access.IOCTL_DEV}
+_ADDED_RIGHTS = {2: AccessRights.REFER, 3: AccessRights.TRUNCATE, 5: AccessRights.IOCTL_DEV}
 _SCOPES_SINCE = 6
 
 
@@ -86,7 +98,7 @@ def version() -> int:
     return _call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_CREATE_RULESET_VERSION))
 
 
-def restrict(rules: Iterable[tuple[Path, Access]]) -> None:
+def restrict(rules: Iterable[tuple[Path, AccessRights]]) -> None:
     """Restrict the calling thread, and all threads and processes that it starts later, to `rules`.
 
     A rule is a path with the access rights for it and everything below it. Nonexistent paths are skipped. From version
@@ -108,12 +120,12 @@ def restrict(rules: Iterable[tuple[Path, Access]]) -> None:
         os.close(ruleset)
 
 
-def _supported_rights(abi: int) -> Access:
+def _supported_rights(abi: int) -> AccessRights:
     missing = [access for since, access in _ADDED_RIGHTS.items() if abi < since]
-    return Access(sum(Access) - sum(missing))
+    return AccessRights(sum(AccessRights) - sum(missing))
 
 
-def _allow(ruleset: int, path: Path, access: Access) -> None:
+def _allow(ruleset: int, path: Path, access: AccessRights) -> None:
     try:
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:

@@ -28,7 +28,7 @@ _MAX_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class SupervisedProgram:
     """A command to run. Programs may depend on earlier ones, so they are stopped before them."""
 
     name: str
@@ -40,7 +40,7 @@ class Program:
 
 @dataclass(slots=True)
 class _Child:
-    program: Program
+    program: SupervisedProgram
     process: subprocess.Popen[bytes]
     started: float = field(default_factory=time.monotonic)
     failures: int = 0
@@ -51,7 +51,7 @@ class _Child:
 class Ended:
     """A program that ended without a request; `code` is a return code of `subprocess`."""
 
-    program: Program
+    program: SupervisedProgram
     code: int
 
 
@@ -67,7 +67,7 @@ class Supervisor:
     SIGTERM are killed; without `grace_s`, only a second signal kills them.
     """
 
-    def __init__(self, programs: Sequence[Program], *, grace_s: float | None = None) -> None:
+    def __init__(self, programs: Sequence[SupervisedProgram], *, grace_s: float | None = None) -> None:
         self._programs = programs
         self._grace_s = grace_s
         self._children: list[_Child] = []
@@ -138,7 +138,7 @@ class Supervisor:
                         process.wait()
 
 
-def _spawn(program: Program) -> subprocess.Popen[bytes]:
+def _spawn(program: SupervisedProgram) -> subprocess.Popen[bytes]:
     supervisor = os.getpid()
 
     def prepare() -> None:  # runs in the child, before the program

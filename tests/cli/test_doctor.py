@@ -165,7 +165,7 @@ def error_response(status: int, detail: str) -> list[tuple[int, Any]]:
 
 
 def job_as(state: str, **values: Any) -> dict[str, Any]:
-    """The document of the network test's job."""
+    """The document of the preflight job."""
     nothing = dict.fromkeys(("reason", "waiting_for", "deadline_s", "result", "started_at", "ended_at"))
     fixed = {"id": "j1", "name": "j", "workload": "preflight", "params": {}, "roles": {}, "priority": 0}
     fixed |= {"max_restarts": 0, "progress": {}, "attempts": [], "created_at": "2026-01-01T00:00:00Z"}
@@ -275,7 +275,7 @@ def test_a_network_test_that_another_user_cancelled_is_not_a_timeout() -> None:
         code, findings = doctor(URL | {"ROLECALL_URL": url})
     assert code == 1
     assert errors(findings) == {("trainer-0", "preflight")}
-    assert findings[-1]["message"] == "another user cancelled the network test, job j1"
+    assert findings[-1]["message"] == "another user cancelled the preflight job j1"
 
 
 def test_a_network_test_that_takes_too_long_is_cancelled_and_reported_with_its_reason(
@@ -292,7 +292,7 @@ def test_a_network_test_that_takes_too_long_is_cancelled_and_reported_with_its_r
         done = CliRunner().invoke(app, ["doctor", "--json", "--url", url], env={"ROLECALL_TOKEN": TOKEN})
     findings = json.loads(done.stdout)
     assert done.exit_code == 1
-    assert findings[-1]["message"] == "the network test did not end within 0 s: waiting for a node"
+    assert findings[-1]["message"] == "the preflight job did not end within 0 s: waiting for a node"
     assert "POST /jobs/j1/cancel" in fake.calls
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 from tests.master.harness import make_settings, one_trainer, serving
 
-from rolecall.cli.param_tree import Entry, param_tree
+from rolecall.cli.param_tree import ParamEntry, param_tree
 from rolecall.master import catalogue
 from rolecall.spec.workload import Params
 
@@ -50,7 +50,7 @@ class Drawing(Params):
     weights: dict[str, Column] = {}  # noqa: RUF012
 
 
-def lines(entries: tuple[Entry, ...], indent: str = "") -> Iterator[str]:
+def lines(entries: tuple[ParamEntry, ...], indent: str = "") -> Iterator[str]:
     """An entry a line."""
     for one in entries:
         yield f"{indent}{one.name}|{one.type}|{one.default}|{one.meaning}"

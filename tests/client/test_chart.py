@@ -6,11 +6,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from rolecall.client.chart import Chart, Point, Series, svg
+from rolecall.client.chart import Chart, ChartSeries, Point, svg
 
 
 def chart(x: tuple[float, ...] | tuple[str, ...], *lines: tuple[Point, ...], title: str = "t") -> ET.Element:
-    series = tuple(Series(f"series {index}", line) for index, line in enumerate(lines))
+    series = tuple(ChartSeries(f"series {index}", line) for index, line in enumerate(lines))
     return ET.fromstring(svg(Chart(title, "note", "x title", "y title", x, series)))
 
 
@@ -120,7 +120,7 @@ def test_any_text_results_in_one_line_of_xml(title: str) -> None:
 
 def test_long_titles_are_cut_to_fit_and_the_documents_title_is_whole() -> None:
     title = "a name of a job, " * 7
-    root = ET.fromstring(svg(Chart(title, "note", title, title, (1, 2), (Series("", points(1, 2)),))))
+    root = ET.fromstring(svg(Chart(title, "note", title, title, (1, 2), (ChartSeries("", points(1, 2)),))))
     assert root[0].text == title
     width, height = float(root.get("width", "")), float(root.get("height", ""))
     cut = [one for one in root.iter("{http://www.w3.org/2000/svg}text") if (one.text or "").startswith("a name")]

@@ -1,4 +1,4 @@
-from rolecall.edge.connection_table import ConnectionTable, Group, GroupLimit, LimitExceeded, Limits, Owner
+from rolecall.edge.connection_table import ConnectionLimits, ConnectionTable, Group, GroupLimit, LimitExceeded, Owner
 
 
 class Line:
@@ -14,7 +14,7 @@ ALICE, BOB = Owner(Group.USERS, "alice"), Owner(Group.USERS, "bob")
 
 
 def make(**values: GroupLimit | int) -> ConnectionTable:
-    return ConnectionTable(Limits(**values))  # type: ignore[arg-type]
+    return ConnectionTable(ConnectionLimits(**values))  # type: ignore[arg-type]
 
 
 def admit(table: ConnectionTable, *peers: str) -> list[Line]:
@@ -98,6 +98,6 @@ def test_anonymous_connections_are_crowded_at_half_of_their_limit() -> None:
 
 
 def test_the_defaults_leave_room_for_many_nodes_behind_one_address() -> None:
-    limits = Limits()
+    limits = ConnectionLimits()
     assert limits.connections - sum(limits.group(group).total for group in ("anonymous", "users", "workers")) >= 500  # type: ignore[arg-type]
     assert limits.anonymous.each >= 200

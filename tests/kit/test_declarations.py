@@ -4,14 +4,14 @@ import pytest
 
 from rolecall.kit import EVALUATED, Metric, Split
 from rolecall.kit.declarations import CLASSIFIER, TRAINING
-from rolecall.spec.metric import MAX_DECLARED, WORKER_METRICS, Place, places
+from rolecall.spec.metric import MAX_DECLARED, WORKER_METRICS, MetricPlace, places
 
 
 def test_a_metric_is_reported_by_its_name_and_split() -> None:
     found = places([*TRAINING, *CLASSIFIER])
-    assert found["loss"] == Place("loss", Split.TRAIN)
-    assert found["validation_loss"] == Place("loss", Split.VALIDATION)
-    assert found["test_accuracy"] == Place("accuracy", Split.TEST)
+    assert found["loss"] == MetricPlace("loss", Split.TRAIN)
+    assert found["validation_loss"] == MetricPlace("loss", Split.VALIDATION)
+    assert found["test_accuracy"] == MetricPlace("accuracy", Split.TEST)
 
 
 def test_an_indexed_metric_matches_every_number_and_stays_out_of_prometheus() -> None:

@@ -23,7 +23,7 @@ from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
 from rolecall.master.leadership import Leadership
 from rolecall.master.program import Master, Program, open_master
-from rolecall.master.server import Server, listen, read_certificate
+from rolecall.master.server import MasterServer, listen, read_certificate
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.settings import MasterSettings
 from rolecall.spec.access import Scope
@@ -164,7 +164,7 @@ async def serving(
     With a certificate in the settings it serves HTTPS, and `verify` is what the client verifies that with.
     """
     with listen("127.0.0.1", 0) as listener:
-        server = Server(Program(settings, catalogue or CATALOGUE, clock or Clock()), read_certificate(settings))
+        server = MasterServer(Program(settings, catalogue or CATALOGUE, clock or Clock()), read_certificate(settings))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         url = f"{'https' if settings.tls_cert else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, timeout=30, verify=verify) as http:
@@ -195,7 +195,7 @@ class Client:
     """The users', nodes' and workers' calls."""
 
     http: httpx.AsyncClient
-    server: Server
+    server: MasterServer
 
     @property
     def master(self) -> Master:

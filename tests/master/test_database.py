@@ -18,18 +18,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from rolecall.master.storage_errors import LeadershipLost, storage_error
 from rolecall.master.store import terms
-from rolecall.master.store.database import Database, Limits, sqlite_url
+from rolecall.master.store.database import Database, DatabaseTimeouts, sqlite_url
 
 from .harness import ONE_TRAINER, make_settings, one_trainer, serving
 
-QUICK = Limits(pool_s=0.5, lock_s=0.5, statement_s=1.0, idle_s=1.0, connect_s=2, answer_s=2.0)
+QUICK = DatabaseTimeouts(pool_s=0.5, lock_s=0.5, statement_s=1.0, idle_s=1.0, connect_s=2, answer_s=2.0)
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 ENOUGH_S = 20.0
 """Generous: without limits these tests would wait for ever."""
 
 
 @asynccontextmanager
-async def opened(url: str, limits: Limits = QUICK) -> AsyncIterator[Database]:
+async def opened(url: str, limits: DatabaseTimeouts = QUICK) -> AsyncIterator[Database]:
     """A migrated database, closed at the end."""
     database = Database(url, limits)
     try:
@@ -179,7 +179,7 @@ async def test_a_transaction_that_falls_silent_gives_its_locks_back(postgres_url
             await asyncio.sleep(3 * QUICK.idle_s)
             await connection.execute(text("SELECT 1"))
 
-    async with opened(postgres_url) as database, opened(postgres_url, Limits()) as other:
+    async with opened(postgres_url) as database, opened(postgres_url, DatabaseTimeouts()) as other:
         stalling = asyncio.create_task(error_detail(lambda: stall(database)))
         await locked.wait()
         await write(other)
@@ -204,7 +204,7 @@ async def test_a_server_that_stops_without_a_word_holds_nobody_up(postgres_url: 
 
 @pytest.mark.slow
 async def test_a_connection_that_is_being_used_breaks_when_the_server_stops(postgres_url: str) -> None:
-    async with opened(postgres_url, Limits(answer_s=1.0)) as database:
+    async with opened(postgres_url, DatabaseTimeouts(answer_s=1.0)) as database:
 
         async def stop_within() -> None:
             async with database.write() as connection:

@@ -16,7 +16,7 @@ from tests.master.harness import ONE_TRAINER, Client, Node, failure, one_trainer
 from rolecall.master.blobs import Blobs
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.clock import Clock
-from rolecall.master.retention import Policy, superfluous
+from rolecall.master.retention import RetentionPolicy, superfluous
 from rolecall.master.signals import Signal
 from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import attempts, audit, checkpoints, deletion, events, idempotency, jobs, schema, terms
@@ -215,7 +215,7 @@ def called(at: datetime, job: str) -> AuditEntry:
 class World:
     """The store and the cleaner of a master, with a clock that the test sets."""
 
-    def __init__(self, data: Path, policy: Policy) -> None:
+    def __init__(self, data: Path, policy: RetentionPolicy) -> None:
         self.now = START
         self.data = data
         self.database = Database(sqlite_url(data / "test.db"))
@@ -262,12 +262,12 @@ class World:
         return len(list((self.data / "streams").iterdir())) + len(list((self.data / "blobs").iterdir()))
 
 
-def policy(**given: Any) -> Policy:
-    return Policy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None, "audit": None} | given))
+def policy(**given: Any) -> RetentionPolicy:
+    return RetentionPolicy(**({"jobs": None, "checkpoints": 2, "finished_checkpoints": None, "audit": None} | given))
 
 
 @asynccontextmanager
-async def in_world(tmp_path: Path, given: Policy) -> AsyncIterator[World]:
+async def in_world(tmp_path: Path, given: RetentionPolicy) -> AsyncIterator[World]:
     world = World(tmp_path, given)
     await world.database.migrate()
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from rolecall.kit.pictures import timeline_svg
 from rolecall.master.inspections import Inspections
 from rolecall.master.store.records import WorkerRecord
-from rolecall.master.timelines import Recorded, silent, timeline
+from rolecall.master.timelines import RecordedWindow, silent, timeline
 from rolecall.spec.access import Scope
 from rolecall.spec.errors import LimitReached
 from rolecall.spec.inspection import Answer, Inspection, ThreadStack
@@ -188,14 +188,14 @@ def test_a_timeline_without_windows_is_of_the_present() -> None:
 
 
 def test_a_picture_shows_the_newest_step_that_all_workers_have_completed() -> None:
-    def recorded(rank: int, steps: int, begin_s: float) -> Recorded:
+    def recorded(rank: int, steps: int, begin_s: float) -> RecordedWindow:
         steps_done = tuple(Step(number, begin_s + number, 1.0) for number in range(1, steps + 1))
         spans = (
             Span("whole job", "wait", 0.0, 1000.0, None, None, None, "main"),
             *(Span("F", "compute", begin_s + number, 0.5, number, 0, 0, "main") for number in range(1, steps + 1)),
         )
         window = Window(at=WINDOW.at, clock_s=100.0, steps=steps_done, spans=spans)
-        return Recorded(stage(rank), window)
+        return RecordedWindow(stage(rank), window)
 
     ahead, behind, other = recorded(0, 6, 10.0), recorded(1, 5, 10.1), recorded(2, 0, 0.0)
     document = timeline("a", 1, [ahead, behind, other], [], {}, now=WINDOW.at, steps=1, live=True)

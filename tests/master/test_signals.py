@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rolecall.master.answers import Answer, Answers
+from rolecall.master.answers import Answers, HeartbeatAnswer
 from rolecall.master.signals import Signals, wait
 from rolecall.spec.wire import Heartbeat
 
@@ -39,7 +39,7 @@ async def test_closing_releases_all_now_and_later() -> None:
 
 async def test_an_answer_is_good_until_its_node_is_notified_or_it_grows_old() -> None:
     now = [0.0]
-    answers, beat, answer = Answers(lambda: now[0]), Heartbeat(started="first"), Answer(1, b"{}")
+    answers, beat, answer = Answers(lambda: now[0]), Heartbeat(started="first"), HeartbeatAnswer(1, b"{}")
 
     def remember() -> None:
         ticket = answers.ticket("a")
@@ -66,5 +66,5 @@ async def test_what_was_read_before_a_notification_is_not_kept() -> None:
     answers = Answers(lambda: 0.0)
     ticket = answers.ticket("a")
     answers.notify("a")
-    answers.keep("a", "first", Answer(1, b"{}"), ticket)
+    answers.keep("a", "first", HeartbeatAnswer(1, b"{}"), ticket)
     assert answers.find("a", "first") is None

@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from rolecall.master.api.error_handlers import add_problem_handlers
 from rolecall.master.cleaner import Cleaner
 from rolecall.master.program import Program
-from rolecall.master.server import Server, listen
+from rolecall.master.server import MasterServer, listen
 from rolecall.master.storage_errors import ErrorLog, storage_error
 from rolecall.master.store.database import Database, sqlite_url
 
@@ -133,7 +133,7 @@ async def test_a_master_ends_with_a_loop_that_ends(
 
     monkeypatch.setattr(Cleaner, "run", ends)
     with listen("127.0.0.1", 0) as listener:
-        server = Server(Program(make_settings(tmp_path), CATALOGUE))
+        server = MasterServer(Program(make_settings(tmp_path), CATALOGUE))
         async with asyncio.timeout(20):
             await server.serve(sockets=[listener])
     fault = server.program.fault

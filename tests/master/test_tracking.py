@@ -13,7 +13,7 @@ from mlflow.entities import Run
 from tests.trackers.test_tensorboard import scalars
 
 from rolecall.master.exporter import Accepted
-from rolecall.master.tracking import Place, TrackerTarget
+from rolecall.master.tracking import TrackerPlace, TrackerTarget
 from rolecall.settings import for_nodes, for_workers
 from rolecall.spec.api import Checkpoint, Series
 from rolecall.spec.job import JobDocument
@@ -141,7 +141,7 @@ async def test_a_pass_ends_although_the_job_reports_steps_all_the_time(tmp_path:
             size = asyncio.run_coroutine_threadsafe(node.progress(worker, step(2), offset=size), loop).result(10)
 
         tracker, own = GrowingTracker(report), client.master
-        place = Place("scripted", "a place", lambda: tracker)
+        place = TrackerPlace("scripted", "a place", lambda: tracker)
         target = TrackerTarget(place, database=own.database, streams=own.streams, clock=own.clock)
         for passes in (1, 2):
             assert await target.export(job) == Accepted(None, "metrics written to a place")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from rolecall.master.lifecycle import Step
+from rolecall.master.lifecycle import JobStep
 from rolecall.master.store import attempts, checkpoints, events, jobs, workers
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.store.records import Gang, JobRecord
@@ -29,7 +29,7 @@ PLAN = GangPlan(
         for rank, node in enumerate(NODES)
     )
 )
-TRY_AGAIN = Step(JobState.QUEUED, "ValueError: broken", attempt_state=JobState.FAILED, costs_restart=True)
+TRY_AGAIN = JobStep(JobState.QUEUED, "ValueError: broken", attempt_state=JobState.FAILED, costs_restart=True)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ async def place(connection: AsyncConnection, resume_from: CheckpointManifest | N
 
 async def abort(connection: AsyncConnection) -> Gang:
     """The gang of the job's current attempt, once it is being aborted."""
-    step = Step(JobState.STOPPING, "ValueError: broken", stop=StopMode.ABORT)
+    step = JobStep(JobState.STOPPING, "ValueError: broken", stop=StopMode.ABORT)
     await apply_step(connection, await job(connection), step, NOW)
     return await attempts.gang(connection, await job(connection))
 
@@ -76,7 +76,7 @@ def accusing(gang: Gang) -> Gang:
 
 
 async def test_a_job_that_waits_is_cancelled_and_concerns_no_node(connection: AsyncConnection) -> None:
-    step = Step(JobState.CANCELLED, "cancelled by alice")
+    step = JobStep(JobState.CANCELLED, "cancelled by alice")
     assert await apply_step(connection, await job(connection), step, LATER) == set()
     ended = await job(connection)
     assert (ended.state, ended.reason, ended.ended_at) == (JobState.CANCELLED, "cancelled by alice", LATER)
@@ -84,22 +84,22 @@ async def test_a_job_that_waits_is_cancelled_and_concerns_no_node(connection: As
 
 async def test_a_job_is_stopped_together_with_its_attempt(connection: AsyncConnection) -> None:
     await place(connection)
-    step = Step(JobState.STOPPING, "paused by alice", stop=StopMode.PAUSE)
+    step = JobStep(JobState.STOPPING, "paused by alice", stop=StopMode.PAUSE)
     assert await apply_step(connection, await job(connection), step, LATER) == set(NODES)
     gang = await attempts.gang(connection, await job(connection))
     assert (gang.job.state, gang.attempt.state) == (JobState.STOPPING, JobState.STOPPING)
     assert (gang.attempt.stop, gang.attempt.cause) == (StopMode.PAUSE, "paused by alice")
     assert gang.attempt.ended_at is None
-    await take_step(connection, gang, Step(JobState.PAUSED), LATER)
+    await take_step(connection, gang, JobStep(JobState.PAUSED), LATER)
     gang = await attempts.gang(connection, await job(connection))
     assert (gang.attempt.state, gang.attempt.ended_at) == (JobState.PAUSED, LATER)
     assert gang.attempt.stop is StopMode.PAUSE, "how it was stopped is still known"
 
 
 async def test_a_gang_that_is_being_stopped_can_be_given_another_end(connection: AsyncConnection) -> None:
-    await take_step(connection, await place(connection), Step(JobState.STOPPING, "paused", stop=StopMode.PAUSE), NOW)
+    await take_step(connection, await place(connection), JobStep(JobState.STOPPING, "paused", stop=StopMode.PAUSE), NOW)
     told = await events.of_job(connection, "toy-1")
-    step = Step(JobState.STOPPING, "cancelled by alice", stop=StopMode.CANCEL)
+    step = JobStep(JobState.STOPPING, "cancelled by alice", stop=StopMode.CANCEL)
     assert await apply_step(connection, await job(connection), step, LATER) == set(NODES)
     gang = await attempts.gang(connection, await job(connection))
     assert (gang.job.state, gang.job.reason) == (JobState.STOPPING, "cancelled by alice")
@@ -108,9 +108,9 @@ async def test_a_gang_that_is_being_stopped_can_be_given_another_end(connection:
 
 
 async def test_a_job_started_when_its_first_attempt_ran(connection: AsyncConnection) -> None:
-    await take_step(connection, await place(connection), Step(JobState.RUNNING), NOW)
+    await take_step(connection, await place(connection), JobStep(JobState.RUNNING), NOW)
     await take_step(connection, await abort(connection), TRY_AGAIN, NOW)
-    await take_step(connection, await place(connection), Step(JobState.RUNNING), LATER)
+    await take_step(connection, await place(connection), JobStep(JobState.RUNNING), LATER)
     assert (await job(connection)).started_at == NOW
 
 
@@ -126,7 +126,7 @@ async def test_the_wait_grows_until_an_attempt_leaves_a_checkpoint(connection: A
 
 
 async def test_an_attempt_that_drained_costs_neither_a_restart_nor_a_wait(connection: AsyncConnection) -> None:
-    step = Step(JobState.QUEUED, "a node of the gang is draining", attempt_state=JobState.PAUSED)
+    step = JobStep(JobState.QUEUED, "a node of the gang is draining", attempt_state=JobState.PAUSED)
     await place(connection)
     await take_step(connection, await abort(connection), step, LATER)
     queued = await job(connection)
@@ -164,7 +164,7 @@ async def test_nobody_waits_for_a_checkpoint_that_is_gone(connection: AsyncConne
 async def test_a_checkpoint_is_not_in_doubt_while_the_gang_still_stops(connection: AsyncConnection) -> None:
     manifest = await checkpoint(connection, 1)
     gang = accusing(await place(connection, manifest))
-    await take_step(connection, gang, Step(JobState.STOPPING, "damaged", stop=StopMode.ABORT), NOW)
+    await take_step(connection, gang, JobStep(JobState.STOPPING, "damaged", stop=StopMode.ABORT), NOW)
     assert await checkpoints.due_for_verification(connection, LATER) == []
 
 

@@ -28,7 +28,7 @@ from tests.master.harness import (
 from tests.master.test_server import program
 from tests.security.certificates import make_ca, sign
 
-from rolecall.edge.connection_table import Limits
+from rolecall.edge.connection_table import ConnectionLimits
 from rolecall.master import server
 from rolecall.master.api import gate
 from rolecall.spec.access import Scope
@@ -37,7 +37,7 @@ from rolecall.spec.token import attempt_token
 MIB = 1 << 20
 BODY = 14 * MIB
 Tls = tuple[dict[str, Path], ssl.SSLContext]
-QUICK = Limits(head_s=0.3, body_window_s=0.3, stall_s=0.5)
+QUICK = ConnectionLimits(head_s=0.3, body_window_s=0.3, stall_s=0.5)
 
 
 class Program(NamedTuple):
@@ -168,7 +168,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 @asynccontextmanager
 async def limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits, secure: Tls | None = None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: ConnectionLimits, secure: Tls | None = None
 ) -> AsyncIterator[tuple[Client, tuple[str, int]]]:
     """A master with these limits and its address, with HTTPS if it is to be `secure`."""
     monkeypatch.setattr(server, "LIMITS", limits)

@@ -28,7 +28,7 @@ from rolecall.client import Client, ClientError
 from rolecall.client.connection import Connection
 from rolecall.edge.tls import Certificate
 from rolecall.master.server import read_certificate
-from rolecall.node import findings
+from rolecall.network.findings import certificate
 from rolecall.node.client import MasterClient, MasterUnreachable
 from rolecall.node.findings import GpuInventory
 from rolecall.node.self_check import SelfCheck
@@ -277,7 +277,7 @@ def test_a_ca_file_of_no_use_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ahead", "level"), [(15 * DAY_S, Level.OK), (13 * DAY_S, Level.WARNING)])
 def test_a_certificate_that_ends_soon_is_a_warning(ahead: float, level: Level) -> None:
-    assert findings.certificate(ahead).level is level
+    assert certificate(ahead).level is level
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from rolecall.spec.visible import one_line, visible, visible_log
+from rolecall.spec.visible import listed, one_line, visible, visible_log
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,17 @@ def test_control_characters_are_escaped(given: str, shown: str, in_log: str) -> 
     assert visible(given) == shown
     assert visible_log(given) == in_log
     assert "\n" not in one_line(given)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, ""),
+        (1, "n0"),
+        (3, "n0, n1, n2"),
+        (4, "n0, n1, n2 and 1 more"),
+        (9, "n0, n1, n2 and 6 more"),
+    ],
+)
+def test_long_lists_are_cut(count: int, text: str) -> None:
+    assert listed([f"n{number}" for number in range(count)], 3) == text

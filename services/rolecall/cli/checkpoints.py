@@ -46,7 +46,6 @@ def checkpoints(  # noqa: PLR0917 - the command line is the signature
 
 
 def print_checkpoints(found: list[Checkpoint]) -> None:
-    """A table of the checkpoints."""
     rows = [
         (
             str(one.manifest.step),

@@ -15,7 +15,7 @@ from rolecall.spec.api import PruneSummary
 from rolecall.spec.state import JobState
 
 
-class Ended(StrEnum):
+class EndState(StrEnum):
     """The states in which a job ends."""
 
     SUCCEEDED = JobState.SUCCEEDED.value
@@ -32,7 +32,7 @@ Force = Annotated[bool, typer.Option("--force", help="Cancel jobs that have not 
 OlderThan = Annotated[
     str, typer.Option("--older-than", metavar="AGE", help="Minimum time since the end of the job: 30d, 12h, 90m, 2w.")
 ]
-State = Annotated[Ended | None, typer.Option("--state", help="Only jobs that ended in this state.")]
+State = Annotated[EndState | None, typer.Option("--state", help="Only jobs that ended in this state.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 

@@ -25,7 +25,7 @@ from rolecall.spec.node import NodeDocument
 from rolecall.spec.state import JobState
 
 WAIT_S = 120.0
-"""Seconds after which the network test is cancelled."""
+"""Seconds after which the preflight job is cancelled."""
 _POLL_S = 0.2
 _MAX_NAMES = 2
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
@@ -54,7 +54,7 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
     """
     findings: list[NodeFinding] = []
     try:
-        for finding in _examine(url, token, names or []):
+        for finding in _findings(url, token, names or []):
             findings.append(finding)  # One at a time, so that findings before an error are kept.
     except ClientError as error:
         check, remedy = _ERRORS.get(type(error), ("master", "check the master's log"))
@@ -69,8 +69,8 @@ def doctor(names: Names = None, every: All = False, json: AsJson = False, url: U
     raise typer.Exit(Exit.FAILED if failed else Exit.OK)
 
 
-def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterator[NodeFinding]:
-    """All findings. Each check follows those that it depends on. A `ClientError` ends the examination."""
+def _findings(url: str | None, token: str | None, names: Sequence[str]) -> Iterator[NodeFinding]:
+    """All findings. Each check follows those that it depends on. A `ClientError` ends them."""
     connection = find(url, token)
     yield _name_resolution(connection)
     yield _encryption(connection)
@@ -78,14 +78,14 @@ def _examine(url: str | None, token: str | None, names: Sequence[str]) -> Iterat
         client.healthz()
         yield _ok(_HERE, "master", f"the master answers at {client.url}")
         try:
-            yield from _examine_cluster(client, names)
+            yield from _cluster_findings(client, names)
         except Unreachable as error:
             if not _is_alive(client):
                 raise
             yield _finding(_MASTER, "master", Level.ERROR, _headline(error), _STORAGE_REMEDY)
 
 
-def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
+def _cluster_findings(client: Client, names: Sequence[str]) -> Iterator[NodeFinding]:
     ready = client.readyz()
     yield _ok(_MASTER, "token", "the master accepts the token, and its database answers")
     if ready.volume is not None:
@@ -96,7 +96,7 @@ def _examine_cluster(client: Client, names: Sequence[str]) -> Iterator[NodeFindi
     yield from _node_findings(nodes, names)
     available = [node.spec.name for node in nodes if node.alive and not node.draining]
     if chosen := [name for name in available if not names or name in names]:
-        yield from _examine_network(client, chosen)
+        yield from _run_preflight(client, chosen)
 
 
 def _is_alive(client: Client) -> bool:
@@ -183,8 +183,8 @@ def _liveness(node: NodeDocument) -> NodeFinding:
     return _ok(name, "alive", age)
 
 
-def _examine_network(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding]:
-    """Run the network test as a job, which Ctrl-C or the timeout cancels."""
+def _run_preflight(client: Client, nodes: Sequence[str]) -> Iterator[NodeFinding]:
+    """Check the network with a `preflight` job, which Ctrl-C or the timeout cancels."""
     request = {"workload": "preflight", "name": "rolecall doctor", "params": {"nodes": nodes}, "max_restarts": 0}
     job = client.submit(dumps(request).encode())
     try:
@@ -223,10 +223,10 @@ def _wait_until_ended(client: Client, job: str) -> JobDocument:
 def _outcome(document: JobDocument) -> str:
     if not document.state.ended:
         reason = f": {document.waiting_for}" if document.waiting_for else ""
-        return f"the network test did not end within {WAIT_S:.0f} s{reason}"
+        return f"the preflight job did not end within {WAIT_S:.0f} s{reason}"
     if document.state is JobState.CANCELLED:
-        return f"another user cancelled the network test, job {document.id}"
-    return f"the network test {document.state}: {(document.reason or '').partition(chr(10))[0]}"
+        return f"another user cancelled the preflight job {document.id}"
+    return f"the preflight job {document.state}: {(document.reason or '').partition(chr(10))[0]}"
 
 
 def _headline(error: ClientError) -> str:

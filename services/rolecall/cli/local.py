@@ -23,7 +23,7 @@ from rolecall.client.connection import Connection, forget, store, write_secret
 from rolecall.process import describe_exit, forbid_inspection, keep_files_private
 from rolecall.settings import connection_file, for_nodes, read_worker, without
 from rolecall.spec.role import Role
-from rolecall.supervisor import Ended, Program, Supervisor
+from rolecall.supervisor import Ended, SupervisedProgram, Supervisor
 
 _HOST = "127.0.0.1"
 # Every node imports PyTorch, which takes minutes for many nodes on few busy cores.
@@ -97,7 +97,7 @@ def local(  # noqa: PLR0917 - the command line is the signature
 
 def cluster(
     connection: Connection, data: Path, counts: Mapping[Role, int], environment: Mapping[str, str]
-) -> list[Program]:
+) -> list[SupervisedProgram]:
     """The programs of a cluster: the control program first, then the nodes of each role."""
     logs = data / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def cluster(
         for role, count in counts.items()
         for index in range(count)
     ]
-    return [Program("master", _command("master"), control, logs / "master.log"), *nodes]
+    return [SupervisedProgram("master", _command("master"), control, logs / "master.log"), *nodes]
 
 
 def _data_roots(started_in: Path, data: Path) -> str:
@@ -164,17 +164,17 @@ _OVERRIDDEN = {
 }
 
 
-def _node(role: Role, name: str, shared: Mapping[str, str], data: Path) -> Program:
+def _node(role: Role, name: str, shared: Mapping[str, str], data: Path) -> SupervisedProgram:
     own = {"ROLE": role.value, "ROLECALL_NODE_NAME": name, "ROLECALL_DATA": str(data)}
     slots = {"ROLECALL_SLOTS": "1"} if role.computes else {}
-    return Program(name, _command("node"), {**shared, **own, **slots}, data / "logs" / f"{name}.log")
+    return SupervisedProgram(name, _command("node"), {**shared, **own, **slots}, data / "logs" / f"{name}.log")
 
 
 def _command(program: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "rolecall", program)
 
 
-def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: list[Program]) -> None:
+def _wait_until_ready(supervisor: Supervisor, connection: Connection, programs: list[SupervisedProgram]) -> None:
     """Wait until every node has registered or a signal arrives. Raises if a program ends before that."""
     deadline = time.monotonic() + _START_S
     missing: list[str] = [program.name for program in programs[1:]]

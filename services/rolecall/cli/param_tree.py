@@ -16,7 +16,7 @@ _PLURALS = {"string": "strings", "integer": "integers", "number": "numbers", "bo
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ParamEntry:
     """A parameter, or one of the forms that a parameter can have."""
 
     name: str
@@ -26,16 +26,16 @@ class Entry:
     default: str | None
     """As JSON. `required` if a job must have it; None for a form, and for a parameter that has no constant default."""
     meaning: str
-    inner: tuple["Entry", ...] = ()
+    inner: tuple["ParamEntry", ...] = ()
     """The fields of an object, or the forms if there are several."""
 
 
-def param_tree(schema: _Schema) -> tuple[Entry, ...]:
+def param_tree(schema: _Schema) -> tuple[ParamEntry, ...]:
     """The parameters in the JSON schema of a workload. A type that contains itself is expanded once."""
     return tuple(_fields(schema, schema, ()))
 
 
-def _fields(root: _Schema, owner: _Schema, above: tuple[str, ...]) -> Iterator[Entry]:
+def _fields(root: _Schema, owner: _Schema, above: tuple[str, ...]) -> Iterator[ParamEntry]:
     """The fields of an object with the schema `owner`, in the titled objects `above`, without those in its title."""
     required = set(owner.get("required", ()))
     for name, field in owner.get("properties", {}).items():
@@ -43,14 +43,14 @@ def _fields(root: _Schema, owner: _Schema, above: tuple[str, ...]) -> Iterator[E
             continue
         forms = list(choices(root, field))
         default = "required" if name in required else json.dumps(field["default"]) if "default" in field else None
-        yield Entry(name, _type(root, forms), default, _text(field), _inner(root, forms, above))
+        yield ParamEntry(name, _type(root, forms), default, _text(field), _inner(root, forms, above))
 
 
-def _inner(root: _Schema, forms: Sequence[_Schema], above: tuple[str, ...]) -> tuple[Entry, ...]:
+def _inner(root: _Schema, forms: Sequence[_Schema], above: tuple[str, ...]) -> tuple[ParamEntry, ...]:
     """The fields of the object among the forms, or an entry for each object if there are several."""
     objects = [form for form in _objects(root, forms) if form.get("title", "") not in above]
     found = [
-        Entry("", _title(form), None, _text(form), tuple(_fields(root, form, (*above, form.get("title", "")))))
+        ParamEntry("", _title(form), None, _text(form), tuple(_fields(root, form, (*above, form.get("title", "")))))
         for form in objects
     ]
     return found[0].inner if len(found) == 1 else tuple(found)

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.job_file import Job, with_value
-from rolecall.client.chart import Chart, Point, Series
+from rolecall.client.chart import Chart, ChartSeries, Point
 from rolecall.spec.job import JobDocument
 from rolecall.spec.state import JobState
 
@@ -99,7 +99,7 @@ def chart(done: Sequence[Variant], settings: Sequence[Setting], metric: str) -> 
         x_title=short(axis),
         y_title=_y_title(metric),
         x_values=tuple(given) if numeric else tuple(map(shown, given)),
-        series=tuple(Series(label, tuple(found)) for label, found in points.items()),
+        series=tuple(ChartSeries(label, tuple(found)) for label, found in points.items()),
     )
 
 

@@ -11,7 +11,7 @@ from rolecall.cli.completion import workload_names
 from rolecall.cli.exits import CommandError, Exit
 from rolecall.cli.options import Json, Token, Url, connect
 from rolecall.cli.output import out, print_json, print_table
-from rolecall.cli.param_tree import Entry, param_tree
+from rolecall.cli.param_tree import ParamEntry, param_tree
 from rolecall.spec.api import WorkloadDocument
 
 Name = Annotated[
@@ -66,12 +66,12 @@ def _describe(workload: WorkloadDocument) -> None:
     out.print(f"\nExample job: rolecall workloads {workload.name} --example")
 
 
-def _grow(tree: Tree, entries: Iterable[Entry]) -> None:
+def _grow(tree: Tree, entries: Iterable[ParamEntry]) -> None:
     for entry in entries:
         _grow(tree.add(_label(entry)), entry.inner)
 
 
-def _label(entry: Entry) -> str:
+def _label(entry: ParamEntry) -> str:
     if not entry.name:
         return f"[italic]{escape(entry.type)}[/]" + (f"\n{escape(entry.meaning)}" if entry.meaning else "")
     default = "required" if entry.default == "required" else f"default {entry.default}"

@@ -47,7 +47,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class ChartSeries:
     """A line, or bars of one color."""
 
     label: str
@@ -64,9 +64,9 @@ class Chart:
     x_title: str
     y_title: str
     x_values: tuple[float, ...] | tuple[str, ...]
-    series: tuple[Series, ...]
+    series: tuple[ChartSeries, ...]
     has_markers: bool = True
-    """Whether each point of a line has a marker. Curves with hundreds of points have none."""
+    """True if each point of a line has a marker. Curves with hundreds of points have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def _data(chart: Chart, x: _Numbers | _Categories, y: _Values) -> Iterator[str]:
             yield from _line(index, series, x, y, has_markers=chart.has_markers)
 
 
-def _line(index: int, series: Series, x: _Numbers, y: _Values, *, has_markers: bool) -> Iterator[str]:
+def _line(index: int, series: ChartSeries, x: _Numbers, y: _Values, *, has_markers: bool) -> Iterator[str]:
     points = sorted(series.points, key=lambda point: x.values[point.x])
     places = [(x.at(point.x), y.at(point.y)) for point in points]
     path = "L".join(f"{at:.1f} {level:.1f}" for at, level in places)
@@ -269,7 +269,7 @@ def _line(index: int, series: Series, x: _Numbers, y: _Values, *, has_markers: b
             yield f'<g class="s{index % len(_LIGHT)}">{_marker(index, at, level)}</g>'
 
 
-def _bars(index: int, count: int, series: Series, x: _Categories, y: _Values) -> Iterator[str]:
+def _bars(index: int, count: int, series: ChartSeries, x: _Categories, y: _Values) -> Iterator[str]:
     width = min(72.0, x.band * 0.76 / count)
     for point in series.points:
         at = x.at(point.x) + (index - (count - 1) / 2) * width
@@ -291,7 +291,7 @@ def _marker(index: int, x: float, y: float) -> str:
     return _MARKERS[index // len(_LIGHT) % len(_MARKERS)].format(x=f"{x:.1f}", y=f"{y:.1f}")
 
 
-def _legend(labeled: Sequence[Series]) -> Iterator[str]:
+def _legend(labeled: Sequence[ChartSeries]) -> Iterator[str]:
     left = _LEFT + _PLOT_WIDTH + 24
     for index, series in enumerate(labeled):
         at = _TOP + 10 + _LEGEND_ROW * index

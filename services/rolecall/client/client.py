@@ -58,7 +58,7 @@ class Client(Transport):
         return self.call(JobDocument, "POST", "/jobs", content=_body(request), headers=headers)
 
     def plan(self, request: JobRequest | Mapping[str, Any] | bytes) -> JobPlan:
-        """Where the workers of a job would run, or what it would wait for. Creates nothing."""
+        """The nodes on which the workers of a job would run, or the reason why it would wait. Creates nothing."""
         headers = {"Content-Type": "application/json"}
         return self.call(JobPlan, "POST", "/jobs", params={"dry_run": True}, content=_body(request), headers=headers)
 

@@ -50,7 +50,7 @@ class Job:
         return document
 
     def events(self) -> list[Event]:
-        """What has happened to the job so far."""
+        """The job's events so far, oldest first."""
         return self._patience.call(lambda: self.client.events(self.id))
 
     def follow(self) -> Iterator[Event]:

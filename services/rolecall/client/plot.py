@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rolecall.client.chart import Chart, Point
-from rolecall.client.chart import Series as Line
+from rolecall.client.chart import ChartSeries as Line
 from rolecall.spec.api import COORDINATES, Series
 
 

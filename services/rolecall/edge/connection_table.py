@@ -39,7 +39,7 @@ _ADMINS, _WORKERS, _NODES = GroupLimit(512, 4096), GroupLimit(512, 1024), GroupL
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConnectionLimits:
     """The limits of one server. A node needs one connection for heartbeats, and one for each worker and its streams."""
 
     connections: int = 4096
@@ -68,7 +68,7 @@ class Limits:
         return getattr(self, group)
 
 
-class Connection(Protocol):
+class EvictableConnection(Protocol):
     """A connection that the table can close."""
 
     def evict(self) -> None:
@@ -94,9 +94,11 @@ class LimitExceeded(NamedTuple):
 class ConnectionTable:
     """The open connections of one server."""
 
-    limits: Limits
-    _owners: dict[Connection, Owner] = field(default_factory=dict[Connection, Owner])
-    _by_owner: dict[Owner, dict[Connection, None]] = field(default_factory=dict[Owner, dict[Connection, None]])
+    limits: ConnectionLimits
+    _owners: dict[EvictableConnection, Owner] = field(default_factory=dict[EvictableConnection, Owner])
+    _by_owner: dict[Owner, dict[EvictableConnection, None]] = field(
+        default_factory=dict[Owner, dict[EvictableConnection, None]]
+    )
     """The connections of each owner, oldest first. An address is removed with its last connection."""
     _sizes: Counter[Group] = field(default_factory=Counter[Group])
 
@@ -107,7 +109,7 @@ class ConnectionTable:
     def size(self, group: Group) -> int:
         return self._sizes[group]
 
-    def admit(self, connection: Connection, address: str) -> str | None:
+    def admit(self, connection: EvictableConnection, address: str) -> str | None:
         """Add an anonymous connection, and evict the oldest one if necessary; returns an error if there is no room."""
         owner = Owner(Group.ANONYMOUS, address)
         if len(self._by_owner.get(owner, ())) >= self.limits.anonymous.each:
@@ -119,7 +121,7 @@ class ConnectionTable:
         self._add(connection, owner)
         return None
 
-    def claim(self, connection: Connection, owner: Owner) -> LimitExceeded | None:
+    def claim(self, connection: EvictableConnection, owner: Owner) -> LimitExceeded | None:
         """Count the connection for `owner` from now on, unless that exceeds a limit."""
         current = self._owners.get(connection)
         if current is None or current == owner:
@@ -130,7 +132,7 @@ class ConnectionTable:
         self._add(connection, owner)
         return None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: EvictableConnection) -> None:
         """Remove a connection, if the table has it."""
         owner = self._owners.pop(connection, None)
         if owner is None:
@@ -140,11 +142,11 @@ class ConnectionTable:
         if not self._by_owner[owner]:
             del self._by_owner[owner]
 
-    def owner(self, connection: Connection) -> Owner | None:
+    def owner(self, connection: EvictableConnection) -> Owner | None:
         """The owner of a connection, or None if it is closed."""
         return self._owners.get(connection)
 
-    def is_crowded(self, connection: Connection) -> bool:
+    def is_crowded(self, connection: EvictableConnection) -> bool:
         """Return whether the connection is anonymous, and anonymous connections have reached half of a limit."""
         owner = self._owners.get(connection)
         if owner is None or owner.group is not Group.ANONYMOUS:
@@ -160,7 +162,7 @@ class ConnectionTable:
             return LimitExceeded(f"{total} connections of {owner.group} are open already", by_owner=False)
         return None
 
-    def _add(self, connection: Connection, owner: Owner) -> None:
+    def _add(self, connection: EvictableConnection, owner: Owner) -> None:
         self._owners[connection] = owner
         self._by_owner.setdefault(owner, {})[connection] = None
         self._sizes[owner.group] += 1

@@ -20,13 +20,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import get_remote_addr
 
-from rolecall.edge.connection_table import ConnectionTable, Group, LimitExceeded, Limits, Owner
+from rolecall.edge.connection_table import ConnectionLimits, ConnectionTable, Group, LimitExceeded, Owner
 
 _CLAIM = "rolecall.claim"
 _OTHER_FILES = 1024
 
 
-def limited_protocol(limits: Limits, tls: ssl.SSLContext | None = None) -> type[H11Protocol]:
+def limited_protocol(limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> type[H11Protocol]:
     """A protocol class with these limits, for `uvicorn.Config(http=…)`. Each server needs its own.
 
     With `tls`, the protocol itself does the TLS handshake. If uvicorn did it, the protocol would not see a connection
@@ -36,7 +36,7 @@ def limited_protocol(limits: Limits, tls: ssl.SSLContext | None = None) -> type[
     return type("LimitedProtocol", (_LimitedProtocol,), attributes)
 
 
-def raise_open_file_limit(limits: Limits) -> None:
+def raise_open_file_limit(limits: ConnectionLimits) -> None:
     """Raise this process's soft limit for open files to what its connections need, as far as the hard limit allows."""
     wanted = limits.connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,7 +52,7 @@ def claim(scope: Scope, group: Group, name: str) -> LimitExceeded | None:
 
 
 class _LimitedProtocol(H11Protocol):
-    limits: Limits
+    limits: ConnectionLimits
     table: ConnectionTable
     tls: ssl.SSLContext | None
 

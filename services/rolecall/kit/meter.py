@@ -24,7 +24,7 @@ _COMPUTE_METHODS: dict[str, Kind] = {
 """The methods of torch's stages that compute. Communication happens before and after them."""
 
 
-class Clock(Protocol, Generic[Moment]):
+class Stopwatch(Protocol, Generic[Moment]):
     """Records moments; reads the seconds between two of them later."""
 
     def now(self) -> Moment: ...
@@ -73,7 +73,7 @@ class Meter:
     With a `timeline`, it also records each computation there, and the waits around them.
     """
 
-    def __init__(self, clock: Clock[Any], timeline: Timeline | None = None) -> None:
+    def __init__(self, clock: Stopwatch[Any], timeline: Timeline | None = None) -> None:
         self._clock = clock
         self._timeline = timeline
         self._calls: list[_Call] = []

@@ -16,14 +16,14 @@ _TRUSTED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HeartbeatAnswer:
     """A node's desired workers, serialized."""
 
     version: int
     body: bytes
 
     @classmethod
-    def of(cls, desired: Desired) -> "Answer":
+    def of(cls, desired: Desired) -> "HeartbeatAnswer":
         return cls(desired.version, desired.model_dump_json().encode())
 
 
@@ -38,7 +38,7 @@ class _Recorded:
 @dataclass(frozen=True, slots=True)
 class _Kept:
     incarnation: str
-    answer: Answer
+    answer: HeartbeatAnswer
     until: float
 
 
@@ -82,12 +82,12 @@ class Answers:
         if not ticket.is_set():
             self._recorded[node] = _Recorded(beat.started, beat.draining, beat.workers, self._now() + _TRUSTED_S)
 
-    def find(self, node: str, incarnation: str) -> Answer | None:
+    def find(self, node: str, incarnation: str) -> HeartbeatAnswer | None:
         """The cached answer for this incarnation of the node, if it is still valid."""
         kept = self._kept.get(node)
         return kept.answer if kept and kept.incarnation == incarnation and kept.until > self._now() else None
 
-    def keep(self, node: str, incarnation: str, answer: Answer, ticket: asyncio.Event) -> None:
+    def keep(self, node: str, incarnation: str, answer: HeartbeatAnswer, ticket: asyncio.Event) -> None:
         """Cache an answer that was read after `ticket` was taken."""
         if not ticket.is_set():
             self._kept[node] = _Kept(incarnation, answer, self._now() + _TRUSTED_S)

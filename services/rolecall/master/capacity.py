@@ -1,4 +1,4 @@
-"""What the live nodes can give to a gang. Pure."""
+"""The capacity of the live nodes for a gang. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -28,6 +28,6 @@ def lacking(resources: Mapping[Role, Resources], nodes: Iterable[NodeState]) -> 
 
 
 def slots_needed(roles: Mapping[Role, int], resources: Mapping[Role, Resources], nodes: Iterable[NodeState]) -> int:
-    """What a gang counts at least for its owner's limit, wherever it is placed."""
+    """The slots that a gang takes at least from its owner's limit, wherever it is placed."""
     live = [node.spec for node in nodes if node.alive]
     return sum(count * least_slots(need, live) for need, count in needs_of(roles, resources).items())

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from rolecall.edge.logs import about
 from rolecall.master.blobs import Blobs
 from rolecall.master.clock import Clock
-from rolecall.master.retention import KEEP_KEYS, Policy, blobs_of, deletion_reason, superfluous
+from rolecall.master.retention import KEEP_KEYS, RetentionPolicy, blobs_of, deletion_reason, superfluous
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import artifacts, attempts, audit, checkpoints, deletion, events, jobs
@@ -44,7 +44,7 @@ class Cleaner:
     database: Database
     blobs: Blobs
     streams: Streams
-    policy: Policy
+    policy: RetentionPolicy
     garbage: Signal
     clock: Clock
 

@@ -46,7 +46,7 @@ class Rejected:
 
     reason: str
     is_away: bool = False
-    """Whether it would not accept other jobs either."""
+    """True if it would not accept other jobs either."""
 
 
 class Target(Protocol):
@@ -55,7 +55,7 @@ class Target(Protocol):
     kind: str
     """The kind of the event that records the export of an ended job."""
     is_live: bool
-    """Whether it also gets jobs that run."""
+    """True if it also gets jobs that run."""
 
     async def export(self, job: str) -> Accepted | Rejected:
         """Export what is new of a job. Raises `NotFound`."""
@@ -72,7 +72,7 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What is known of a job whose last export failed."""
+    """The state of a job whose last export failed."""
 
     count: int
     """Failures in a row."""

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 from rolecall.spec.redaction import redact_text
+from rolecall.spec.visible import listed
 
 Schema = Mapping[str, Any]
 Problem = dict[str, str]
@@ -54,7 +55,9 @@ def unknown(field: str, kind: str, given: str, names: Iterable[str]) -> Problem:
     legal = sorted(map(str, names))
     near = get_close_matches(given, legal, n=1) if len(given) <= _NEAR_CHARS and len(legal) <= _NEAR_NAMES else []
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    return problem(field, f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{hint}", given, _listed(legal))
+    return problem(
+        field, f"there is no {kind} '{_cut(given, _GIVEN_CHARS)}'{hint}", given, listed(legal, _LISTED_NAMES) or "none"
+    )
 
 
 def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[str, ...] = ()) -> list[Problem]:
@@ -68,11 +71,11 @@ def explain(errors: Sequence[Mapping[str, Any]], schema: Schema, prefix: tuple[s
 
 def shortened(problems: Sequence[Problem], count: int) -> list[Problem]:
     """The first `MAX_PROBLEMS` of `count` problems, and an entry that counts the others."""
-    listed = list(problems[:MAX_PROBLEMS])
-    if count > len(listed):
-        more = f"{count - len(listed)} more problems are not listed; fix these first"
-        listed.append({"field": "…", "message": more, "given": "", "legal": ""})
-    return listed
+    first = list(problems[:MAX_PROBLEMS])
+    if count > len(first):
+        more = f"{count - len(first)} more problems are not listed; fix these first"
+        first.append({"field": "…", "message": more, "given": "", "legal": ""})
+    return first
 
 
 def shown(given: Any) -> str:
@@ -89,11 +92,6 @@ def _cut(text: str, max_chars: int) -> str:
     """The beginning of a text. Redacts first, because credentials can't be recognized in a URL that is cut."""
     shown = redact_text(text[:_READ_CHARS])
     return shown if len(shown) <= max_chars else f"{shown[:max_chars]}…"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED_NAMES} more" if len(names) > _LISTED_NAMES else ""
-    return (", ".join(names[:_LISTED_NAMES]) or "none") + more
 
 
 def _explain_one(error: Mapping[str, Any], schema: Schema, prefix: tuple[str, ...]) -> Problem:
@@ -128,7 +126,7 @@ def _explain_tag(error: Mapping[str, Any], schema: Schema, path: tuple[str, ...]
     tags = list(_tags(schema)) or str(context.get("expected_tags", "")).replace("'", "").split(", ")
     field = ".".join((*path, name))
     if error["type"] == "union_tag_not_found":
-        return problem(field, "it is missing", None, _listed(sorted(tags)))
+        return problem(field, "it is missing", None, listed(sorted(tags), _LISTED_NAMES) or "none")
     return unknown(field, name, str(error["ctx"]["tag"]), tags)
 
 
@@ -171,7 +169,7 @@ def meant(errors: Sequence[Mapping[str, Any]], schema: Schema) -> list[Mapping[s
     return [*kept, *errors[_READ_ERRORS:]]
 
 
-def _unions_of(place: "Place") -> Iterator[tuple[Path, str | int]]:
+def _unions_of(place: "ErrorPlace") -> Iterator[tuple[Path, str | int]]:
     return ((place.path[:depth], label) for depth, label in place.alternatives)
 
 
@@ -181,7 +179,7 @@ def _loc_of(schema: Schema, loc: Sequence[str | int], path: Path) -> Sequence[st
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ErrorPlace:
     """The place of an error: its path in the value, without the names that pydantic gives to a union's alternatives."""
 
     path: Path
@@ -190,7 +188,7 @@ class Place:
     """The alternatives of undiscriminated unions on the way: the length of the path there, and the name."""
 
 
-def locate(root: Schema, loc: Iterable[str | int]) -> Place:
+def locate(root: Schema, loc: Iterable[str | int]) -> ErrorPlace:
     """The place of an error in a value with the schema `root`."""
     here: Schema = _resolved(root, root)
     path, alternatives = list[str | int](), list[tuple[int, str | int]]()
@@ -210,7 +208,7 @@ def locate(root: Schema, loc: Iterable[str | int]) -> Place:
         elif here or not alternatives:
             path.append(part)
             here = {}
-    return Place(tuple(path), here, tuple(alternatives))
+    return ErrorPlace(tuple(path), here, tuple(alternatives))
 
 
 def _tags(schema: Schema) -> Mapping[str, str]:

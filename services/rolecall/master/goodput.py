@@ -1,4 +1,4 @@
-"""How much of a job's time was useful, and what the rest was lost to. Pure."""
+"""The useful share of a job's time, and the causes of the lost rest. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from rolecall.spec.state import JobState
 
 
 class Loss(StrEnum):
-    """What a job's time was lost to."""
+    """The cause of a loss of a job's time."""
 
     QUEUE = "queue"
     """It waited for slots, for its turn, or for the end of its back-off."""
@@ -95,7 +95,7 @@ def useful_share(spent: TimeSpent, *, created_at: datetime, until: datetime) -> 
 def lost(
     attempts: Sequence[AttemptSummary], spent: TimeSpent, state: JobState, *, created_at: datetime, until: datetime
 ) -> dict[Loss, float]:
-    """What the time of a job in `state` was lost to `until` now, or its end. Empty before the first attempt.
+    """The losses of a job in `state` by cause `until` now, or its end. Empty before the first attempt.
 
     A job that is cancelled between two attempts has waited since the last one.
     """

@@ -31,8 +31,8 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What a node sent for a worker."""
+class NodeReply:
+    """A worker's answer, as its node sent it."""
 
     answer: Answer
     clock: ClockReading | None = None
@@ -47,8 +47,8 @@ class _Request:
     inspection: Inspection
     missing: set[WorkerKey]
     complete: asyncio.Event
-    replies: dict[int, Reply]
-    outcome: asyncio.Task[dict[int, Reply]]
+    replies: dict[int, NodeReply]
+    outcome: asyncio.Task[dict[int, NodeReply]]
 
 
 class Inspections:
@@ -63,7 +63,9 @@ class Inspections:
         self._timeout_s = timeout_s
         self._requests: dict[tuple[str, int], _Request] = {}
 
-    async def ask(self, kind: Kind, owner: str, members: Sequence[WorkerRecord], steps: int = 1) -> Mapping[int, Reply]:
+    async def ask(
+        self, kind: Kind, owner: str, members: Sequence[WorkerRecord], steps: int = 1
+    ) -> Mapping[int, NodeReply]:
         """Ask running workers of one attempt of a job of `owner`.
 
         Returns their replies by rank: bounded in time, and one for each.
@@ -88,7 +90,7 @@ class Inspections:
         pending = self.pending.get(worker)
         return pending is not None and pending.id == number
 
-    def receive(self, worker: WorkerKey, number: int, reply: Reply) -> None:
+    def receive(self, worker: WorkerKey, number: int, reply: NodeReply) -> None:
         """Pass on the reply of a worker. A reply that nobody awaits is ignored."""
         for request in self._requests.values():
             if request.inspection.id == number and worker in request.missing:
@@ -109,14 +111,14 @@ class Inspections:
         size = max(1, min(ANSWER_BYTES, _TOTAL_BYTES // len(members)))
         inspection = Inspection(id=secrets.randbits(48) + 1, kind=kind, max_bytes=size, steps=steps)
         missing = {(*key, member.rank) for member in members}
-        complete, replies = asyncio.Event(), dict[int, Reply]()
+        complete, replies = asyncio.Event(), dict[int, NodeReply]()
         outcome = asyncio.create_task(self._await(key, complete), name="inspection")
         request = self._requests[key] = _Request(kind, owner, inspection, missing, complete, replies, outcome)
         self.pending.update(dict.fromkeys(missing, inspection))
         self._notify(*{member.node for member in members})
         return request
 
-    async def _await(self, key: tuple[str, int], complete: asyncio.Event) -> dict[int, Reply]:
+    async def _await(self, key: tuple[str, int], complete: asyncio.Event) -> dict[int, NodeReply]:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await complete.wait()
@@ -126,7 +128,7 @@ class Inspections:
             request = self._requests.pop(key)
             for worker in request.missing:
                 self.pending.pop(worker, None)
-                request.replies[worker[2]] = Reply(Answer(error=_UNREACHED))
+                request.replies[worker[2]] = NodeReply(Answer(error=_UNREACHED))
         return request.replies
 
 

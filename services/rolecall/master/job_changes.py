@@ -10,7 +10,7 @@ from rolecall.spec.job import JobRequest, JobUpdate
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What is stored, and the event of each change."""
+    """The fields to store, and the event of each change."""
 
     values: Mapping[str, Any]
     """The new name and priority, if they change."""

@@ -12,7 +12,7 @@ from rolecall.master.history import Running
 from rolecall.master.store.records import EndedJob
 from rolecall.spec.errors import RolecallError
 from rolecall.spec.job import Progress
-from rolecall.spec.metric import Place
+from rolecall.spec.metric import MetricPlace
 from rolecall.spec.state import JobState
 
 KEPT = timedelta(hours=1)
@@ -31,7 +31,7 @@ class JobMetrics:
     goodputs: Mapping[str, Goodput]
     checkpoints: Mapping[str, datetime]
     """The time of the newest checkpoint of running jobs."""
-    places: Mapping[str, Mapping[str, Place]]
+    places: Mapping[str, Mapping[str, MetricPlace]]
     """For each workload, the labels of the metrics that it declares, by reported name."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -44,7 +44,6 @@ class JobMetrics:
 
     @property
     def workloads(self) -> dict[str, str]:
-        """The workload of each job."""
         running = {one.job.id: one.job.workload for one in self.running}
         return running | {job.id: job.workload for job in self.ended}
 
@@ -111,7 +110,7 @@ def _numbers(values: Mapping[str, object]) -> dict[str, float]:
 
 
 def _placed(
-    jobs: Iterable[tuple[str, str, Mapping[str, float]]], places: Mapping[str, Mapping[str, Place]]
+    jobs: Iterable[tuple[str, str, Mapping[str, float]]], places: Mapping[str, Mapping[str, MetricPlace]]
 ) -> Iterator[tuple[list[str], float]]:
     """The declared ones of the values by reported name, with their labels."""
     for job, workload, values in jobs:

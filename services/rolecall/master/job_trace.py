@@ -35,7 +35,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """A period of a run: the whole run, a wait, an attempt or a phase of one."""
 
     key: str
@@ -53,8 +53,8 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """What the master has stored about an ended job."""
+class JobHistory:
+    """The stored records of an ended job."""
 
     job: JobRecord
     attempts: Sequence[AttemptSummary]
@@ -65,13 +65,11 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A collector's answer."""
-
+class CollectorAnswer:
     error: str | None = None
     """The reason why it has not accepted the spans; None if it has."""
     is_away: bool = False
-    """Whether it would not accept others either."""
+    """True if it would not accept others either."""
     lost: int = 0
     """The number of spans that it has rejected for good, although it has accepted the others."""
 
@@ -86,10 +84,10 @@ def span_id(job: str, key: str) -> int:
     return int.from_bytes(sha256(f"{job}/{key}".encode()).digest()[:8], "big")
 
 
-def spans_of(history: History) -> list[Span]:
+def spans_of(history: JobHistory) -> list[TraceSpan]:
     """The spans of all runs that have ended since a trace was sent, parents before their children."""
     sent = max((one.id for one in history.events if one.kind == TRACE), default=0)
-    found: list[Span] = []
+    found: list[TraceSpan] = []
     for start, events in _runs(history):
         if events[-1].id > sent:
             root = _root(history.job, start, events)
@@ -102,7 +100,7 @@ def spans_of(history: History) -> list[Span]:
     return found
 
 
-def _runs(history: History) -> Iterator[tuple[datetime, Sequence[EventRecord]]]:
+def _runs(history: JobHistory) -> Iterator[tuple[datetime, Sequence[EventRecord]]]:
     """The start and the events of each run. The last event is the job's end."""
     begin = 0
     for place, one in enumerate(history.events):
@@ -116,7 +114,7 @@ def _runs(history: History) -> Iterator[tuple[datetime, Sequence[EventRecord]]]:
             begin = place + 1
 
 
-def _root(job: JobRecord, start: datetime, events: Sequence[EventRecord]) -> Span:
+def _root(job: JobRecord, start: datetime, events: Sequence[EventRecord]) -> TraceSpan:
     end = events[-1]
     about: dict[str, Attribute] = {
         "rolecall.job.name": redact_text(job.name),
@@ -125,7 +123,7 @@ def _root(job: JobRecord, start: datetime, events: Sequence[EventRecord]) -> Spa
         "rolecall.attempt": end.attempt or 0,
         "rolecall.gang.size": sum(job.roles.values()),
     }
-    return Span(
+    return TraceSpan(
         key=f"job/{start.isoformat()}",
         parent=None,
         name=f"job {job.workload}",
@@ -138,17 +136,19 @@ def _root(job: JobRecord, start: datetime, events: Sequence[EventRecord]) -> Spa
     )
 
 
-def _waits(root: Span, events: Sequence[EventRecord]) -> Iterator[Span]:
+def _waits(root: TraceSpan, events: Sequence[EventRecord]) -> Iterator[TraceSpan]:
     """The times in the queue and the pauses, each with the reason why it began."""
     states = [one for one in events if one.kind in _STATES]
     for begin, end in pairwise(states):
         if begin.kind in {JobState.QUEUED, JobState.PAUSED}:
             name = "queue" if begin.kind == JobState.QUEUED else "paused"
             why = {"rolecall.reason": redact_text(begin.message), "rolecall.attempt": begin.attempt or 0}
-            yield Span(f"{name}/{begin.id}", root.key, name, begin.at, max(begin.at, end.at), why)
+            yield TraceSpan(f"{name}/{begin.id}", root.key, name, begin.at, max(begin.at, end.at), why)
 
 
-def _attempt(root: Span, history: History, attempt: AttemptSummary, events: Sequence[EventRecord]) -> Iterator[Span]:
+def _attempt(
+    root: TraceSpan, history: JobHistory, attempt: AttemptSummary, events: Sequence[EventRecord]
+) -> Iterator[TraceSpan]:
     """An attempt, and its phases as children."""
     job, workers = history.job, history.workers.get(attempt.number, ())
     own = [one for one in events if one.attempt == attempt.number]
@@ -162,7 +162,7 @@ def _attempt(root: Span, history: History, attempt: AttemptSummary, events: Sequ
     about |= {"rolecall.nodes": nodes} if nodes else {}
     about |= {"rolecall.stop": attempt.stop.value} if attempt.stop else {}
     notes = [*_notes(own), *_checkpoints(history.checkpoints, attempt.number)]
-    span = Span(
+    span = TraceSpan(
         key=f"attempt/{attempt.number}",
         parent=root.key,
         name="attempt",
@@ -178,8 +178,8 @@ def _attempt(root: Span, history: History, attempt: AttemptSummary, events: Sequ
 
 
 def _phases(
-    parent: Span, attempt: AttemptSummary, workers: Sequence[WorkerRecord], events: Sequence[EventRecord]
-) -> Iterator[Span]:
+    parent: TraceSpan, attempt: AttemptSummary, workers: Sequence[WorkerRecord], events: Sequence[EventRecord]
+) -> Iterator[TraceSpan]:
     """From each phase's begin to that of the next one. A phase that did not begin is left out.
 
     Nodes report when they start workers and when a worker makes its first step. Because their clocks may differ from
@@ -200,7 +200,7 @@ def _phases(
             earliest = phases[-1][1] if phases else parent.start
             phases.append((name, min(max(at, earliest), parent.end)))
     for (name, start), (_, end) in pairwise([*phases, ("", parent.end)]):
-        yield Span(f"{parent.key}/{name}", parent.key, name, start, end, {"rolecall.attempt": attempt.number})
+        yield TraceSpan(f"{parent.key}/{name}", parent.key, name, start, end, {"rolecall.attempt": attempt.number})
 
 
 def _checkpoints(checkpoints: Sequence[CheckpointRecord], attempt: int) -> Iterator[Note]:

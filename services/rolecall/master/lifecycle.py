@@ -25,7 +25,7 @@ _AFTER = {StopMode.CANCEL: JobState.CANCELLED, StopMode.PAUSE: JobState.PAUSED, 
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JobStep:
     """One transition of a job together with its attempt."""
 
     after: JobState
@@ -75,24 +75,24 @@ def never_started(gang: Gang) -> list[WorkerRecord]:
     return [worker for worker in gang.workers if stops and worker.state is WorkerState.ASSIGNED]
 
 
-def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> Step | None:
+def next_step(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> JobStep | None:
     """The next step of a placed job, or None if there is nothing to do yet."""
     if gang.job.state is JobState.STOPPING:
         return _finish(gang, expendable) if all(worker.state.ended for worker in gang.workers) else None
     if _is_blamed(gang, expendable):
-        return Step(JobState.STOPPING, cause_of(gang, expendable), stop=StopMode.ABORT)
+        return JobStep(JobState.STOPPING, cause_of(gang, expendable), stop=StopMode.ABORT)
     if gang.job.state is JobState.PLACED and _has_joined(gang, expendable):
-        return Step(JobState.RUNNING)
+        return JobStep(JobState.RUNNING)
     if gang.job.state is JobState.RUNNING and _is_complete(gang, expendable):
         if all(worker.state.ended for worker in gang.workers):
-            return Step(JobState.SUCCEEDED)
-        return Step(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
+            return JobStep(JobState.SUCCEEDED)
+        return JobStep(JobState.STOPPING, "rank 0 is done; the others stop", stop=StopMode.COMPLETE)
     return _interruption(gang, expendable, draining, now)
 
 
-def overdue_step(job: JobSummary, now: datetime) -> Step | None:
+def overdue_step(job: JobSummary, now: datetime) -> JobStep | None:
     """The step that ends a queued job whose deadline has passed; None before that."""
-    return Step(JobState.FAILED, _overdue(job)) if is_overdue(job, now) else None
+    return JobStep(JobState.FAILED, _overdue(job)) if is_overdue(job, now) else None
 
 
 def is_overdue(job: JobSummary, now: datetime) -> bool:
@@ -138,22 +138,22 @@ def start_times(attempt: AttemptSummary, workers: Iterable[WorkerRecord]) -> Sta
     return StartTimes(**{n: round(p, 3) for n, p in zip(names, parts, strict=True)}, total=round(sum(parts), 3))
 
 
-def cancel(job: JobSummary, by: str) -> Step:
+def cancel(job: JobSummary, by: str) -> JobStep:
     """The step with which the token `by` cancels `job` in its current state."""
     _refuse_ended(job, "cancelled")
     if job.state.holds_slots:
-        return Step(JobState.STOPPING, f"cancelled by {by}", stop=StopMode.CANCEL)
-    return Step(JobState.CANCELLED, f"cancelled by {by}")
+        return JobStep(JobState.STOPPING, f"cancelled by {by}", stop=StopMode.CANCEL)
+    return JobStep(JobState.CANCELLED, f"cancelled by {by}")
 
 
-def pause(job: JobSummary, stop: StopMode | None, by: str) -> Step:
+def pause(job: JobSummary, stop: StopMode | None, by: str) -> JobStep:
     """The step with which the token `by` pauses `job`, whose gang may already be stopping in the mode `stop`."""
     _refuse_ended(job, "paused")
     if job.state is JobState.STOPPING and stop not in {StopMode.PAUSE, StopMode.DRAIN}:
         raise IllegalTransition(f"job {job.id} is being stopped ({stop}) and can't be paused; look again in a moment")
     if job.state.holds_slots:
-        return Step(JobState.STOPPING, f"paused by {by}", stop=StopMode.PAUSE)
-    return Step(JobState.PAUSED, f"paused by {by}")
+        return JobStep(JobState.STOPPING, f"paused by {by}", stop=StopMode.PAUSE)
+    return JobStep(JobState.PAUSED, f"paused by {by}")
 
 
 def check_resume(job: JobSummary) -> None:
@@ -173,38 +173,38 @@ def _refuse_ended(job: JobSummary, verb: str) -> None:
         raise IllegalTransition(f"job {job.id} has already ended ({job.state}); it can't be {verb}")
 
 
-def _interruption(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> Step | None:
+def _interruption(gang: Gang, expendable: Collection[Role], draining: Collection[str], now: datetime) -> JobStep | None:
     left = [w for w in gang.workers if w.state is WorkerState.STOPPED and w.role not in expendable]
     if left:
         # A worker stopped without a request, for example because an operator didn't wait for a drain.
         reason = f"{left[0].name} on {left[0].node} was stopped before its gang"
-        return Step(JobState.STOPPING, reason, stop=StopMode.ABORT)
+        return JobStep(JobState.STOPPING, reason, stop=StopMode.ABORT)
     if is_overdue(gang.job, now):
-        return Step(JobState.STOPPING, _overdue(gang.job), stop=StopMode.DEADLINE)
+        return JobStep(JobState.STOPPING, _overdue(gang.job), stop=StopMode.DEADLINE)
     if any(not worker.state.ended and worker.node in draining for worker in gang.workers):
-        return Step(JobState.STOPPING, "a node of the gang is draining", stop=StopMode.DRAIN)
+        return JobStep(JobState.STOPPING, "a node of the gang is draining", stop=StopMode.DRAIN)
     return None
 
 
-def _finish(gang: Gang, expendable: Collection[Role]) -> Step:
+def _finish(gang: Gang, expendable: Collection[Role]) -> JobStep:
     essential = [worker for worker in gang.workers if worker.role not in expendable]
     done = all(worker.state is WorkerState.SUCCEEDED for worker in essential)
     stop, reason = gang.attempt.stop, gang.job.reason
     if stop is StopMode.COMPLETE or (done and stop in {StopMode.PAUSE, StopMode.DRAIN, StopMode.DEADLINE}):
-        return Step(JobState.SUCCEEDED)
+        return JobStep(JobState.SUCCEEDED)
     if stop is StopMode.DRAIN:
-        return Step(JobState.QUEUED, reason, attempt_state=JobState.PAUSED)
-    return _try_again(gang, expendable) if stop is None or stop not in _AFTER else Step(_AFTER[stop], reason)
+        return JobStep(JobState.QUEUED, reason, attempt_state=JobState.PAUSED)
+    return _try_again(gang, expendable) if stop is None or stop not in _AFTER else JobStep(_AFTER[stop], reason)
 
 
-def _try_again(gang: Gang, expendable: Collection[Role]) -> Step:
+def _try_again(gang: Gang, expendable: Collection[Role]) -> JobStep:
     failure = first_cause([failure for _, failure in _blamed(gang, expendable)])
     cause = cause_of(gang, expendable) or gang.job.reason
     if failure is not None and not failure.retryable:
-        return Step(JobState.FAILED, cause)
+        return JobStep(JobState.FAILED, cause)
     if gang.job.restarts >= gang.job.max_restarts:
-        return Step(JobState.FAILED, cause)
-    return Step(JobState.QUEUED, cause, attempt_state=JobState.FAILED, costs_restart=True)
+        return JobStep(JobState.FAILED, cause)
+    return JobStep(JobState.QUEUED, cause, attempt_state=JobState.FAILED, costs_restart=True)
 
 
 def _blamed(gang: Gang, expendable: Collection[Role]) -> list[tuple[WorkerRecord, Failure]]:

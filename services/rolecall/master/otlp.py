@@ -15,7 +15,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from rolecall import __version__
-from rolecall.master.job_trace import Answer, Span, span_id, trace_id
+from rolecall.master.job_trace import CollectorAnswer, TraceSpan, span_id, trace_id
 
 _BATCH = 512
 _LATEST = 2**63 - 1
@@ -39,7 +39,7 @@ class OtlpSender:
         # It logs the whole URL at each try, which can contain secrets.
         _LIBRARY.setLevel(logging.CRITICAL)
 
-    def send(self, job: str, spans: Sequence[Span]) -> Answer:
+    def send(self, job: str, spans: Sequence[TraceSpan]) -> CollectorAnswer:
         """Send all spans. Stops at the first error."""
         lost = 0
         for start in range(0, len(spans), _BATCH):
@@ -48,10 +48,10 @@ class OtlpSender:
             if result is not SpanExportResult.SUCCESS:
                 status = None if self._response is None else self._response.status_code
                 if status is None:
-                    return Answer("it can't be reached", is_away=True)
-                return Answer(f"HTTP status {status}", is_away=status >= 500 or status == _TOO_MANY)
+                    return CollectorAnswer("it can't be reached", is_away=True)
+                return CollectorAnswer(f"HTTP status {status}", is_away=status >= 500 or status == _TOO_MANY)
             lost += self._rejected()
-        return Answer(lost=lost)
+        return CollectorAnswer(lost=lost)
 
     def close(self) -> None:
         """End a call of `send` that waits before it retries."""
@@ -70,7 +70,7 @@ class OtlpSender:
             return 0  # Of a collector that answers with JSON.
         return answer.partial_success.rejected_spans
 
-    def _span(self, job: str, span: Span) -> ReadableSpan:
+    def _span(self, job: str, span: TraceSpan) -> ReadableSpan:
         return ReadableSpan(
             span.name,
             context=_context(job, span.key),
@@ -89,7 +89,7 @@ def _context(job: str, key: str) -> SpanContext:
     return SpanContext(trace_id(job), span_id(job, key), is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
-def _status(span: Span) -> Status:
+def _status(span: TraceSpan) -> Status:
     if span.error is not None:
         return Status(StatusCode.ERROR, span.error)
     return Status(StatusCode.OK if span.succeeded else StatusCode.UNSET)

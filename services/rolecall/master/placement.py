@@ -25,14 +25,14 @@ from rolecall.spec.resources import Resources
 from rolecall.spec.role import RANK_ORDER, Role
 
 Shape = frozenset[tuple[Need, int]]
-"""What determines the placement of a gang, given the nodes and the occupied seats."""
+"""Everything that determines the placement of a gang, given the nodes and the occupied seats."""
 _MAX_NAMES = 4
 _MOST_AVOIDED = 64
 """The number of sets of nodes to avoid for which results are cached."""
 
 
 class WaitCause(StrEnum):
-    """What a queued job waits for."""
+    """The cause of a queued job's wait."""
 
     SLOTS = "slots"
     TURN = "turn"

@@ -28,7 +28,7 @@ from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.reconciler import Reconciler
 from rolecall.master.request_checks import RequestChecks
-from rolecall.master.retention import Policy
+from rolecall.master.retention import RetentionPolicy
 from rolecall.master.series import SeriesBook
 from rolecall.master.sessions import Sessions
 from rolecall.master.signals import Signal, Signals
@@ -37,8 +37,8 @@ from rolecall.master.storage_errors import LeadershipLost
 from rolecall.master.store import signing
 from rolecall.master.store.database import Database, sqlite_url
 from rolecall.master.streams import Streams
-from rolecall.master.tracer import Collector, open_sender
-from rolecall.master.tracking import Place, TrackerTarget, mlflow_server, tensorboard_folder
+from rolecall.master.tracer import TraceCollector, open_sender
+from rolecall.master.tracking import TrackerPlace, TrackerTarget, mlflow_server, tensorboard_folder
 from rolecall.master.verification import Verifier
 from rolecall.master.view import View
 from rolecall.master.waking import Waking
@@ -227,7 +227,7 @@ async def open_master(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What the loops share, and the loops that are made of it."""
+    """The loops, and the parts that they share."""
 
     clock: Clock
     settings: MasterSettings
@@ -306,7 +306,7 @@ class _Parts:
             database=self.database,
             blobs=self.blobs,
             streams=self.streams,
-            policy=Policy.of(self.settings),
+            policy=RetentionPolicy.of(self.settings),
             garbage=self.garbage,
             clock=self.clock,
         )
@@ -333,7 +333,7 @@ class _Parts:
         settings = self.settings
         found: dict[str, Exporter] = {}
         if settings.otlp_endpoint is not None:
-            found["traces"] = self._exporter(Collector(settings.otlp_endpoint, self.database), pause_s=2.0)
+            found["traces"] = self._exporter(TraceCollector(settings.otlp_endpoint, self.database), pause_s=2.0)
         if settings.mlflow_uri is not None:
             uri = settings.mlflow_uri.get_secret_value()
             found["mlflow"] = self._tracking(mlflow_server(uri, settings.mlflow_experiment))
@@ -341,7 +341,7 @@ class _Parts:
             found["tensorboard"] = self._tracking(tensorboard_folder(settings.tensorboard_dir))
         return found
 
-    def _tracking(self, place: Place) -> Exporter:
+    def _tracking(self, place: TrackerPlace) -> Exporter:
         target = TrackerTarget(place, database=self.database, streams=self.streams, clock=self.clock)
         return self._exporter(target, pause_s=5.0)
 

@@ -120,11 +120,11 @@ class _JobReader:
             if count > 1:
                 _LOG.warning("%d more progress lines were skipped", count - 1, extra=_about_skipped_line(key))
 
-    def _read(self, key: StreamKey, start: int) -> "tuple[Batch, Latest | None]":
+    def _read(self, key: StreamKey, start: int) -> "tuple[LineBatch, Latest | None]":
         batch = parse(key, self._streams.lines(key, start), start)
         return batch, newest(self.latest, key, batch.steps)
 
-    async def _store(self, database: Database, key: StreamKey, batch: "Batch") -> None:
+    async def _store(self, database: Database, key: StreamKey, batch: "LineBatch") -> None:
         """Store what the database needs. Content that it rejects is skipped, because a retry would not change that.
 
         Otherwise the stream would never advance, and the node would not report the worker's end.
@@ -168,7 +168,7 @@ async def _rejection(connection: AsyncConnection, write: _Write) -> Exception | 
 
 
 @dataclass(slots=True)
-class Batch:
+class LineBatch:
     """The content of consecutive lines of a stream."""
 
     end: int
@@ -185,9 +185,9 @@ class Batch:
     """The error of the first one."""
 
 
-def parse(key: StreamKey, lines: Iterable[bytes], start: int) -> Batch:
+def parse(key: StreamKey, lines: Iterable[bytes], start: int) -> LineBatch:
     """The content of the first complete ones of `lines`, which start at offset `start`; bounded."""
-    batch = Batch(start)
+    batch = LineBatch(start)
     for raw in islice(lines, _BATCH_LINES):
         if is_incomplete(raw) or batch.end - start >= _BATCH_BYTES:
             break
@@ -202,7 +202,7 @@ def parse(key: StreamKey, lines: Iterable[bytes], start: int) -> Batch:
     return batch
 
 
-def _add(batch: Batch, key: StreamKey, line: ProgressLine) -> None:
+def _add(batch: LineBatch, key: StreamKey, line: ProgressLine) -> None:
     if line.kind in _STEPS:
         batch.steps.append(line)
     if line.kind == "first_step":

@@ -11,7 +11,7 @@ from rolecall.edge.logs import about
 from rolecall.master import lifecycle, transitions
 from rolecall.master.catalogue import Catalogue
 from rolecall.master.clock import Clock
-from rolecall.master.lifecycle import Step
+from rolecall.master.lifecycle import JobStep
 from rolecall.master.presence import Presence
 from rolecall.master.progress import ProgressBook
 from rolecall.master.signals import Signal, wait
@@ -162,7 +162,7 @@ class Reconciler:
         await self._take(gang, step)
         return True
 
-    async def _take(self, gang: Gang, step: Step) -> None:
+    async def _take(self, gang: Gang, step: JobStep) -> None:
         if not step.after.holds_slots:
             await self.progress.flush(self.database)
         try:

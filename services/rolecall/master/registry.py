@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from rolecall import __version__
 from rolecall.edge.logs import about
 from rolecall.master import lifecycle
-from rolecall.master.answers import Answer
+from rolecall.master.answers import HeartbeatAnswer
 from rolecall.master.desired import desired, unaddressed
 from rolecall.master.presence import Presence
 from rolecall.master.program import Master
@@ -107,7 +107,7 @@ async def receive(master: Master, name: str, beat: Heartbeat) -> None:
     master.answers.record(name, beat, ticket)
 
 
-async def next_answer(master: Master, name: str, beat: Heartbeat) -> Answer:
+async def next_answer(master: Master, name: str, beat: Heartbeat) -> HeartbeatAnswer:
     """The node's desired workers: immediately if they differ from the version that it has, otherwise after a change."""
     loop = asyncio.get_running_loop()
     until = loop.time() + min(beat.wait_s, longest_wait_s(master))
@@ -204,10 +204,10 @@ async def _store_reports(connection: AsyncConnection, name: str, reports: tuple[
     return changes
 
 
-async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event) -> Answer:
+async def _answer(master: Master, name: str, started: str, ticket: asyncio.Event) -> HeartbeatAnswer:
     kept = master.answers.find(name, started)
     if kept is None:
-        kept = Answer.of(await _desired(master, name, started))
+        kept = HeartbeatAnswer.of(await _desired(master, name, started))
         master.answers.keep(name, started, kept, ticket)
     return kept
 

@@ -1,19 +1,20 @@
 """Decisions about what to delete. Pure: records and the time in, what to delete out."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from rolecall.master.store.records import CheckpointRecord
 from rolecall.settings import MasterSettings
 from rolecall.spec.plan import CheckpointManifest
+from rolecall.spec.visible import listed
 
 KEEP_KEYS = timedelta(days=1)
 """The time for which a repeated `Idempotency-Key` finds its job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class RetentionPolicy:
     """The operator's retention settings. None means indefinitely."""
 
     jobs: timedelta | None
@@ -25,7 +26,7 @@ class Policy:
     """The time for which entries of the audit log are kept."""
 
     @classmethod
-    def of(cls, settings: MasterSettings) -> "Policy":
+    def of(cls, settings: MasterSettings) -> "RetentionPolicy":
         return cls(
             jobs=_days(settings.keep_days),
             checkpoints=settings.keep_checkpoints,
@@ -57,13 +58,6 @@ def deletion_reason(manifests: Sequence[CheckpointManifest], why: str) -> str:
         f"the checkpoint at step {steps[0]} is" if len(steps) == 1 else f"the checkpoints at steps {listed(steps)} are"
     )
     return f"{named} deleted: {why}"
-
-
-def listed(names: Collection[str]) -> str:
-    """Up to ten names, and the number of the others."""
-    shown = list(names)[:10]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _days(days: float) -> timedelta | None:

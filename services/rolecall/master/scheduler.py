@@ -51,7 +51,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What the pass before has left for this one."""
+    """The results of the previous pass that this one uses."""
 
     waiting: Mapping[str, Waiting] = field(default_factory=dict[str, Waiting])
     """The outcomes that still hold, because all arguments are the same."""
@@ -149,7 +149,7 @@ def _turns(
 
 
 def slots_of(workers: Iterable[WorkerPlan], specs: Mapping[str, NodeSpec]) -> int:
-    """What workers count for their owner's limit: one for each, or the CPU shares of its threads if these are more."""
+    """The slots of workers in their owner's limit: one for each, or the CPU shares of its threads if these are more."""
     return sum(slots_taken(specs[one.node], one) if one.node in specs else 1 for one in workers)
 
 

@@ -27,7 +27,7 @@ _LEDGERS = frozenset({"compute", "serve"})
 
 
 class Need(NamedTuple):
-    """What one worker of a gang needs."""
+    """The needs of one worker of a gang."""
 
     role: Role
     gpus: int | None = None
@@ -73,7 +73,7 @@ class Seat(NamedTuple):
     node: str
     pool: Pool
     size: int
-    """What it takes of the pool: eighths of a CPU share, or one place on a GPU."""
+    """The amount that it takes from the pool: eighths of a CPU share, or one place on a GPU."""
 
     @property
     def gpu(self) -> str | None:
@@ -100,19 +100,19 @@ def occupied_seat(spec: NodeSpec, worker: WorkerPlan) -> Seat:
 
 
 def slots_taken(spec: NodeSpec, worker: WorkerPlan) -> int:
-    """What a worker on this node counts for its token's limit: the CPU shares of its threads, at least 1."""
+    """The slots of a worker on this node in its token's limit: the CPU shares of its threads, at least 1."""
     return max(1, occupied_seat(spec, worker).size // _PARTS)
 
 
 def least_slots(need: Need, offers: Iterable[NodeSpec]) -> int:
-    """What such a worker counts at least on any of these nodes; 1 if none of them can have it."""
+    """The least slots of such a worker on any of these nodes; 1 if none of them can have it."""
     choices = [_choice(spec, need) for spec in offers if spec.role is need.role]
     return min((max(1, choice.size // _PARTS) for choice in choices if choice is not None), default=1)
 
 
 @dataclass(slots=True)
 class _Search:
-    """What one search for a seat has tried."""
+    """The seats that one search has tried."""
 
     pools: set[Pool] = field(default_factory=set[Pool])
     """Full pools: to make room in one of them again can't help."""
@@ -122,7 +122,7 @@ class _Search:
 
 
 class Offers:
-    """What a set of nodes offers while nothing runs. Searches share it, and what it caches."""
+    """The seats of a set of nodes while nothing runs. Searches share it, and what it caches."""
 
     def __init__(self, specs: Iterable[NodeSpec]) -> None:
         self.specs = {spec.name: spec for spec in sorted(specs, key=lambda spec: spec.name)}

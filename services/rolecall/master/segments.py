@@ -15,7 +15,7 @@ _SHARE = 8
 """The kept size has this number of segments. The size of the tail is exact to within one segment."""
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     """One file of a log."""
 
     start: int
@@ -39,15 +39,15 @@ class Chunk(NamedTuple):
         return self.start + len(self.data)
 
 
-def segments(folder: Path) -> list[Segment]:
+def segments(folder: Path) -> list[LogSegment]:
     """The segments of the log in `folder`, in order."""
-    found: list[Segment] = []
+    found: list[LogSegment] = []
     with suppress(FileNotFoundError):
         for name in fnmatch.filter(os.listdir(folder), "log*.txt"):
             path = folder / name
             start = 0 if name == _FIRST else int(name.removeprefix("log.").removesuffix(".txt"))
             with suppress(FileNotFoundError):  # It can be deleted at any time.
-                found.append(Segment(start, path.stat().st_size, path))
+                found.append(LogSegment(start, path.stat().st_size, path))
     return sorted(found)
 
 
@@ -89,7 +89,7 @@ def read(folder: Path, start: int, max_bytes: int) -> Chunk:
     return Chunk(start, b"")
 
 
-def _drop_middle(found: list[Segment], keep_bytes: int) -> None:
+def _drop_middle(found: list[LogSegment], keep_bytes: int) -> None:
     """Delete the oldest segments after the head until the tail has at most its half. A new segment follows."""
     half = keep_bytes // 2
     tail = [segment for segment in found if segment.start >= half]

@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 
 from rolecall import __version__
 from rolecall.edge import listener
-from rolecall.edge.connection_table import Limits
+from rolecall.edge.connection_table import ConnectionLimits
 from rolecall.edge.connections import limited_protocol, raise_open_file_limit
 from rolecall.edge.logs import OncePerReason, about, log_to_stderr
 from rolecall.edge.tls import Certificate
@@ -62,7 +62,7 @@ from rolecall.retry import delays_s
 from rolecall.settings import MasterSettings
 from rolecall.spec.errors import SettingsError
 
-LIMITS = Limits()
+LIMITS = ConnectionLimits()
 _POLICY = {
     "default-src": "'none'",
     "script-src": "'self'",
@@ -149,7 +149,7 @@ def create_app(program: Program) -> FastAPI:
     return app
 
 
-class Server(uvicorn.Server):
+class MasterServer(uvicorn.Server):
     """uvicorn's server, but delayed calls are released before it waits for them."""
 
     def __init__(self, program: Program, certificate: Certificate | None = None) -> None:
@@ -300,7 +300,7 @@ async def _serve(
     settings: MasterSettings, catalogue: Catalogue | None, listener: socket.socket, certificate: Certificate | None
 ) -> None:
     program = Program(settings, catalogue or load())
-    server = Server(program, certificate)
+    server = MasterServer(program, certificate)
     # The existing objects stay. A full collection that includes them takes 0.1 s and delays every response.
     gc.collect()
     gc.freeze()

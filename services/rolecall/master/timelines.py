@@ -14,7 +14,7 @@ _LATEST_S = 250_000_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedWindow:
     """The window of a worker, and what is known about its clock."""
 
     worker: WorkerRecord
@@ -26,7 +26,7 @@ class Recorded:
 def timeline(
     job: str,
     attempt: int,
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedWindow],
     silent: Sequence[Silent],
     machines: Mapping[str, str],
     *,
@@ -110,8 +110,8 @@ def _metadata(name: str, process: int, thread: int, arguments: dict[str, Any]) -
     return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": arguments}
 
 
-def _shifts(recorded: Sequence[Recorded], machines: Mapping[str, str]) -> dict[int, tuple[float, float | None]]:
-    """What to add to each worker's times, by rank, with the uncertainty.
+def _shifts(recorded: Sequence[RecordedWindow], machines: Mapping[str, str]) -> dict[int, tuple[float, float | None]]:
+    """The seconds to add to each worker's times, by rank, with the uncertainty.
 
     The reference is the clock of the first worker's machine. A machine with several workers uses its best reading.
     """
@@ -148,7 +148,7 @@ def _moment(window: Window, at_s: float) -> datetime:
 
 
 def _newest(
-    recorded: Sequence[Recorded], steps: int | None, shifts: Mapping[int, tuple[float, float | None]]
+    recorded: Sequence[RecordedWindow], steps: int | None, shifts: Mapping[int, tuple[float, float | None]]
 ) -> list[Window]:
     """The windows with only the newest steps that all workers have completed, and the spans of this time.
 
@@ -180,7 +180,7 @@ def _newest(
     return windows
 
 
-def _shifted(one: Recorded, window: Window, shift_s: float, uncertainty_s: float | None) -> WorkerTimeline:
+def _shifted(one: RecordedWindow, window: Window, shift_s: float, uncertainty_s: float | None) -> WorkerTimeline:
     worker = one.worker
     # Without a validation: the window is valid, and thousands of spans take long.
     return WorkerTimeline.model_construct(

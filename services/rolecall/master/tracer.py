@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.daemon_thread import run_in_daemon_thread
 from rolecall.master.exporter import Accepted, Rejected
-from rolecall.master.job_trace import TRACE, Answer, History, Span, spans_of, trace_id
+from rolecall.master.job_trace import TRACE, CollectorAnswer, JobHistory, TraceSpan, spans_of, trace_id
 from rolecall.master.store import attempts, checkpoints, events, jobs, workers
 from rolecall.master.store.database import Database
 from rolecall.master.store.records import DETAILED_ATTEMPTS
@@ -19,7 +19,7 @@ from rolecall.spec.webhook import only_host
 class Sender(Protocol):
     """Sends spans. `OtlpSender` is the real one."""
 
-    def send(self, job: str, spans: Sequence[Span]) -> Answer: ...
+    def send(self, job: str, spans: Sequence[TraceSpan]) -> CollectorAnswer: ...
 
     def close(self) -> None: ...
 
@@ -37,7 +37,7 @@ def open_sender(endpoint: str) -> Sender:
     return otlp.OtlpSender(endpoint)
 
 
-class Collector:
+class TraceCollector:
     """An OpenTelemetry collector: a target of exports."""
 
     kind = TRACE
@@ -68,12 +68,12 @@ class Collector:
         self._sender.close()
 
 
-async def _history(connection: AsyncConnection, job: str) -> History:
+async def _history(connection: AsyncConnection, job: str) -> JobHistory:
     """Raises `NotFound`."""
     record = await jobs.get(connection, job)
     tried = await attempts.of_jobs(connection, [job])
     members = await workers.of_attempts(connection, [(job, one.number) for one in tried[-DETAILED_ATTEMPTS:]])
-    return History(
+    return JobHistory(
         job=record,
         attempts=tried,
         workers={number: found for (_, number), found in members.items()},

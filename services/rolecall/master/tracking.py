@@ -32,8 +32,8 @@ _PASS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a tracker stores jobs."""
+class TrackerPlace:
+    """A server or folder in which a tracker stores jobs."""
 
     kind: str
     """The kind of the event that records the export of an ended job."""
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Written:
-    """What the tracker has of a job."""
+    """The part of a job that the tracker has."""
 
     ends: dict[StreamKey, int] = field(default_factory=lambda: defaultdict[StreamKey, int](int))
     """The offset in each progress stream up to which its steps are written."""
@@ -62,7 +62,7 @@ class TrackerTarget:
 
     is_live = True
 
-    def __init__(self, place: Place, *, database: Database, streams: Streams, clock: Clock) -> None:
+    def __init__(self, place: TrackerPlace, *, database: Database, streams: Streams, clock: Clock) -> None:
         self.kind = place.kind
         self._place = place
         self._database, self._streams, self._clock = database, streams, clock
@@ -138,11 +138,13 @@ class TrackerTarget:
         return found, news, left > 0
 
 
-def mlflow_server(uri: str, experiment: str) -> Place:
+def mlflow_server(uri: str, experiment: str) -> TrackerPlace:
     """An experiment of an MLflow tracking server."""
-    return Place("mlflow", f"experiment {experiment!r} of {redact_text(uri)}", lambda: TrackedRuns(uri, experiment))
+    return TrackerPlace(
+        "mlflow", f"experiment {experiment!r} of {redact_text(uri)}", lambda: TrackedRuns(uri, experiment)
+    )
 
 
-def tensorboard_folder(folder: Path) -> Place:
+def tensorboard_folder(folder: Path) -> TrackerPlace:
     """A folder of TensorBoard's event files."""
-    return Place("tensorboard", str(folder), lambda: EventFiles(folder))
+    return TrackerPlace("tensorboard", str(folder), lambda: EventFiles(folder))

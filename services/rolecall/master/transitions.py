@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from rolecall.master import lifecycle
-from rolecall.master.lifecycle import Accusation, Step
+from rolecall.master.lifecycle import Accusation, JobStep
 from rolecall.master.store import attempts, checkpoints, events, jobs, workers
 from rolecall.master.store.records import Gang, JobSummary, WorkerRecord
 from rolecall.spec.report import Failure
@@ -20,7 +20,7 @@ VERIFY_S = 60.0
 """The maximum time for which a job waits until the master has verified a checkpoint that a worker reported."""
 
 
-async def apply_step(connection: AsyncConnection, job: JobSummary, step: Step, now: datetime) -> set[str]:
+async def apply_step(connection: AsyncConnection, job: JobSummary, step: JobStep, now: datetime) -> set[str]:
     """Commit a step from any state of the job, such as a user's request.
 
     Returns the nodes whose desired workers it may change.
@@ -37,7 +37,7 @@ async def apply_step(connection: AsyncConnection, job: JobSummary, step: Step, n
     return gang.nodes
 
 
-async def take_step(connection: AsyncConnection, gang: Gang, step: Step, now: datetime) -> None:
+async def take_step(connection: AsyncConnection, gang: Gang, step: JobStep, now: datetime) -> None:
     """Commit one step of a job that holds slots, and of its attempt."""
     accused = None if step.after.holds_slots else lifecycle.accused(gang)
     if accused is not None and not await _schedule_verification(connection, gang, accused, now):
@@ -87,7 +87,7 @@ async def _schedule_verification(connection: AsyncConnection, gang: Gang, accuse
 
 
 async def _queue_again(
-    connection: AsyncConnection, gang: Gang, step: Step, now: datetime, accused: Accusation | None
+    connection: AsyncConnection, gang: Gang, step: JobStep, now: datetime, accused: Accusation | None
 ) -> None:
     if not step.costs_restart:
         await jobs.requeue(connection, gang.job, now, step.reason, 0.0)

@@ -18,13 +18,14 @@ from rolecall.edge.logs import OncePerReason, about
 from rolecall.master import lifecycle
 from rolecall.master.blobs import Blobs
 from rolecall.master.clock import Clock
-from rolecall.master.retention import deletion_reason, listed
+from rolecall.master.retention import deletion_reason
 from rolecall.master.signals import Signal, wait
 from rolecall.master.storage_errors import ErrorLog, Pulse
 from rolecall.master.store import attempts, checkpoints, events, jobs
 from rolecall.master.store.database import Database
 from rolecall.spec.errors import NotFound
 from rolecall.spec.plan import CheckpointManifest, CheckpointPart
+from rolecall.spec.visible import listed
 
 AGAIN = timedelta(seconds=60)
 """The time after which an unreadable store is tried again."""

@@ -50,7 +50,7 @@ def url_problem(url: str, hosts: Collection[str]) -> str | None:
 
 
 def _matches(host: str, pattern: str) -> bool:
-    """Whether a host is the allowed one, or below it for a pattern like `*.example.com`."""
+    """Return whether a host is the allowed one, or below it for a pattern like `*.example.com`."""
     pattern = pattern.lower()
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
@@ -99,7 +99,6 @@ def next_try(tries: int, now: datetime) -> datetime | None:
 
 
 def payload(job: JobRecord, labels: dict[str, str], notification: NotificationRecord) -> bytes:
-    """The body of a webhook."""
     reason = job.reason and one_line(job.reason.partition("\n")[0])[:_REASON_CHARS]
     shown = NotifiedJob(
         id=job.id,

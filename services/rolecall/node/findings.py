@@ -1,23 +1,21 @@
-"""The findings of a node's self-check: pure functions of its measurements.
+"""The findings of a node's self-check about its machine: pure functions of its measurements.
+
+Those about its route to the master are in `network/findings.py`.
 
 Each message is a sentence about the node ("its clock is …"), to be shown after the node's name.
 """
 
 import errno
 from collections.abc import Sequence
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from rolecall.spec.finding import Finding, Level
-from rolecall.spec.node import is_loopback
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CLOCK_WARNING_S, CLOCK_ERROR_S = 1.0, 30.0
 DISK_ERROR_BYTES = 16 * MIB
 """The minimum for a worker's folder and the first lines of its log."""
 SHM_BYTES = 256 * MIB
-DAY_S = 86_400
-CERTIFICATE_WARNING_S = 14 * DAY_S
 MEMORY_BYTES = 512 * MIB
 """The approximate memory of a worker without its model and batches."""
 _SIGNALS_SINCE = 6
@@ -96,54 +94,6 @@ def shm(total: int, *, computes: bool) -> Finding:
         message=f"{message}, which data loaders and NCCL can fill",
         remedy=f"give it {size(SHM_BYTES)} or more: `shm_size` in compose, in Kubernetes a Memory emptyDir at /dev/shm",
     )
-
-
-def network(host: str, resolved: Sequence[str], interface: str, address: str, remote_nodes: int) -> Finding:
-    """The route to the master at `host`, which must allow the `remote_nodes` to reach the workers."""
-    if remote_nodes and is_loopback(address):
-        return Finding(
-            check="network",
-            level=Level.ERROR,
-            message=f"its address {address} is a loopback address: {remote_nodes} nodes of other hosts can't reach it",
-            remedy="set its MASTER_ADDR to a name or address of the master that other machines and containers reach",
-        )
-    families = [ip_address(one.partition("%")[0]).version for one in resolved]
-    if len(families) > len(set(families)):
-        return Finding(
-            check="network",
-            level=Level.WARNING,
-            message=f"its MASTER_ADDR={host} resolves to several addresses: {', '.join(resolved)}",
-            remedy="set MASTER_ADDR to a name that resolves only to the master",
-        )
-    message = f"it reaches the master {host} ({', '.join(resolved)}) by {interface}, where it has {address}"
-    return Finding(check="network", level=Level.OK, message=message)
-
-
-def plain_http(url: str, *, leaves_machine: bool) -> Finding:
-    if not leaves_machine:
-        return Finding(check="tls", level=Level.OK, message=f"its calls to {url} stay on this machine")
-    return Finding(
-        check="tls",
-        level=Level.WARNING,
-        message=f"its calls to {url} leave this machine in clear text: tokens, parameters, logs and checkpoints",
-        remedy="give the master ROLECALL_TLS_CERT and ROLECALL_TLS_KEY, and the nodes ROLECALL_TLS_CA",
-    )
-
-
-def certificate(left_s: float) -> Finding:
-    """The remaining validity of the master's certificate."""
-    message = f"the master's certificate expires in {max(0.0, left_s) / DAY_S:.0f} days"
-    if left_s > CERTIFICATE_WARNING_S:
-        return Finding(check="tls", level=Level.OK, message=message)
-    remedy = "renew the files of ROLECALL_TLS_CERT and ROLECALL_TLS_KEY; the master reloads them automatically"
-    return Finding(check="tls", level=Level.WARNING, message=message, remedy=remedy)
-
-
-def no_route(host: str, reason: str) -> Finding:
-    """A node that has lost its route to the master."""
-    remedy = "check whether DNS still resolves the name, and whether the network is still attached"
-    message = f"it no longer has a route to MASTER_ADDR={host}: {reason}"
-    return Finding(check="network", level=Level.WARNING, message=message, remedy=remedy)
 
 
 def refused(seconds: float, reason: str) -> Finding:

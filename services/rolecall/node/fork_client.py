@@ -18,7 +18,7 @@ from rolecall.process import describe_exit
 from rolecall.retry import delays_s
 from rolecall.settings import for_workers
 from rolecall.spec.errors import RolecallError
-from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkRequest, Ready, Refused
+from rolecall.spec.fork import FORK_REPLY, Exited, Forked, ForkRequest, NotForked, Ready
 
 _LOG = logging.getLogger(__name__)
 # `-P`: the node's working folder has no part in where its workers find code.
@@ -131,7 +131,7 @@ class ForkClient:
                 worker = self._workers[key] = ForkedWorker(pid, asyncio.get_running_loop().create_future())
                 _expect_end(worker)
                 _settle(self._pending.pop(key), worker)
-            case Refused(key=key, message=message):
+            case NotForked(key=key, message=message):
                 _settle(self._pending.pop(key), ForkRefused(f"the fork server could not start the worker: {message}"))
             case Exited(key=key, status=status):
                 _settle(self._workers.pop(key).ended, status)

@@ -1,5 +1,3 @@
-"""The name of a node."""
-
 import re
 import socket
 import subprocess

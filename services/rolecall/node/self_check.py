@@ -1,4 +1,4 @@
-"""A node's self-check: the measurements for the functions in `findings`."""
+"""A node's self-check: the measurements for the findings about its machine and its route to the master."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rolecall import __version__, landlock, seccomp
 from rolecall.daemon_thread import run_in_daemon_thread
+from rolecall.network.findings import certificate, no_route, plain_http, route
 from rolecall.network.routes import ResolvedRoute, find_route
 from rolecall.node import findings
 from rolecall.node.client import MasterClient, MasterUnreachable
@@ -81,18 +82,18 @@ class SelfCheck:
 
     def _check_tls(self, spec: NodeSpec, sample: ClockSample) -> Finding:
         if sample.certificate_end is not None:
-            return findings.certificate(sample.certificate_end - self._clock())
+            return certificate(sample.certificate_end - self._clock())
         leaves = not is_loopback(self._settings.master_addr) and sample.cluster.boot_id != spec.machine.boot_id
-        return findings.plain_http(self._client.url, leaves_machine=leaves)
+        return plain_http(self._client.url, leaves_machine=leaves)
 
     async def _check_network(self) -> tuple[Finding, ResolvedRoute | None]:
         host = self._settings.master_addr
         try:
             found = await find_route(host, self._settings.port)
         except OSError as error:
-            return findings.no_route(host, error.strerror or str(error)), None
+            return no_route(host, error.strerror or str(error)), None
         remote_nodes = self._sample.cluster.remote_nodes if self._sample else 0
-        return findings.network(host, found.resolved, *found.route, remote_nodes), found
+        return route(host, found.resolved, *found.route, remote_nodes), found
 
     def _check_machine(self, spec: NodeSpec) -> list[Finding]:
         free, total = available_memory(spec.machine.memory_bytes), spec.machine.memory_bytes

@@ -17,7 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from rolecall import __version__
-from rolecall.edge.connection_table import GroupLimit, Limits
+from rolecall.edge.connection_table import ConnectionLimits, GroupLimit
 from rolecall.edge.connections import limited_protocol
 from rolecall.edge.listener import listen
 from rolecall.edge.logs import log_to_stderr
@@ -33,7 +33,7 @@ from rolecall.node.health import NodeHealth
 from rolecall.node.name import node_name
 from rolecall.node.scrape_access import ScrapeAccess
 from rolecall.node.self_check import SelfCheck
-from rolecall.node.telemetry import GpuCollector, NodeCollector, Server, app
+from rolecall.node.telemetry import GpuCollector, NodeCollector, TelemetryServer, app
 from rolecall.settings import NodeSettings, read_node_token
 from rolecall.spec.errors import RolecallError, SettingsError
 from rolecall.spec.node import Gpu, NodeSpec
@@ -41,7 +41,7 @@ from rolecall.untrusted_files import delete_tree
 
 _LOG = logging.getLogger(__name__)
 # Only Prometheus and health checks call.
-_LIMITS = Limits(connections=128, anonymous=GroupLimit(64, 128))
+_LIMITS = ConnectionLimits(connections=128, anonymous=GroupLimit(64, 128))
 
 
 def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
@@ -73,7 +73,7 @@ async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]
     health = NodeHealth(settings.known_name, settings.role)
     access = ScrapeAccess(settings.node_token, settings.metrics_token)
     served = app(health, access)
-    server = Server(
+    server = TelemetryServer(
         uvicorn.Config(
             served, http=limited_protocol(_LIMITS), ws="none", log_config=None, access_log=False, lifespan="off"
         )

@@ -90,7 +90,6 @@ class GpuCollector(Collector):
 
 
 def gpu_families(readings: Iterable[GpuReading]) -> Iterator[Metric]:
-    """The metrics of GPUs."""
     use = GaugeMetricFamily("rolecall_gpu_use_ratio", "Share of time in which the GPU computed.", labels=("gpu",))
     used = GaugeMetricFamily("rolecall_gpu_memory_used_bytes", "Memory of the GPU in use.", labels=("gpu",))
     total = GaugeMetricFamily("rolecall_gpu_memory_total_bytes", "Memory of the GPU.", labels=("gpu",))
@@ -166,7 +165,7 @@ def _assigned(workers: Sequence[WorkerProcess], machine: Machine) -> Iterator[Me
 
 
 def _measured(workers: Sequence[WorkerProcess]) -> Iterator[Metric]:
-    """What running workers record about themselves."""
+    """The values that running workers record about themselves."""
     found = [(_labels(worker), worker.measurements()) for worker in workers if worker.pid is not None]
     for one in WORKER_METRICS:
         family = (CounterMetricFamily if one.counts else GaugeMetricFamily)(
@@ -209,7 +208,7 @@ def app(health: NodeHealth, access: ScrapeAccess) -> Starlette:
     return served
 
 
-class Server(uvicorn.Server):
+class TelemetryServer(uvicorn.Server):
     """A server that leaves signals to the daemon, which drains."""
 
     @contextlib.contextmanager

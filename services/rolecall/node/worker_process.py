@@ -130,7 +130,7 @@ class WorkerProcess:
             kill_group(self.pid)
 
     def measurements(self) -> dict[str, dict[str, float]]:
-        """What the worker measures, by metric and label: finite values of the metrics that `spec.metric` has."""
+        """The worker's own measurements, by metric and label: finite values of the metrics that `spec.metric` has."""
         try:
             found = json.loads(self._folder.read(self.workdir.measurements.name, 0, _MEASUREMENT_BYTES) or b"{}")
             self._measured = {one.name: _legal(one, found.get(one.name)) for one in WORKER_METRICS}

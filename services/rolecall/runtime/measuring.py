@@ -1,4 +1,4 @@
-"""What a worker measures about itself besides its phases: counters and gauges. Its node reads them at every scrape.
+"""A worker's measurements of itself except its phases: counters and gauges. Its node reads them at every scrape.
 
 Recording takes about a microsecond and does no I/O. A thread of its own writes the values, and the time by activity of
 the worker's timeline, to a file once a second.

@@ -36,8 +36,6 @@ _EXCHANGE_TIMEOUT_S = 30.0
 # Long, because it is only for slow calls (an evaluation, an upload) and deadlocks: a dead peer closes its connections,
 # and nodes detect stopped ones.
 _CALL_TIMEOUT_S = 600.0
-# Shorter for a check of the network, because the start of RPC itself consists of calls.
-_PREFLIGHT_CALL_TIMEOUT_S = 30.0
 _MIN_RPC_THREADS = 16
 # TensorPipe's transport `shm` polls continuously in every process. With fewer idle cores than workers, this slows the
 # workers down: a job of four workers on two cores did 30 steps per second, and 82 over sockets. `ibv` is untested for
@@ -202,8 +200,6 @@ def _join_rpc(launch: WorkerLaunch, workload: Workload[Any], store: dist.Store) 
 
 
 def _call_timeout_s(launch: WorkerLaunch, workload: Workload[Any]) -> float:
-    if workload.per_node:
-        return _PREFLIGHT_CALL_TIMEOUT_S
     if workload.rpc_timeout_s is None:
         return _CALL_TIMEOUT_S
     return workload.rpc_timeout_s(workload.params.model_validate(launch.params))

@@ -53,7 +53,6 @@ class Timeline:
 
     @property
     def is_in_step(self) -> bool:
-        """True during a step."""
         return self._step is not None
 
     def span(

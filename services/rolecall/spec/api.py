@@ -143,7 +143,7 @@ class MetricDocument(Value):
     unit: str
     """A base unit; empty for numbers without one."""
     direction: Literal["higher", "lower"] | None
-    """Which values are better, if any."""
+    """The direction of better values, if there is one."""
     reported: dict[Split, str]
     """The name of each split in the job's series, progress and result. `{index}` stands for a number."""
 
@@ -159,7 +159,7 @@ class WorkloadDocument(Value):
     example: dict[str, Any] | None = None
     """The body of `POST /jobs` for a job that runs; null if the workload has no example."""
     metrics: list[MetricDocument] = Field(default_factory=list[MetricDocument])
-    """What it reports."""
+    """The metrics that its workers report."""
 
 
 class WorkloadList(Value):

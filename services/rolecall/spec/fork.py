@@ -45,7 +45,7 @@ class Forked(Value):
     pid: int
 
 
-class Refused(Value):
+class NotForked(Value):
     """The worker could not be forked; `message` gives the reason."""
 
     kind: Literal["refused"] = "refused"
@@ -63,5 +63,5 @@ class Exited(Value):
     """The exit code as in `subprocess`: negative for a signal."""
 
 
-ForkReply = Annotated[Ready | Forked | Refused | Exited, Field(discriminator="kind")]
+ForkReply = Annotated[Ready | Forked | NotForked | Exited, Field(discriminator="kind")]
 FORK_REPLY: TypeAdapter[ForkReply] = TypeAdapter(ForkReply)

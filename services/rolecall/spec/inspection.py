@@ -129,7 +129,7 @@ class StacksDocument(Value):
 
 
 class ProfileRequest(Request):
-    """Which workers to profile, and for how long."""
+    """The workers to profile, and the number of steps."""
 
     role: Role | None = None
     """Only workers of this role; by default all that run steps."""

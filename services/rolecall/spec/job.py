@@ -107,7 +107,7 @@ class Progress(Value):
     metrics: dict[str, float] = Field(default_factory=dict)
     """Other values that the workload reports, such as `validation_auc`."""
     spent: TimeSpent | None = None
-    """How the job spent its time, if the workload reports it."""
+    """The uses of the job's time, if the workload reports them."""
 
 
 class WorkerDocument(Value):

@@ -1,4 +1,4 @@
-"""What is measured: the metrics that workloads declare, and those that every worker records about itself.
+"""Metrics: those that workloads declare, and those that every worker records about itself.
 
 Names follow Prometheus's rules: a snake-case name with its base unit, and `_total` for counters.
 """
@@ -47,7 +47,7 @@ class Metric:
     unit: str = ""
     """A base unit such as `seconds`, `bytes` or `nats`; empty for numbers without one."""
     direction: Literal["higher", "lower"] | None = None
-    """Which values are better, if any."""
+    """The direction of better values, if there is one."""
     splits: tuple[Split, ...] = (Split.TRAIN,)
 
     def __post_init__(self) -> None:
@@ -76,26 +76,26 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MetricPlace:
     """The labels of a reported name in Prometheus."""
 
     metric: str
     split: Split
 
 
-def places(metrics: Sequence[Metric]) -> Mapping[str, Place]:
+def places(metrics: Sequence[Metric]) -> Mapping[str, MetricPlace]:
     """The labels of each reported name, without indexed metrics.
 
     Raises `ValueError` if two metrics are reported by the same name, or if there are more than `MAX_DECLARED`.
     """
     if len(metrics) > MAX_DECLARED:
         raise ValueError(f"{len(metrics)} metrics are declared; declare at most {MAX_DECLARED}")
-    found: dict[str, Place] = {}
+    found: dict[str, MetricPlace] = {}
     for metric in metrics:
         for split, name in metric.reported.items():
             if name in found:
                 raise ValueError(f"two metrics are reported as {name!r}; give each one name and split of its own")
-            found[name] = Place(metric.name, split)
+            found[name] = MetricPlace(metric.name, split)
     indexed = {name for metric in metrics if metric.indexed for name in metric.reported.values()}
     return MappingProxyType({name: place for name, place in found.items() if name not in indexed})
 

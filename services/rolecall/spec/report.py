@@ -72,7 +72,7 @@ class Failure(Value):
 
 
 class TimeSpent(Value):
-    """How a job spent its time, in seconds since it was submitted. Time that was lost with an attempt is not in it."""
+    """The uses of a job's time, in seconds since it was submitted. Time that was lost with an attempt is not in it."""
 
     steps: Seconds = 0.0
     """In optimizer steps, input and communication included."""

@@ -24,7 +24,7 @@ class Resources(Value):
 
     @property
     def described(self) -> str:
-        """What was asked for, such as `with a GPU and 4 threads`; empty if nothing was."""
+        """The requested resources in words, such as `with a GPU and 4 threads`; empty if there are none."""
         device = {None: "", 0: "on the CPU"}.get(self.gpus, "with a GPU")
         threads = "" if self.threads is None else f"{self.threads} thread{'s' * (self.threads != 1)}"
         if not (device and threads):

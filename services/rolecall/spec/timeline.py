@@ -8,10 +8,10 @@ from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER, Moment
 from rolecall.spec.model import Value
 
 Category = Literal["data", "compute", "communication", "wait", "checkpoint", "evaluation"]
-"""What a phase spends its time on: reading input; arithmetic; transfers and calls; idling until a peer is done;
+"""The kinds of phases: reading input; arithmetic; transfers and calls; idling until a peer is done;
 writing checkpoints; evaluating the model."""
 Activity = Literal[Category, "other"]
-"""What a worker spends its time on: a category; other time, which is before, after and between the steps."""
+"""The activities of a worker: a category; other time, which is before, after and between the steps."""
 ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
 STEP_CATEGORIES: tuple[Category, ...] = ("data", "compute", "communication", "wait")
 """The categories of which a step consists. `compute` also contains the communication that torch overlaps or hides:

@@ -1,6 +1,8 @@
-"""Escapes control characters, which a terminal would otherwise execute. Pure."""
+"""Text for people: without control characters, which a terminal would execute, and with short lists of names. Pure."""
 
 import re
+from collections.abc import Collection
+from itertools import islice
 
 # C0 except tab and line feed, DEL, C1, bidirectional control characters, and the separators of lines and paragraphs.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -21,6 +23,12 @@ def visible_log(text: str) -> str:
 def one_line(text: str) -> str:
     """Likewise with line feeds escaped, so that the text is one line."""
     return visible(text).replace("\n", "\\n")
+
+
+def listed(names: Collection[str], most: int = 10) -> str:
+    """Up to `most` names, separated by commas, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(islice(names, most)) + (f" and {more} more" if more > 0 else "")
 
 
 def _escaped(found: re.Match[str]) -> str:

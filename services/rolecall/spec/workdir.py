@@ -59,7 +59,7 @@ class Workdir(NamedTuple):
 
     @property
     def measurements(self) -> Path:
-        """What the worker measures: values by metric and label (`spec.metric`), as JSON that it replaces."""
+        """The worker's measurements: values by metric and label (`spec.metric`), as JSON that it replaces."""
         return self.path / "measurements.json"
 
     @property

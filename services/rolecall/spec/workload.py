@@ -55,7 +55,7 @@ class Workload(Generic[P]):
     params: type[P]
     roles: dict[Role, RoleCount]
     metrics: tuple[Metric, ...] = ()
-    """What its workers report. Other names that they report are in the job's series, but not in Prometheus."""
+    """The metrics that its workers report. Others are in the job's series, but not in Prometheus."""
     rpc: bool = True
     """True if all ranks join one TensorPipe RPC group."""
     process_group: tuple[Role, ...] = ()
@@ -69,7 +69,7 @@ class Workload(Generic[P]):
     slot or GPU. `params` must then be a subclass of `PerNodeParams`, and requests can't set `roles`. Its
     workers start without a rendezvous, so that they can test the network before they join one."""
     cpu_only: frozenset[Role] = frozenset()
-    """Roles that can't use a GPU. Their workers run on the CPU, like every master rank, and requests for a GPU are
+    """Roles that can't use a GPU. Their workers run on the CPU, like every driver, and requests for a GPU are
     errors."""
     busy: frozenset[Role] = frozenset()
     """Roles that compute although they usually wait for calls, such as servers that compute a part of the model. By

@@ -50,7 +50,7 @@ class GangResult:
     result: dict[str, float]
     """The job's final metrics."""
     step_ends: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """When each step ended, in seconds of the monotonic clock, by worker."""
+    """The end of each step in seconds of the monotonic clock, by worker."""
     samples: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """The samples of each step, by worker."""
     peak_gpu_memory: dict[str, int] = field(default_factory=dict[str, int])

@@ -59,7 +59,7 @@ def params(job: JobDocument) -> dict[str, str]:
 
 
 def tags(job: JobDocument, checkpoints: Sequence[Checkpoint]) -> dict[str, str]:
-    """What else identifies and describes a job: its labels as `label.NAME`, the rest as `rolecall.NAME`."""
+    """The other values that identify and describe a job: its labels as `label.NAME`, the rest as `rolecall.NAME`."""
     found = {
         "rolecall.workload": job.workload,
         "rolecall.state": job.state.value,

@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from rolecall.edge.logs import about, log_to_stderr
 from rolecall.process import die_with_parent
 from rolecall.settings import read_log_format
-from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, Ready, Refused
+from rolecall.spec.fork import Exited, Forked, ForkReply, ForkRequest, NotForked, Ready
 from rolecall.spec.inspection import STACKS_SIGNAL
 from rolecall.spec.redaction import redact_text
 from rolecall.spec.role import Role
@@ -113,7 +113,7 @@ class ForkServer:
             request = ForkRequest.model_validate_json(line)
             pid = self._fork(request)
         except (OSError, ValidationError) as error:
-            self._reply(Refused(key=_key(line), message=f"{type(error).__name__}: {error}"))
+            self._reply(NotForked(key=_key(line), message=f"{type(error).__name__}: {error}"))
             return
         self._workers[pid] = request.key
         self._reply(Forked(key=request.key, pid=pid))

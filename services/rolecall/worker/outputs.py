@@ -33,7 +33,7 @@ class Outputs:
     timeline: int
     """Empty until the role ends."""
     measurements: int
-    """What the worker measures."""
+    """The worker's measurements of itself."""
 
     @classmethod
     def open(cls, workdir: Workdir) -> Self:

@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rolecall import landlock, seccomp
 from rolecall.edge.logs import about
-from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, Access
+from rolecall.landlock import DEVICE, LIST, READ, SCRATCH, WRITE, AccessRights
 from rolecall.process import keep_capabilities
 from rolecall.runtime.blobs import make_job_folder
 from rolecall.settings import WorkerSettings, private_paths, read_library_paths
@@ -31,7 +31,7 @@ from rolecall.spec.errors import SandboxUnavailable
 from rolecall.spec.fork import ForkRequest
 from rolecall.spec.workdir import Workdir
 
-Rule = tuple[Path, Access]
+Rule = tuple[Path, AccessRights]
 
 _FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix/store", "/proc", "/sys")
 # The files of /etc that libraries read, without those that can contain secrets.

@@ -10,8 +10,9 @@ from multiprocessing.connection import Connection
 import pytest
 from torch.distributed import rpc
 
+from rolecall.network.pairs import Speed
 from rolecall.workloads.preflight import measuring
-from rolecall.workloads.preflight.measuring import Speed, measure
+from rolecall.workloads.preflight.measuring import measure
 
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["tests.workloads.preflight.test_measuring"])

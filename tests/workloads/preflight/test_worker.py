@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from torch.distributed import rpc
 
+from rolecall.network.facts import Facts
 from rolecall.runtime import rendezvous
 from rolecall.runtime.context import WorkerContext
 from rolecall.spec.finding import Level, NodeFinding
@@ -15,7 +16,6 @@ from rolecall.spec.role import Role
 from rolecall.workloads.embedding_ddp import WORKLOAD as TRAINING
 from rolecall.workloads.preflight import WORKLOAD, Params, worker
 from rolecall.workloads.preflight.exchange import Messages
-from rolecall.workloads.preflight.facts import Facts
 
 NODES = ("a", "b")
 

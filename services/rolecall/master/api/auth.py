@@ -145,7 +145,6 @@ def _password_of(authorization: str) -> str:
 
 
 async def get_master(connection: HTTPConnection) -> Master:
-    """Return the running master."""
     return master_of(connection.app)
 
 
@@ -266,7 +265,6 @@ def target_of(scope: Any) -> str:
 
 
 def address_of(scope: Any) -> str:
-    """The client's address."""
     return str(scope["client"][0])[:80] if scope.get("client") else "unknown"
 
 

@@ -127,7 +127,7 @@ class _Sink(io.RawIOBase):
         return len(data)
 
     def take(self) -> bytes:
-        """What was written since the last call."""
+        """The bytes that were written since the last call."""
         taken, self._written = b"".join(self._written), []
         return taken
 

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from rolecall.kit.pictures import pipeline_svg, timeline_svg
 from rolecall.kit.pipeline_steps import newest_step
 from rolecall.master.api.auth import USERS, Running, controls_job, needs, sees_job
-from rolecall.master.inspections import Reply, parse_answer
+from rolecall.master.inspections import NodeReply, parse_answer
 from rolecall.master.program import Master
 from rolecall.master.store import jobs, workers
 from rolecall.master.store import nodes as node_store
 from rolecall.master.store.records import WorkerRecord
 from rolecall.master.streams import StreamKey
-from rolecall.master.timelines import Recorded, silent, timeline, trace
+from rolecall.master.timelines import RecordedWindow, silent, timeline, trace
 from rolecall.spec.access import Scope
 from rolecall.spec.bounds import MAX_BIGINT, MAX_INTEGER
 from rolecall.spec.errors import Conflict, NotFound
@@ -85,7 +85,7 @@ async def show_timeline(
             _recorded(member, replies.get(member.rank)) if member.rank in asked else _left(master, member)
             for member in members
         ]
-        recorded = [one for one in found if isinstance(one, Recorded)]
+        recorded = [one for one in found if isinstance(one, RecordedWindow)]
         missing = [one for one in found if isinstance(one, Silent)]
         number, now = members[0].attempt, master.clock.now()
         document = timeline(job, number, recorded, missing, machines, now=now, steps=chosen, live=bool(asked))
@@ -165,7 +165,7 @@ async def put_answer(  # noqa: PLR0917 - the framework passes by name
         if offset_s is None or uncertainty_s is None
         else ClockReading(offset_s=offset_s, uncertainty_s=uncertainty_s)
     )
-    master.inspections.receive(worker, number, Reply(given, clock))
+    master.inspections.receive(worker, number, NodeReply(given, clock))
 
 
 async def _members(master: Master, job: str, attempt: int | None) -> tuple[jobs.JobSummary, list[WorkerRecord]]:
@@ -198,10 +198,10 @@ async def _machines(master: Master, members: list[WorkerRecord]) -> dict[str, st
 
 def _sort_out(
     members: Sequence[WorkerRecord],
-    replies: Mapping[int, Reply],
+    replies: Mapping[int, NodeReply],
     shown: Callable[[WorkerRecord, Answer], _Shown | None],
 ) -> tuple[tuple[_Shown, ...], tuple[Silent, ...]]:
-    """What the workers answered, and the workers without an answer. `shown` returns None for those."""
+    """The workers' answers, and the workers without an answer. `shown` returns None for those."""
     found, missing = list[_Shown](), list[Silent]()
     for member in members:
         answer = _answer(replies.get(member.rank))
@@ -220,25 +220,25 @@ def _profiled(member: WorkerRecord, answer: Answer) -> Profiled | None:
     return None if answer.artifact is None else Profiled(**_identity(member), artifact=answer.artifact)
 
 
-def _recorded(member: WorkerRecord, reply: Reply | None) -> Recorded | Silent:
+def _recorded(member: WorkerRecord, reply: NodeReply | None) -> RecordedWindow | Silent:
     given = _answer(reply)
     if reply is None or given.window is None:
         return silent(member, _reason(given))
-    return Recorded(member, given.window, reply.clock)
+    return RecordedWindow(member, given.window, reply.clock)
 
 
-def _left(master: Master, member: WorkerRecord) -> Recorded | Silent:
+def _left(master: Master, member: WorkerRecord) -> RecordedWindow | Silent:
     """The last window of an ended worker. Blocks."""
     body = master.streams.read_timeline(StreamKey(member.job, member.attempt, member.rank, "timeline"))
     if not body:
         return silent(member, _LEFT_NOTHING)
     try:
-        return Recorded(member, Window.model_validate_json(body))
+        return RecordedWindow(member, Window.model_validate_json(body))
     except ValueError:
         return silent(member, "the timeline that it left can't be read")
 
 
-def _answer(reply: Reply | None) -> Answer:
+def _answer(reply: NodeReply | None) -> Answer:
     return Answer(error="it started after the request; try again") if reply is None else reply.answer
 
 

@@ -13,7 +13,7 @@ from rolecall.master.documents import detailed, job_document, job_overview
 from rolecall.master.job_changes import changes
 from rolecall.master.program import Master
 from rolecall.master.store import attempts, events, jobs, labels, listing, workers
-from rolecall.master.store.listing import Order, Place, Selection
+from rolecall.master.store.listing import ListPlace, Order, Selection
 from rolecall.master.store.records import JobSummary
 from rolecall.master.token_limits import check_submission
 from rolecall.master.transitions import apply_step
@@ -67,10 +67,10 @@ async def list_jobs(  # noqa: PLR0917 - the framework passes by name
         created_before=created_before,
     )
     async with master.database.read() as connection:
-        found, more = await listing.page(connection, selection, limit, Place.parse(cursor), order)
+        found, more = await listing.page(connection, selection, limit, ListPlace.parse(cursor), order)
         labeled = await labels.of_jobs(connection, [job.id for job in found])
     shown = [job_overview(job, labeled.get(job.id, {}), **_current(master, job)) for job in found]
-    return JobPage(jobs=shown, next_cursor=str(Place.of(found[-1])) if more else None)
+    return JobPage(jobs=shown, next_cursor=str(ListPlace.of(found[-1])) if more else None)
 
 
 @router.get("/jobs/{job}", dependencies=_SEES, summary="Show a job")

@@ -1,5 +1,3 @@
-"""Attempts and gangs."""
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime

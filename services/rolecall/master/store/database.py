@@ -48,7 +48,7 @@ def serve_user() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DatabaseTimeouts:
     """The time limits of database calls, in seconds."""
 
     pool_s: float = 10.0
@@ -65,15 +65,18 @@ class Limits:
     """PostgreSQL: until the server answers anything at all. A server that is stopped can't keep its own limits."""
 
 
-LIMITS = Limits()
-_PATIENT = Limits(statement_s=0, answer_s=24 * 3600)  # PostgreSQL takes 0 for no limit
+LIMITS = DatabaseTimeouts()
+_PATIENT = DatabaseTimeouts(statement_s=0, answer_s=24 * 3600)  # PostgreSQL takes 0 for no limit
 
 
 class Database:
     """Opens transactions. SQLite has one writer at a time; PostgreSQL locks rows."""
 
     def __init__(
-        self, url: str, limits: Limits = LIMITS, observe: Callable[[str, float], None] = lambda _access, _seconds: None
+        self,
+        url: str,
+        limits: DatabaseTimeouts = LIMITS,
+        observe: Callable[[str, float], None] = lambda _access, _seconds: None,
     ) -> None:
         """`observe` gets the kind (`read`, `write`) and the seconds of each transaction."""
         self._url = url
@@ -171,7 +174,7 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path}"
 
 
-def lock_engine(url: str, limits: Limits) -> AsyncEngine:
+def lock_engine(url: str, limits: DatabaseTimeouts) -> AsyncEngine:
     """A PostgreSQL engine without pool and transactions, for a session that holds a lock."""
     return _postgres_engine(url, limits, poolclass=NullPool, isolation_level="AUTOCOMMIT")
 
@@ -187,7 +190,7 @@ def is_sqlite(url: str) -> bool:
     return url.startswith("sqlite")
 
 
-def _sqlite_engine(url: str, limits: Limits, *, writes: bool, pool_size: int) -> AsyncEngine:
+def _sqlite_engine(url: str, limits: DatabaseTimeouts, *, writes: bool, pool_size: int) -> AsyncEngine:
     engine = create_async_engine(_with_driver(url), pool_size=pool_size, max_overflow=0, pool_timeout=limits.pool_s)
     file = engine.url.database
     # A writer locks before it reads, because a transaction that has read can't write after another one has.
@@ -222,7 +225,7 @@ def _is_full(folder: Path) -> bool:
     return found.f_bavail * found.f_frsize < _FULL_BYTES
 
 
-def _postgres_engine(url: str, limits: Limits, *, writes: bool = True, **options: Any) -> AsyncEngine:
+def _postgres_engine(url: str, limits: DatabaseTimeouts, *, writes: bool = True, **options: Any) -> AsyncEngine:
     pool = {} if "poolclass" in options else {"max_overflow": 0, "pool_timeout": limits.pool_s, "pool_pre_ping": True}
     engine = create_async_engine(_with_driver(url), connect_args=_connect_args(limits), **pool, **options)
     session = {
@@ -244,7 +247,7 @@ def _postgres_engine(url: str, limits: Limits, *, writes: bool = True, **options
     return engine
 
 
-def _connect_args(limits: Limits) -> dict[str, Any]:
+def _connect_args(limits: DatabaseTimeouts) -> dict[str, Any]:
     class Bounded(_Bounded):
         answer_s = limits.answer_s
 

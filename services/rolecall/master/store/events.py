@@ -1,5 +1,3 @@
-"""The events of jobs."""
-
 from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple

@@ -79,7 +79,6 @@ async def get(connection: AsyncConnection, job: str) -> JobRecord:
 
 
 async def find(connection: AsyncConnection, job: str) -> JobRecord | None:
-    """The job, or None."""
     row = await _row(connection, job, tuple(jobs.c))
     return None if row is None else shown(JobRecord, row)
 

@@ -1,5 +1,3 @@
-"""The labels of jobs."""
-
 from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 

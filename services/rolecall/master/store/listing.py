@@ -35,7 +35,7 @@ class Selection:
     created_before: datetime | None = None
 
 
-class Place(NamedTuple):
+class ListPlace(NamedTuple):
     """The place of a job in a list. As text, it is the cursor of the API."""
 
     priority: int
@@ -61,7 +61,11 @@ class Place(NamedTuple):
 
 
 async def page(
-    connection: AsyncConnection, selection: Selection, limit: int, after: Place | None = None, order: Order = "newest"
+    connection: AsyncConnection,
+    selection: Selection,
+    limit: int,
+    after: ListPlace | None = None,
+    order: Order = "newest",
 ) -> tuple[list[JobEntry], bool]:
     """Up to `limit` jobs that follow `after` in this order, and whether there are more."""
     keys = (jobs.c.sequence.desc(),) if order == "newest" else (jobs.c.priority.desc(), jobs.c.sequence)

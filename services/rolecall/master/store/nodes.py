@@ -1,5 +1,3 @@
-"""Registered nodes."""
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -138,7 +138,7 @@ class JobRecord(JobEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedJob:
-    """What the metrics show of a job that has ended."""
+    """The part of an ended job that the metrics show."""
 
     id: str
     workload: str
@@ -170,16 +170,12 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord(AttemptSummary):
-    """One attempt of a job."""
-
     plan: GangPlan
     resume_from: CheckpointManifest | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """One worker of an attempt."""
-
     job: str
     attempt: int
     rank: int
@@ -201,8 +197,6 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
-    """A node that has registered."""
-
     name: str
     spec: NodeSpec
     started: str

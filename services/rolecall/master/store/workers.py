@@ -1,5 +1,3 @@
-"""The workers of attempts."""
-
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any

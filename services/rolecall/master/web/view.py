@@ -1,4 +1,4 @@
-"""What the pages show of the API's documents: the cluster by role, a gang by node, differences of jobs,
+"""The parts of the API's documents that the pages show: the cluster by role, a gang by node, differences of jobs,
 declared metrics. Pure."""
 
 import json
@@ -69,7 +69,7 @@ def _parsed(value: str) -> object:
 
 
 class DeclaredMetric(TypedDict):
-    """What the curves show about a value."""
+    """The description of a value that the curves show."""
 
     name: str
     """As reported. `{index}` stands for a number."""

@@ -1,4 +1,4 @@
-"""The master creates the table on the parameter servers and starts the training loop on the trainers."""
+"""The driver, a worker of the role `master`, creates the table on the servers and starts the loop on the trainers."""
 
 import torch
 

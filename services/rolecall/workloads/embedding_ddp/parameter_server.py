@@ -1,4 +1,4 @@
-"""A parameter server holds one shard of the embedding table; created by the master, called by the trainers."""
+"""A parameter server holds one shard of the embedding table; created by the driver, called by the trainers."""
 
 from rolecall.kit.parameter_server import serve as run
 

@@ -1,6 +1,6 @@
 """The model whose embedding table is on parameter servers, and its parts.
 
-`HybridModel` is the tutorial's: embedding bags on the servers, then layers in DDP. `Table` is what the master creates
+`HybridModel` is the tutorial's: embedding bags on the servers, then layers in DDP. `Table` is what the driver creates
 on the servers and passes to the trainers.
 """
 
@@ -53,7 +53,7 @@ class Table:
 
 
 def make_table(context: WorkerContext[Params], rows: int) -> Table:
-    """Create a table of `rows` rows on all parameter servers; called by the master."""
+    """Create a table of `rows` rows on all parameter servers; called by the driver."""
     params, servers, trainers = context.params, context.count(Role.PARAMETER_SERVER), context.count(Role.TRAINER)
     if params.protocol != "tutorial":
         table = sharded_table(params, rows, servers)
@@ -84,7 +84,7 @@ def _remote_module(params: Params, spec: ShardSpec) -> RemoteModule:
 
 
 def _device() -> str:
-    """Called by the master on a server: its device."""
+    """Called by the driver on a server: its device."""
     return str(current().device)
 
 

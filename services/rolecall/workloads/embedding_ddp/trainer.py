@@ -17,7 +17,7 @@ _train_requests: Mailbox[Table, dict[str, float] | None] = Mailbox()
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Read the input, report the table size to the master (first trainer), then serve its training request."""
+    """Read the input, report the table size to the driver (first trainer), then serve its training request."""
     dataset = open_dataset(context.params, context.cache)
     encoded = dataset.table
     if encoded.bad_rows and context.role_rank == 0:
@@ -31,11 +31,11 @@ def run(context: WorkerContext[Params]) -> None:
 
 @rpc.functions.async_execution
 def table_rows() -> Future[int]:
-    """Called by the master on the first trainer: the rows of the embedding table, after all have read the input."""
+    """Called by the driver on the first trainer: the rows of the embedding table, after all have read the input."""
     return _table_size_requests.post(None)
 
 
 @rpc.functions.async_execution
 def train(table: Table) -> Future[dict[str, float] | None]:
-    """Called by the master: train with this table. The result, or None after a stop request."""
+    """Called by the driver: train with this table. The result, or None after a stop request."""
     return _train_requests.post(table)

@@ -1,10 +1,8 @@
 """`preflight`: checks the network between the nodes before a job depends on it; `rolecall doctor` runs it.
 
 It trains nothing. `worker` is what every node runs, in any role. `exchange` passes the nodes' messages through the
-master, because the gang's own ports are what it checks. `facts` collects what a node knows about itself and compares
-the nodes. `pairs` orders the measurements so that they don't disturb each other, `measuring` measures one pair,
-`survey` all of them in a bounded time, and `classify` turns results into findings. This file, `params` and `pairs`
-never import torch.
+master, because the gang's own ports are what it checks, and `measuring` measures one pair of nodes over RPC. All that
+needs neither torch nor a gang is in `rolecall.network`: facts, probes, the survey of all pairs, and the findings.
 """
 
 from rolecall.spec.role import Role
@@ -21,4 +19,6 @@ WORKLOAD = Workload(
     params=Params,
     roles={role: RoleCount(default=0, least=0) for role in Role},
     per_node=True,
+    # Shorter than by default, because the start of RPC itself consists of calls, over links that may stall.
+    rpc_timeout_s=lambda _: 30.0,
 )

@@ -3,28 +3,18 @@
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed import rpc
 
-CALL_S = 10.0
-"""A call that takes longer counts as stalled."""
+from rolecall.network.pairs import Speed
+from rolecall.network.survey import CALL_S
+
 _PINGS = 20
 # In bytes. The first transfers on a connection are slow, and one hiccup must not pass for a slow network.
 _WARM_UP = (64 << 10,) * 3
 _GROWING = (256 << 10, 1 << 20, 4 << 20, 8 << 20)
-
-
-class Speed(NamedTuple):
-    """The measurements of one pair."""
-
-    ping_ms: float
-    """The median round trip of a small call."""
-    sent_mb_per_s: float
-    """The best rate of a large tensor from the caller to the other."""
-    received_mb_per_s: float
-    """The same in the other direction."""
 
 
 def measure(peer: str, budget_s: float) -> Speed | str:

@@ -8,18 +8,18 @@ import torch
 from torch.distributed import rpc
 
 from rolecall.edge.logs import about
+from rolecall.network.facts import Facts, collect
+from rolecall.network.findings import SpeedBounds, classify_links, compare_facts, not_started, unmeasured
 from rolecall.network.links import Prober, probe_links
+from rolecall.network.pairs import Pair, Speed
+from rolecall.network.survey import CALL_S, Survey
 from rolecall.runtime.context import WorkerContext, worker_name
 from rolecall.runtime.rendezvous import join_gang
 from rolecall.spec.errors import Stopped
 from rolecall.spec.finding import Level, NodeFinding
 from rolecall.workloads.preflight import WORKLOAD, Params
-from rolecall.workloads.preflight.classify import classify_links, not_started, unmeasured
 from rolecall.workloads.preflight.exchange import BlobExchange, only_unreachable
-from rolecall.workloads.preflight.facts import Facts, collect, compare
-from rolecall.workloads.preflight.measuring import CALL_S, Speed, measure
-from rolecall.workloads.preflight.pairs import Pair
-from rolecall.workloads.preflight.survey import Survey
+from rolecall.workloads.preflight.measuring import measure
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,9 +31,11 @@ class _Stalled(Exception):
 def run(context: WorkerContext[Params]) -> None:
     """Check the network from this node."""
     exchange = BlobExchange(context, shortened={"links": only_unreachable})
-    exchange.post("facts", collect(context).model_dump_json())
+    node = context.launch.worker.node
+    own = collect(node, context.launch.gang.addresses[node], torch.__version__)
+    exchange.post("facts", own.model_dump_json())
     links = probe_links(Prober.of(context.launch), exchange)
-    findings = [*compare(_facts(exchange)), *classify_links(links)] if context.rank == 0 else []
+    findings = [*compare_facts(_facts(exchange)), *classify_links(links)] if context.rank == 0 else []
     if any(link.error for link in links):
         context.report.joined()
         findings.append(unmeasured(_nodes(context)))
@@ -77,7 +79,9 @@ def _measure_all(context: WorkerContext[Params]) -> Iterator[NodeFinding]:
         return [_awaited(call) for call in calls]
 
     names = {worker.node: worker_name(worker.role, worker.role_rank) for worker in context.launch.gang.workers}
-    yield from Survey(list(names), context.params, meter, context.report.event).findings()
+    params = context.params
+    bounds = SpeedBounds(params.slow_ping_ms, params.slow_mb_per_s)
+    yield from Survey(list(names), params.measure_s, bounds, meter, context.report.event).findings()
 
 
 def _begin(one: str, other: str, budget_s: float) -> "torch.futures.Future[Speed | str]":

@@ -1,13 +1,13 @@
 """`resnet-pipeline`: an image classifier in pipeline stages that process micro-batches over RPC.
 
-After the PyTorch tutorial "Distributed Pipeline Parallelism Using RPC". The master drives the stages. The
+After the PyTorch tutorial "Distributed Pipeline Parallelism Using RPC". The driver calls the stages. The
 first stage of each replica reads images, stages exchange activations and gradients, the last computes the loss. In
-protocol `tutorial`, the master reads the images and computes the loss.
+protocol `tutorial`, the driver reads the images and computes the loss.
 
 `params`: the parameters. `check`: checks before the gang starts. `model`: the model, shared with exports. `build`: the
 model, and its blocks' costs for the cuts. `model_part`: a stage's layers and optimizer. `dataset`: the images. `stage`:
 the stage. `split_backward`: gradients of weights apart from those of inputs. `remote`: tensors between stages.
-`tutorial`: the shards of protocol `tutorial`. `training`: the master's loops. This file, `params` and `check` never
+`tutorial`: the shards of protocol `tutorial`. `training`: the driver's loops. This file, `params` and `check` never
 import torch.
 """
 

@@ -32,7 +32,7 @@ def check_node(params: Params, role: Role) -> None:
     """Raises `InputError` if a stage's node lacks the model or precision, if a custom model has other blocks than the
     cuts name, or if the node that reads the images lacks them.
 
-    In protocol `tutorial` that is the master's; otherwise any stage can become a first one.
+    In protocol `tutorial` that is the driver's; otherwise any stage can become a first one.
     """
     if role is Role.STAGE:
         check_precision(params.precision)

@@ -1,4 +1,4 @@
-"""The master drives the stages, from choosing the cuts to the job's result."""
+"""The driver, a worker of the role `master`, calls the stages, from choosing the cuts to the job's result."""
 
 from rolecall.kit.worker import WorkerContext, call_limit
 from rolecall.workloads.resnet_pipeline.params import Params

@@ -1,6 +1,6 @@
 """A stage of a pipeline: its part of the model, its neighbors, and at the first stage the images.
 
-The master calls one method at a time on all stages, which execute it in their main threads. The stages exchange tensors
+The driver calls one method at a time on all stages, which execute it in their main threads. The stages exchange tensors
 peer to peer.
 """
 
@@ -28,7 +28,7 @@ from rolecall.workloads.resnet_pipeline.model import blocks_of
 from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, ModelPart
 from rolecall.workloads.resnet_pipeline.params import Params
 from rolecall.workloads.resnet_pipeline.remote import Kind, Outbox, inbox
-from rolecall.workloads.resnet_pipeline.tutorial import Shard
+from rolecall.workloads.resnet_pipeline.tutorial import TutorialShard
 
 # Micro-batches of an evaluation that may be queued at a stage.
 _MAX_PENDING = 2
@@ -36,7 +36,7 @@ _requests: Mailbox[tuple[Callable[..., Any], tuple[Any, ...]], Any] = Mailbox()
 
 
 def run(context: WorkerContext[Params]) -> None:
-    """Serve calls until the master shuts this stage down."""
+    """Serve calls until the driver shuts this stage down."""
     stage = PipelineStage(context)
     with call_limit(context.params.rpc.timeout_s):
         while stage.shutdown_reason is None:
@@ -47,12 +47,12 @@ def run(context: WorkerContext[Params]) -> None:
 
 @rpc.functions.async_execution
 def execute(method: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Called by the master: the result of a method of this process's `PipelineStage`."""
+    """Called by the driver: the result of a method of this process's `PipelineStage`."""
     return _requests.post((method, arguments))
 
 
 class PipelineStage:
-    """Stage `index` of `stages` of one replica. Its methods run in the main thread, called by the master."""
+    """Stage `index` of `stages` of one replica. Its methods run in the main thread, called by the driver."""
 
     def __init__(self, context: WorkerContext[Params]) -> None:
         self._context = context
@@ -95,8 +95,8 @@ class PipelineStage:
         order = zero_bubble(self._stages, self._params.micro_batches)
         measurements.set(IN_FLIGHT, most_in_flight(order[self._index]))
 
-    def adopt(self, shard: "rpc.RRef[Shard]") -> None:
-        """Use the part of a shard that the master created in this process; raises the error of its creation."""
+    def adopt(self, shard: "rpc.RRef[TutorialShard]") -> None:
+        """Use the part of a shard that the driver created in this process; raises the error of its creation."""
         self._part = shard.local_value().part
 
     def _outbox(self, index: int) -> Outbox:
@@ -114,7 +114,7 @@ class PipelineStage:
         torch.manual_seed(
             derive_seed(derive_seed(derive_seed(self._params.seed, epoch), step), self._context.role_rank)
         )
-        # The master counts the steps of the job; the one in the epoch identifies them in this stage as well.
+        # The driver counts the steps of the job; the one in the epoch identifies them in this stage as well.
         with self._context.timeline.step(step + 1):
             return self._train_step(epoch, step, rate_factor)
 

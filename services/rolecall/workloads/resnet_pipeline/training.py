@@ -1,4 +1,4 @@
-"""The master's loop: `1f1b` only calls all stages for each step, `tutorial` computes with their parts of the model."""
+"""The driver's loop: `1f1b` only calls all stages for each step, `tutorial` computes with their parts of the model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -24,7 +24,7 @@ from rolecall.workloads.resnet_pipeline.export import write_export
 from rolecall.workloads.resnet_pipeline.model_part import SAMPLE_LOSSES, mean_loss
 from rolecall.workloads.resnet_pipeline.params import Params, block_names
 from rolecall.workloads.resnet_pipeline.stage import PipelineStage, execute
-from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, Shard
+from rolecall.workloads.resnet_pipeline.tutorial import RemotePipeline, TutorialShard
 
 
 class Stages:
@@ -47,7 +47,7 @@ def call(names: Sequence[str], method: Callable[..., Any], *arguments: Any) -> l
 
 class PipelineTraining(TrainingLoop[int, Params]):
     """The loop of protocol `1f1b`. A batch is the number of a step in its epoch; the first stages load its images, and
-    no image, activation or gradient passes through the master.
+    no image, activation or gradient passes through the driver.
     """
 
     def __init__(self, context: WorkerContext[Params]) -> None:
@@ -137,7 +137,7 @@ class PipelineTraining(TrainingLoop[int, Params]):
 
 
 class TutorialTraining(PipelineTraining):
-    """The loop of protocol `tutorial`: the master reads the images, and computes the loss and the scores."""
+    """The loop of protocol `tutorial`: the driver reads the images, and computes the loss and the scores."""
 
     def _open_images(self) -> DatasetInfo:
         self._dataset = Dataset(self.params, replica=0, device=self.context.device)
@@ -146,7 +146,9 @@ class TutorialTraining(PipelineTraining):
     def _build_parts(self, partition: list[tuple[str, ...]], classes: int) -> None:
         """Create the shards on the stages, which also serve their checkpoints and exports, and the optimizer."""
         stages = zip(self._stages.all, partition, strict=True)
-        shards = [rpc.remote(name, Shard, args=(self.params, classes, blocks), timeout=0) for name, blocks in stages]
+        shards = [
+            rpc.remote(name, TutorialShard, args=(self.params, classes, blocks), timeout=0) for name, blocks in stages
+        ]
         for name, shard in zip(self._stages.all, shards, strict=True):
             call([name], PipelineStage.adopt, shard)
         self._model = RemotePipeline(shards, self.params.micro_batch_size)

@@ -1,6 +1,6 @@
-"""The protocol of PyTorch's RPC pipeline tutorial, in which all tensors start and end at the master.
+"""The protocol of PyTorch's RPC pipeline tutorial, in which all tensors start and end at the driver.
 
-The master creates a shard of the model on each stage (`rpc.remote`), sends micro-batches as RRefs of its own tensors,
+The driver creates a shard of the model on each stage (`rpc.remote`), sends micro-batches as RRefs of its own tensors,
 and gathers the outputs of the last shard. Distributed autograd and `DistributedOptimizer` do the rest
 (https://docs.pytorch.org/tutorials/intermediate/dist_pipeline_parallel_tutorial.html). Micro-batches pass each shard in
 order, so that running statistics are deterministic. The optimizers' state stays in the stages and can't be saved.
@@ -34,14 +34,14 @@ class _Turns:
             self._changed.wait_for(lambda: self._next == number)
         try:
             yield
-        finally:  # After an error, too: the other threads must finish before the master receives it.
+        finally:  # After an error, too: the other threads must finish before the driver receives it.
             with self._changed:
                 self._next += 1
                 self._changed.notify_all()
 
 
-class Shard:
-    """A stage's part of the model, created by the master. RPC threads call its methods."""
+class TutorialShard:
+    """A stage's part of the model, created by the driver. RPC threads call its methods."""
 
     def __init__(self, params: Params, classes: int, names: Sequence[str]) -> None:
         self.part = ModelPart(params, classes, names, current().device)
@@ -66,9 +66,9 @@ class Shard:
 
 
 class RemotePipeline(nn.Module):
-    """The whole model as the master sees it: its shards in order, each on a stage."""
+    """The whole model as the driver sees it: its shards in order, each on a stage."""
 
-    def __init__(self, shards: Sequence["rpc.RRef[Shard]"], micro_batch_size: int) -> None:
+    def __init__(self, shards: Sequence["rpc.RRef[TutorialShard]"], micro_batch_size: int) -> None:
         super().__init__()
         self._shards, self._micro_batch_size = list(shards), micro_batch_size
         self._turn = 0  # micro-batches sent

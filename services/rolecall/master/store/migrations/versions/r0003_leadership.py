@@ -22,5 +22,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove it."""
     op.drop_table("leadership")

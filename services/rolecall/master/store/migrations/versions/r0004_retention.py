@@ -23,7 +23,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them."""
     for table, column in _SEARCHED.items():
         op.drop_index(op.f(f"ix_{table}_{column}"), table_name=table)
     op.drop_column("checkpoints", "verify_at")

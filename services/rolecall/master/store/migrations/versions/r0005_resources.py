@@ -15,5 +15,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove it."""
     op.drop_column("jobs", "resources")

@@ -24,6 +24,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them."""
     op.drop_index(op.f("ix_jobs_workload_sequence"), table_name="jobs")
     op.drop_table("labels")

@@ -27,6 +27,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them."""
     op.drop_table("notifications")
     op.drop_column("jobs", "notify")

@@ -15,6 +15,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Restore it."""
     op.drop_index(op.f("ix_jobs_deleted_at_ended_at"), table_name="jobs")
     op.create_index(op.f("ix_jobs_deleted_at"), "jobs", ["deleted_at"], unique=False)

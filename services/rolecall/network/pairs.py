@@ -1,11 +1,23 @@
-"""The order in which pairs of nodes are measured, and the nodes that are excluded because their calls stall. Pure."""
+"""Pairs of nodes: the order of their measurements, their speed, and the nodes whose calls stall. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 Pair = tuple[str, str]
 _STALLS = 2
 """Minimum stalls with different nodes to blame a node: a single one may be the other node's."""
+
+
+class Speed(NamedTuple):
+    """The measurements of one pair."""
+
+    ping_ms: float
+    """The median round trip of a small call."""
+    sent_mb_per_s: float
+    """The best rate of a large tensor from the caller to the other."""
+    received_mb_per_s: float
+    """The same in the other direction."""
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:

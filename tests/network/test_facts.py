@@ -1,7 +1,8 @@
 """Nodes' facts side by side."""
 
+from rolecall.network.facts import Facts
+from rolecall.network.findings import compare_facts
 from rolecall.spec.finding import Level, NodeFinding
-from rolecall.workloads.preflight.facts import Facts, compare
 
 
 def fact(node: str, **values: str | None) -> Facts:
@@ -11,7 +12,7 @@ def fact(node: str, **values: str | None) -> Facts:
 
 
 def worst(facts: list[Facts]) -> dict[tuple[str, tuple[str, ...]], NodeFinding]:
-    return {(one.check, one.nodes): one for one in compare(facts) if one.level is not Level.OK}
+    return {(one.check, one.nodes): one for one in compare_facts(facts) if one.level is not Level.OK}
 
 
 def test_nodes_alike_are_well() -> None:

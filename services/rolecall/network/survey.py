@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rolecall.network.findings import SpeedBounds, classify_speed, cut_short, left_out, stalled
+from rolecall.network.pairs import Pair, Speed, blamed, rounds
 from rolecall.spec.finding import NodeFinding
-from rolecall.workloads.preflight.classify import classify_speed, cut_short, left_out, stalled
-from rolecall.workloads.preflight.measuring import CALL_S, Speed
-from rolecall.workloads.preflight.pairs import Pair, blamed, rounds
-from rolecall.workloads.preflight.params import Params
 
+CALL_S = 10.0
+"""A call that takes longer counts as stalled."""
 GRACE_S = 4 * CALL_S
 """No round starts later than this after the planned end: enough for a few stalls, not for one of each node."""
 Meter = Callable[[Sequence[Pair], float], Iterable[Speed | str]]
@@ -21,7 +21,9 @@ class Survey:
     """The measurements of a gang, from its first round to its last."""
 
     nodes: Sequence[str]
-    params: Params
+    measure_s: float
+    """The planned time for all measurements."""
+    bounds: SpeedBounds
     meter: Meter
     report: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -32,8 +34,8 @@ class Survey:
         """The findings of each pair, then the pairs that were not measured, with the reason."""
         plan = [[(self.nodes[a], self.nodes[b]) for a, b in pairs] for pairs in rounds(len(self.nodes))]
         begin, done = self.clock(), 0
-        while done < len(plan) and self.clock() - begin <= self.params.measure_s + GRACE_S:
-            yield from self._round(plan[done], self.params.measure_s / len(plan))
+        while done < len(plan) and self.clock() - begin <= self.measure_s + GRACE_S:
+            yield from self._round(plan[done], self.measure_s / len(plan))
             done += 1
             self.report(f"measured {done} of {len(plan)} rounds of pairs")
         yield from self._unmeasured(plan, done, self.clock() - begin)
@@ -45,7 +47,7 @@ class Survey:
         self._skipped += [pair for pair in pairs if not guilty.isdisjoint(pair)]
         for pair, speed in zip(due, self.meter(due, budget_s), strict=True):
             if isinstance(speed, Speed):
-                yield from classify_speed(pair, speed, self.params)
+                yield from classify_speed(pair, speed, self.bounds)
             else:
                 self._stalls.append(pair)
                 yield stalled(pair, speed)

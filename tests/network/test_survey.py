@@ -6,13 +6,13 @@ from itertools import combinations
 
 import pytest
 
+from rolecall.network.findings import SpeedBounds
+from rolecall.network.pairs import Pair, Speed, rounds
+from rolecall.network.survey import CALL_S, GRACE_S, Survey
 from rolecall.spec.finding import Level, NodeFinding
-from rolecall.workloads.preflight import Params
-from rolecall.workloads.preflight.measuring import CALL_S, Speed
-from rolecall.workloads.preflight.pairs import Pair, rounds
-from rolecall.workloads.preflight.survey import GRACE_S, Survey
 
-PARAMS = Params(measure_s=15)
+MEASURE_S = 15.0
+BOUNDS = SpeedBounds(ping_ms=20.0, mb_per_s=10.0)
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Network:
 
     def examine(self) -> list[NodeFinding]:
         nodes = [f"n{number}" for number in range(self.count)]
-        return list(Survey(nodes, PARAMS, self.measure, self.events.append, lambda: self.now).findings())
+        return list(Survey(nodes, MEASURE_S, BOUNDS, self.measure, self.events.append, lambda: self.now).findings())
 
     def measure(self, pairs: Sequence[Pair], budget_s: float) -> list[Speed | str]:
         self.asked += pairs
@@ -47,7 +47,7 @@ def test_every_pair_of_a_sound_network_is_measured_in_the_time_given() -> None:
     findings = network.examine()
     assert {finding.level for finding in findings} == {Level.OK}
     assert len(findings) == 2 * len(list(combinations(range(40), 2)))
-    assert network.now == pytest.approx(PARAMS.measure_s)
+    assert network.now == pytest.approx(MEASURE_S)
     assert network.events[-1] == "measured 39 of 39 rounds of pairs"
 
 
@@ -55,7 +55,7 @@ def test_every_pair_of_a_sound_network_is_measured_in_the_time_given() -> None:
 def test_one_bad_node_costs_two_stalls_and_all_others_are_measured(count: int) -> None:
     network = Network(count, bad=frozenset({"n3"}))
     findings = network.examine()
-    assert network.now <= PARAMS.measure_s + 2 * CALL_S + 1
+    assert network.now <= MEASURE_S + 2 * CALL_S + 1
     assert len(of_level(findings, Level.ERROR)) == 2
     assert len(of_level(findings, Level.OK)) == 2 * len(list(combinations(range(count - 1), 2)))
     (warning,) = of_level(findings, Level.WARNING)
@@ -76,7 +76,7 @@ def test_stalls_that_no_node_can_be_blamed_for_end_the_measuring_with_all_that_w
             cut.add((f"n{fresh[0]}", f"n{fresh[1]}"))
     network = Network(60, cut=frozenset(cut))
     findings = network.examine()
-    assert PARAMS.measure_s + GRACE_S < network.now <= PARAMS.measure_s + GRACE_S + CALL_S + 1
+    assert MEASURE_S + GRACE_S < network.now <= MEASURE_S + GRACE_S + CALL_S + 1
     assert {finding.nodes for finding in of_level(findings, Level.ERROR)} <= cut
     assert len(of_level(findings, Level.OK)) // 2 + len(of_level(findings, Level.ERROR)) == len(network.asked)
     (warning,) = of_level(findings, Level.WARNING)
@@ -86,7 +86,7 @@ def test_stalls_that_no_node_can_be_blamed_for_end_the_measuring_with_all_that_w
 def test_a_slow_network_is_given_up_in_time_and_what_was_not_measured_is_told() -> None:
     network = Network(40, slow_s=5.0)
     findings = network.examine()
-    assert PARAMS.measure_s + GRACE_S < network.now <= PARAMS.measure_s + GRACE_S + 5
+    assert MEASURE_S + GRACE_S < network.now <= MEASURE_S + GRACE_S + 5
     (warning,) = of_level(findings, Level.WARNING)
     left = len(list(combinations(range(40), 2))) - len(network.asked)
     assert f"{left} of 780 pairs were not measured" in warning.message
@@ -100,7 +100,7 @@ def test_halves_that_do_not_reach_each_other_are_told_in_time() -> None:
     halves = frozenset((f"n{a}", f"n{b}") for a in range(10) for b in range(10, 20))
     network = Network(20, cut=halves)
     findings = network.examine()
-    assert network.now <= PARAMS.measure_s + GRACE_S + CALL_S + 1
+    assert network.now <= MEASURE_S + GRACE_S + CALL_S + 1
     assert {finding.nodes for finding in of_level(findings, Level.ERROR)} <= halves
     assert of_level(findings, Level.WARNING)
 

@@ -1,14 +1,34 @@
-"""Findings from probes and measurements."""
+"""Findings from routes, probes and measurements."""
 
 import pytest
 
+from rolecall.network.findings import SpeedBounds, classify_links, classify_speed, no_route, route, stalled
 from rolecall.network.links import Link
-from rolecall.spec.finding import Level
-from rolecall.workloads.preflight import Params
-from rolecall.workloads.preflight.classify import classify_links, classify_speed, stalled
-from rolecall.workloads.preflight.measuring import Speed
+from rolecall.network.pairs import Speed
+from rolecall.spec.finding import Finding, Level
 
 PAIR = ("a", "b")
+BOUNDS = SpeedBounds(ping_ms=20.0, mb_per_s=10.0)
+
+
+@pytest.mark.parametrize(
+    ("finding", "level", "text"),
+    [
+        (route("master", ["10.0.0.1"], "eth0", "10.0.0.2", 3), Level.OK, "by eth0, where it has 10.0.0.2"),
+        (route("localhost", ["127.0.0.1", "::1"], "lo", "127.0.0.1", 0), Level.OK, "by lo"),
+        (route("localhost", ["127.0.0.1"], "lo", "127.0.0.1", 3), Level.ERROR, "3 nodes of other hosts can't reach"),
+        (route("master", ["10.0.0.1", "10.0.0.9"], "eth0", "10.0.0.2", 3), Level.WARNING, "10.0.0.1, 10.0.0.9"),
+        (
+            no_route("master", "Name or service not known"),
+            Level.WARNING,
+            "MASTER_ADDR=master: Name or service",
+        ),
+    ],
+)
+def test_levels_and_messages_about_the_route_to_the_master(finding: Finding, level: Level, text: str) -> None:
+    assert finding.level is level
+    assert text in finding.message
+    assert bool(finding.remedy) == (level is not Level.OK)
 
 
 @pytest.mark.parametrize(
@@ -21,14 +41,14 @@ PAIR = ("a", "b")
     ],
 )
 def test_slow_is_a_warning_with_a_remedy(speed: Speed, levels: list[Level]) -> None:
-    findings = classify_speed(PAIR, speed, Params())
+    findings = classify_speed(PAIR, speed, BOUNDS)
     assert [finding.level for finding in findings] == levels
     assert all(bool(finding.remedy) == (finding.level is not Level.OK) for finding in findings)
     assert all(finding.nodes == PAIR for finding in findings)
 
 
 def test_a_rate_near_nothing_is_not_rounded_away() -> None:
-    assert "0.01 MB/s there" in classify_speed(PAIR, Speed(0.3, 0.0123, 900.0), Params())[1].message
+    assert "0.01 MB/s there" in classify_speed(PAIR, Speed(0.3, 0.0123, 900.0), BOUNDS)[1].message
 
 
 def test_reachable_links_are_one_finding_per_pair_and_unreachable_ones_per_direction() -> None:

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from rolecall.workloads.preflight.pairs import blamed, rounds
+from rolecall.network.pairs import blamed, rounds
 
 
 @pytest.mark.parametrize("count", [*range(1, 10), 16, 33])
