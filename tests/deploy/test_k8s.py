@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -162,7 +163,10 @@ def test_nodes_find_the_master(overlay: str) -> None:
 
 @OVERLAY
 def test_probes_ask_routes_that_are_open(overlay: str) -> None:
-    node = node_app(NodeHealth("a-node", Role.TRAINER), ScrapeAccess(SecretStr("a-token-of-the-tests")))
+    node = node_app(
+        NodeHealth("a-node", Role.TRAINER),
+        ScrapeAccess(SecretStr("a-token-of-the-tests"), now=lambda: datetime.now(UTC)),
+    )
     routes = {
         "http": {route.path for route in cast(list[Any], cluster.open_router.routes)},
         "metrics": {route.path for route in cast(list[Any], node.routes)} - {"/metrics"},

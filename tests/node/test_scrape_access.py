@@ -34,6 +34,6 @@ def test_the_masters_tokens_are_accepted_until_they_expire_or_are_revoked() -> N
 
 
 def test_a_digest_is_no_token() -> None:
-    access = ScrapeAccess()
+    access = ScrapeAccess(now=lambda: NOW)
     access.update(info(ScrapeToken(digest=digest_of("named"))))
     assert not access.accepts(digest_of("named"))

@@ -4,6 +4,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -34,7 +35,7 @@ class _Where(Collector):
 
 async def test_a_scrape_reads_the_daemon_in_the_event_loop_and_drivers_in_a_thread() -> None:
     """The event loop changes the daemon's workers, so another thread could see them in the middle of a change."""
-    served = app(NodeHealth("n", Role.TRAINER), ScrapeAccess(SecretStr(METRICS_TOKEN)))
+    served = app(NodeHealth("n", Role.TRAINER), ScrapeAccess(SecretStr(METRICS_TOKEN), now=lambda: datetime.now(UTC)))
     served.state.registry.register(_Where("daemon"))
     served.state.slow.register(_Where("driver"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://node") as client:

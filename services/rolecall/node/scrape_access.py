@@ -2,16 +2,12 @@
 
 import hmac
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 
 from pydantic import SecretStr
 
 from rolecall.spec.token import digest_of
 from rolecall.spec.wire import ClusterInfo, ScrapeToken
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 class ScrapeAccess:
@@ -20,7 +16,7 @@ class ScrapeAccess:
     While the master is unavailable, the last ones remain valid until they expire.
     """
 
-    def __init__(self, *own: SecretStr | None, now: Callable[[], datetime] = _now) -> None:
+    def __init__(self, *own: SecretStr | None, now: Callable[[], datetime]) -> None:
         self._own = [ScrapeToken(digest=digest_of(token.get_secret_value())) for token in own if token is not None]
         self._known = {token.digest: token for token in self._own}
         self._now = now

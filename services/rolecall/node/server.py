@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import uvicorn
@@ -71,7 +72,7 @@ def run(settings: NodeSettings, fork_arguments: Sequence[str] = ()) -> int:
 async def _run(settings: NodeSettings, work: Path, fork_arguments: Sequence[str]) -> None:
     listener = _listen(settings)
     health = NodeHealth(settings.known_name, settings.role)
-    access = ScrapeAccess(settings.node_token, settings.metrics_token)
+    access = ScrapeAccess(settings.node_token, settings.metrics_token, now=lambda: datetime.now(UTC))
     served = app(health, access)
     server = TelemetryServer(
         uvicorn.Config(
