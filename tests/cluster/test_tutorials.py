@@ -52,3 +52,77 @@ def test_the_programs_with_parameter_servers_succeed(cluster: Cluster) -> None:
 
 def test_the_pipelines_and_the_agent_succeed(others: Cluster) -> None:
     run_all(others, PROGRAMS.keys() - WITH_SERVERS)
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
+    "more GPUs than a worker can use": (
+        "ddp-rpc",
+        {"trainer": {"count": 1, "gpus": 2}},
+        {},
+        "roles.trainer.gpus: a worker uses one GPU at most; for 2 GPUs request 2 workers with one each",
+    ),
+    "more threads than cores": (
+        "ddp-rpc",
+        {"trainer": {"count": 1, "threads": 100_000}},
+        {},
+        "roles.trainer.threads: no live trainer node has more than ",
+    ),
+    "a GPU for a role that can't use one": (
+        "rpc-pipeline",
+        {"master": {"count": 1, "gpus": 1}},
+        {},
+        "roles.master.gpus: master workers of resnet-pipeline can't use a GPU",
+    ),
+    "a cut that doesn't exist": (
+        "rpc-pipeline",
+        {},
+        {"cuts": ["layer9.0"]},
+        "cuts: the model has no block layer9.0 to cut before; valid: layer1.0, layer1.1, ",
+    ),
+    "an entry point without a threshold": (
+        "reinforcement-learning",
+        {},
+        {"environment": "mine:Maze"},
+        "mine:Maze is an entry point, which has none; set target_return to a number",
+    ),
+}
+FAILED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a cut that a custom model doesn't have": (
+        "pipelining-manual",
+        {"cuts": ["layers.99"]},
+        "cuts: the model has no block layers.99 to cut before; valid: layers.0, ",
+    ),
+    "the same for the tracer": (
+        "pipelining-tracer",
+        {"cuts": [{"layer": "output", "at": "end"}]},
+        "cuts: the model has no block output to cut after; valid: tok_embeddings, ",
+    ),
+    "an environment without a threshold": (
+        "reinforcement-learning",
+        {"environment": "Pendulum-v1"},
+        "'Pendulum-v1' is registered without a reward threshold; give the target return as a number",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_the_master_refuses_what_no_node_can_run(others: Cluster, case: str) -> None:
+    name, roles, params, expected = REFUSED[case]
+    program = PROGRAMS[name]
+    job = program | {"roles": program["roles"] | roles, "params": program["params"] | params}
+    answer = others.client.post("/jobs", json=job)
+    assert answer.status_code == 422
+    detail = answer.json()["detail"]
+    assert expected in detail
+    assert "\n" not in detail
+
+
+@pytest.mark.parametrize("case", FAILED)
+def test_a_nodes_check_ends_a_job_that_only_it_can_judge(others: Cluster, case: str) -> None:
+    name, params, expected = FAILED[case]
+    program = PROGRAMS[name]
+    document = others.wait_for(others.submit(program | {"params": program["params"] | params}), "failed", 60)
+    assert expected in document["reason"]
+    assert "\n" not in document["reason"]
+    assert len(document["attempts"]) == 1
+    assert document["progress"]["step"] == 0

@@ -5,6 +5,7 @@ probabilities. What it shares with the workload are the policy's first weights a
 """
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import gymnasium
@@ -21,8 +22,10 @@ from rolecall.workloads.reinforce.params import Params
 class TutorialAlone:
     """The tutorial's agent without its observers, from whose recorded episodes it learns, after the tutorial's text."""
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Params, *, joined: bool) -> None:
+        """`joined`: the rewards of all observers are those of one episode, as in the tutorial."""
         self.policy = new_policy(params, creation.describe(params.environment))
+        self.joined = joined
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.01)
         self.gamma = 0.99
         self.running_reward = 0.0
@@ -33,7 +36,7 @@ class TutorialAlone:
         minimum = min(sum(reward for *_, reward in steps) for steps in episodes)
         self.running_reward = 0.05 * minimum + (1 - 0.05) * self.running_reward
         returns: list[float] = []
-        for steps in episodes:  # The tutorial goes through all of them as one, and so mixes them.
+        for steps in [list(chain(*episodes))] if self.joined else episodes:
             later, found = 0.0, []
             for *_, reward in reversed(steps):
                 later = reward + self.gamma * later

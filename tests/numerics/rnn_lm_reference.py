@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from rolecall.kit.data_order import derive_seed
 from rolecall.kit.parameter_server import ShardSpec
 from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.corpus import open_corpus
@@ -66,6 +67,13 @@ def dropped(values: Tensor, rate: float) -> Tensor:
     return values * torch.empty_like(values).bernoulli_(1 - rate, generator=generator) / (1 - rate)
 
 
+def random_state(params: Params) -> State:
+    """As the tutorial draws it, with the service's seed."""
+    generator = torch.Generator().manual_seed(derive_seed(params.seed, 2))
+    size, dtype = (params.layers, params.batch_size, params.hidden_dim), weight_dtype(params.precision)
+    return tuple(torch.randn((2, *size), generator=generator, dtype=dtype))
+
+
 def train_alone(params: Params, cache: Path) -> Reference:
     """Plain PyTorch: one model, one optimizer, truncated back-propagation through the whole batch."""
     corpus = open_corpus(params.text, cache)
@@ -77,8 +85,10 @@ def train_alone(params: Params, cache: Path) -> Reference:
     steps = min(params.epochs * steps_per_epoch, params.max_steps or math.inf)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: params.lr_schedule.factor(step, int(steps)))
     reference = Reference()
+    random = params.initial_state == "random"
+    state = random_state(params) if random else None
     while len(reference.losses) < steps:
-        state = None
+        state = state if random else None
         for given, wanted in zip(inputs.split(params.bptt), targets.split(params.bptt), strict=True):
             if len(reference.losses) == steps:
                 break

@@ -99,13 +99,18 @@ def test_float64_parity_over_10_updates(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_tutorials_agent_learns_what_it_does_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("joined", [False, True], ids=["ours", "as in the tutorial"])
+def test_the_tutorials_agent_learns_what_it_does_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """With returns that end with their episode, and with the tutorial's, and its equal seeds."""
     monkeypatch.setenv("ROLECALL_BUILDERS", "tests.workloads.reinforce")
     recorder = {"entry_point": "tests.workloads.reinforce.playgrounds:Recorded", "kwargs": {"folder": str(tmp_path)}}
     params = {
         "environment": {"id": "CartPole-v1", "wrappers": [recorder]},
         "protocol": "tutorial",
-        "algorithm": "reinforce",
+        "algorithm": {"name": "reinforce", "returns": "joined" if joined else "separate"},
+        "environment_seeds": "same" if joined else "different",
         "policy_at": "agent",
         "environments": 1,
         "policy": {"name": "mlp", "hidden": [128], "activation": "relu"},
@@ -119,10 +124,14 @@ def test_the_tutorials_agent_learns_what_it_does_alone(tmp_path: Path, monkeypat
     }
     result = run_gang("reinforce", params, roles(2), tmp_path)
     checked = Params.model_validate(params)
-    alone = TutorialAlone(checked)
+    alone = TutorialAlone(checked, joined=joined)
     for update in range(1, 9):
-        seeds = [seed_of(checked.seed, RandomStream.ENVIRONMENTS, observer, update) for observer in range(2)]
-        alone.finish_episode([json.loads((tmp_path / f"{seed}.json").read_text()) for seed in seeds])
+        positions = [0, 0] if joined else [0, 1]
+        seeds = [seed_of(checked.seed, RandomStream.ENVIRONMENTS, position, update) for position in positions]
+        files = [tmp_path / f"{observer}-{seed}.json" for observer, seed in enumerate(seeds)]
+        episodes = [json.loads(file.read_text()) for file in files]
+        assert (episodes[0][0][0] == episodes[1][0][0]) == joined  # the first observations
+        alone.finish_episode(episodes)
     torch.testing.assert_close(losses(result), torch.tensor(alone.losses, dtype=torch.float64), rtol=0, atol=1e-10)
     learnt = strip_prefix(state(tmp_path, 8), "policy/")
     torch.testing.assert_close(learnt, dict(alone.policy.state_dict()), rtol=0, atol=1e-10)

@@ -14,6 +14,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from rolecall.kit.worker import current
+
 
 class Corridor(gymnasium.Env[Any, Any]):
     """A walk of `length` steps to the right; a step to the left ends it. Every step to the right is worth 1."""
@@ -105,7 +107,7 @@ class Scaled(gymnasium.RewardWrapper[Any, Any]):
 
 
 class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Writes each episode's observations, actions and rewards to the file `<seed>.json` in a folder."""
+    """Writes each episode's observations, actions and rewards to the file `<observer>-<seed>.json` in a folder."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], folder: str) -> None:
         super().__init__(env)
@@ -114,7 +116,7 @@ class Recorded(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         self._seen, info = super().reset(seed=seed, options=options)
         self._steps: list[tuple[list[float], int, float]] = []
-        self._file = self._folder / f"{seed}.json"
+        self._file = self._folder / f"{current().role_rank}-{seed}.json"
         return self._seen, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -47,6 +47,11 @@ def test_names_stand_for_objects() -> None:
         ),
         ({"inference": {"batch": 2}}, "requires policy_at: agent"),
         ({"policy": {"name": "mlp", "dropout": 0.6}}, "policy.dropout requires protocol: tutorial"),
+        ({"environment_seeds": "same"}, "environment_seeds: same requires protocol: tutorial; omit it"),
+        (
+            {"algorithm": {"name": "reinforce", "returns": "joined"}},
+            "algorithm.returns: joined requires protocol: tutorial; omit it",
+        ),
         (
             {"environment": "mine:Maze", "target_return": "threshold"},
             "mine:Maze is an entry point, which has none; set target_return to a number",

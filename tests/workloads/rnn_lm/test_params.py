@@ -38,6 +38,8 @@ def params(**given: Any) -> Params:
         ({"early_stopping": {}, "text": {"train": "t", "validation": 0.0}}, "early_stopping needs validation text"),
         ({"sample": {"prompt": " \t"}}, "a blank prompt has no tokens"),
         ({"model": {"builder": "mine:gru"}, "layers": 3}, "set either those or model"),
+        ({"model": {"builder": "mine:gru"}, "initial_state": "random"}, "makes its own state; omit it"),
+        ({"initial_state": "normal"}, "'zero' or 'random'"),
         ({"loss_at": "master"}, "'server' or 'trainer'"),
         ({"dropout": 1.0}, "less than 1"),
         ({"text": {"train": []}}, "at least 1 item"),

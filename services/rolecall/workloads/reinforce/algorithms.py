@@ -225,14 +225,17 @@ def finish_episodes(
     *,
     gamma: float,
     normalize_returns: bool,
+    join_returns: bool = False,
 ) -> dict[str, float]:
     """The tutorial's `finish_episode`: one update from one episode of each observer. Returns its loss.
 
     The loss is the sum of the negative log-probabilities over all steps, weighted by the discounted returns, normalized
-    over all episodes. Unlike in the tutorial, which sums the rewards of all observers as of one long episode, returns
-    end with their episode.
+    over all episodes. With `join_returns`, as in the tutorial, the episodes' rewards are summed as of one long episode;
+    otherwise returns end with their episode.
     """
-    weights = torch.cat([discounted_returns(episode.rewards, gamma) for episode in episodes])
+    rewards = [episode.rewards for episode in episodes]
+    sequences = [torch.cat(rewards)] if join_returns else rewards
+    weights = torch.cat([discounted_returns(one, gamma) for one in sequences])
     if normalize_returns:
         weights = normalize(weights, torch.finfo(torch.float32).eps)
     log_probs = torch.cat([episode.log_probs for episode in episodes])

@@ -20,7 +20,7 @@ from rolecall.workloads.reinforce.backward import backpropagation
 from rolecall.workloads.reinforce.build import RandomStream, new_policy, seed_of
 from rolecall.workloads.reinforce.flat import join_state, split_state
 from rolecall.workloads.reinforce.model import Normalizer
-from rolecall.workloads.reinforce.params import Params
+from rolecall.workloads.reinforce.params import Params, Reinforce
 
 _POLICY, _REWARDS = "policy/", "rewards/"
 _MAX_REWARD = 10.0
@@ -54,6 +54,8 @@ class Learner:
 
     def finish_episodes(self, episodes: dict[int, Episode], rate_factor: float) -> dict[str, float]:
         """One update of the tutorial's protocol from one episode of each observer. Returns its loss."""
+        algorithm = self._params.algorithm
+        assert isinstance(algorithm, Reinforce)  # the parameters require it
         scale_rates(self._optimizer, rate_factor)
         ordered = [episodes[observer] for observer in sorted(episodes)]
         losses = algorithms.finish_episodes(
@@ -61,8 +63,9 @@ class Learner:
             self._optimizer,
             ordered,
             self._params.max_grad_norm,
-            gamma=self.algorithm.gamma,
-            normalize_returns=self._params.algorithm.normalize_advantages,
+            gamma=algorithm.gamma,
+            normalize_returns=algorithm.normalize_advantages,
+            join_returns=algorithm.returns == "joined",
         )
         self._update_normalizer(torch.cat([episode.observations for episode in ordered]).to(self._device))
         return losses

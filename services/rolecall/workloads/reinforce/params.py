@@ -71,6 +71,10 @@ class Reinforce(workload.Params):
     normalize_advantages: bool = True
     """Normalize the advantages (with `protocol: tutorial` the returns) of an update to mean 0 and standard deviation
     1."""
+    returns: Literal["separate", "joined"] = "separate"
+    """Returns of an update. `separate`: each ends with its episode; `joined`: as in the PyTorch tutorial, the episodes
+    of the observers are one sequence, so that an episode's returns include the next observer's rewards. `joined`
+    needs `protocol: tutorial`."""
 
 
 class Ppo(workload.Params):
@@ -155,6 +159,10 @@ class Params(workload.Params):
     runs one environment, and calls the agent twice per step, for the action and to report the reward. The update is the
     tutorial's, too: REINFORCE without baseline and entropy bonus, with the gradients of the log-probabilities that the
     agent kept. It needs `algorithm: reinforce`, `policy_at: agent` and `environments: 1`."""
+    environment_seeds: Literal["different", "same"] = "different"
+    """Seeds of the observers' environments. `different`: each observer's episodes have seeds of their own; `same`: as
+    in the PyTorch tutorial, the episodes that the observers run at the same time have the same seed. `same` needs
+    `protocol: tutorial`."""
     wait_for: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the observers whose trajectories an update waits for; trajectories of slower observers are used in the
     next update. Below 1, slow observers don't delay the others, and results differ between runs."""
@@ -198,11 +206,8 @@ class Params(workload.Params):
     def _consistent(self) -> Self:
         if self.protocol == "tutorial":
             self._check_tutorial_protocol()
-        elif isinstance(self.policy, Mlp) and self.policy.dropout > 0:
-            raise ValueError(
-                "policy.dropout requires protocol: tutorial, because other updates compute the probabilities of the "
-                "sampled actions again, with other units dropped; omit it"
-            )
+        else:
+            self._check_other_protocols()
         if self.target_return == "threshold" and self.environment.is_entry_point:
             raise ValueError(
                 f"target_return: threshold reads the registration of an environment's id, but {self.environment.id} is "
@@ -216,6 +221,17 @@ class Params(workload.Params):
     def chosen_optimizer(self) -> Sgd | Adam | AdamW:
         """The given optimizer, or the algorithm's default."""
         return self.optimizer or Adam(name="adam", lr=0.001 if self.algorithm.name == "ppo" else 0.003, eps=1e-5)
+
+    def _check_other_protocols(self) -> None:
+        if isinstance(self.policy, Mlp) and self.policy.dropout > 0:
+            raise ValueError(
+                "policy.dropout requires protocol: tutorial, because other updates compute the probabilities of the "
+                "sampled actions again, with other units dropped; omit it"
+            )
+        if self.environment_seeds == "same":
+            raise ValueError("environment_seeds: same requires protocol: tutorial; omit it")
+        if isinstance(self.algorithm, Reinforce) and self.algorithm.returns == "joined":
+            raise ValueError("algorithm.returns: joined requires protocol: tutorial; omit it")
 
     def _check_tutorial_protocol(self) -> None:
         met = {

@@ -194,8 +194,9 @@ class Training(JobLoop[UpdatePosition, Params]):
     def _run_episodes(self, agent: Agent, update: int) -> dict[int, Episode]:
         """One episode of each observer by the tutorial's protocol."""
         torch.manual_seed(seed_of(self.params.seed, RandomStream.ACTIONS, update))
+        alike = self.params.environment_seeds == "same"
         for rank in self._observers.idle:
-            seed = seed_of(self.params.seed, RandomStream.ENVIRONMENTS, rank, update)
+            seed = seed_of(self.params.seed, RandomStream.ENVIRONMENTS, 0 if alike else rank, update)
             self._observers.expect(rank, agent.start_episode(rank, seed))
         return {rank: agent.episode(rank) for rank in self._observers.gather(1.0)}
 

@@ -1,4 +1,6 @@
-"""Builds what a job's parameters describe: the recurrent part, the modules on the servers, the model, the updates."""
+"""Builds what a job's parameters describe: the recurrent part and its first state, the modules on the servers, the
+model, the updates.
+"""
 
 from functools import partial
 
@@ -20,7 +22,7 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.worker import WorkerContext
 from rolecall.spec.errors import InputError
 from rolecall.workloads.rnn_lm.decoder import DecoderShard
-from rolecall.workloads.rnn_lm.model import Recurrent
+from rolecall.workloads.rnn_lm.model import Recurrent, State
 from rolecall.workloads.rnn_lm.params import Params
 from rolecall.workloads.rnn_lm.remote import ShardedModel
 from rolecall.workloads.rnn_lm.tutorial import Decoder, EmbeddingTable, RNNModel, TutorialModel
@@ -52,6 +54,19 @@ def make_recurrent(params: Params) -> nn.Module:
             "and a tuple of tensors"
         )
     return own
+
+
+def initial_state(params: Params, streams: slice) -> State | None:
+    """The LSTM's random state before the first step, 2 × [layers, b, hidden_dim] for b streams; None if it is zero.
+
+    It is drawn for all streams, so that each has the same one for any number of trainers.
+    """
+    if params.initial_state == "zero":
+        return None
+    size = (2, params.layers, params.batch_size, params.hidden_dim)
+    generator = torch.Generator().manual_seed(derive_seed(params.seed, 2))
+    drawn = torch.randn(size, generator=generator, dtype=weight_dtype(params.precision))
+    return tuple(drawn[:, :, streams].contiguous())
 
 
 def sharded_vocabulary(params: Params, vocabulary: int, servers: int) -> list[ShardedModule]:

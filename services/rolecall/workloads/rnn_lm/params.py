@@ -49,6 +49,10 @@ class Params(TrainingParams):
     bptt: Annotated[int, Field(ge=1, le=65_536)] = 35
     """Tokens of each stream per step. Gradients flow back through this many tokens; the hidden state is carried over
     to the next step."""
+    initial_state: Literal["zero", "random"] = "zero"
+    """Hidden state of the LSTM at the start. `zero`: zero at the start of each epoch; `random`: as in the PyTorch
+    tutorial, drawn from the standard normal distribution at the start of the job and then carried over also from one
+    epoch to the next. Evaluations and samples start from zero in both cases."""
     optimizer: Annotated[Sgd | Adam | AdamW, Field(discriminator="name")] = Adam(name="adam", lr=0.002)
     """Optimizer of all weights, local and remote: `sgd`, `adam` or `adamw`."""
     max_grad_norm: Positive | None = 1.0
@@ -73,6 +77,8 @@ class Params(TrainingParams):
     def _consistent(self) -> Self:
         if self.model and (self.layers, self.dropout) != (2, 0.2):
             raise ValueError("layers and dropout have no effect on a custom model; set either those or model")
+        if self.model and self.initial_state == "random":
+            raise ValueError("initial_state: random is not for a custom model, which makes its own state; omit it")
         if self.protocol == "tutorial" and self.max_grad_norm is not None:
             raise ValueError("protocol: tutorial does not clip gradients; set max_grad_norm to null")
         if self.protocol == "tutorial" and self.lr_schedule != LrSchedule():

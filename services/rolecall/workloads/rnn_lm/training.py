@@ -16,7 +16,7 @@ from rolecall.kit.precision import weight_dtype
 from rolecall.kit.text.batches import Segment, TokenStreams, open_streams
 from rolecall.kit.text.corpus import SPLITS, Corpus
 from rolecall.kit.worker import WorkerContext
-from rolecall.workloads.rnn_lm.build import make_model, make_protocol, make_recurrent, make_updates
+from rolecall.workloads.rnn_lm.build import initial_state, make_model, make_protocol, make_recurrent, make_updates
 from rolecall.workloads.rnn_lm.export import write_model, write_sample
 from rolecall.workloads.rnn_lm.model import State
 from rolecall.workloads.rnn_lm.params import Params
@@ -25,7 +25,10 @@ _STATE = "state/"
 
 
 class Training(ShardedTrainingLoop[Segment, Params]):
-    """One trainer's share of an `rnn-lm` job. The recurrent state carries over between segments of an epoch."""
+    """One trainer's share of an `rnn-lm` job.
+
+    The recurrent state carries over between segments of an epoch, and with a random initial one between epochs.
+    """
 
     def __init__(self, context: WorkerContext[Params], corpus: Corpus, shards: Shards) -> None:
         params = context.params
@@ -38,7 +41,8 @@ class Training(ShardedTrainingLoop[Segment, Params]):
         self._corpus = corpus
         self._columns = share_of(params.batch_size, self.rank, self.world)
         self._streams = _open_splits(corpus, params)
-        self._state: State | None = None
+        self._begins_from_zero = params.initial_state == "zero"
+        self._state = self._on_device(initial_state(params, self._columns))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -71,7 +75,7 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     def losses(self, batch: Segment) -> Tensor:
         """The loss [t · b] of each token. Truncated BPTT: gradients end at the start of the segment."""
-        losses, state = self._model(batch, None if batch.first else self._state)
+        losses, state = self._model(batch, None if batch.first and self._begins_from_zero else self._state)
         self._state = tuple(one.detach() for one in state)
         return losses
 
@@ -112,7 +116,10 @@ class Training(ShardedTrainingLoop[Segment, Params]):
 
     def restore_trainer_state(self, tensors: dict[str, Tensor]) -> None:
         count = sum(key.startswith(_STATE) for key in tensors)
-        self._state = tuple(tensors[f"{_STATE}{index}"].to(self.context.device) for index in range(count)) or None
+        self._state = self._on_device(tuple(tensors[f"{_STATE}{index}"] for index in range(count)))
+
+    def _on_device(self, state: State | None) -> State | None:
+        return tuple(one.to(self.context.device) for one in state) if state else None
 
 
 def _open_splits(corpus: Corpus, params: Params) -> dict[str, TokenStreams]:
