@@ -1,6 +1,8 @@
 """What tests need of the machine. Without it they are skipped, but fail in CI."""
 
 import os
+import shutil
+import subprocess
 from typing import NoReturn
 
 import pytest
@@ -25,3 +27,18 @@ def require_root(reason: str) -> None:
     """Require root, which `reason` explains."""
     if os.geteuid() != 0:
         unavailable(reason)
+
+
+def require_programs(*names: str) -> None:
+    """Require programs in the PATH."""
+    if missing := [name for name in names if not shutil.which(name)]:
+        unavailable(f"{' and '.join(missing)}: not installed; .ci/prepare installs what tests need")
+
+
+def require_namespaces(*flags: str) -> None:
+    """Require root, and a machine on which it can make namespaces of the kinds of `unshare`'s flags, e.g. `--net`."""
+    require_root("namespaces need root")
+    require_programs("unshare")
+    made = subprocess.run(["unshare", *flags, "true"], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        unavailable(f"namespaces can't be made here: {made.stderr.strip()}")

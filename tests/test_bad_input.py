@@ -19,7 +19,7 @@ from tests.containers import (
     refused,
     until,
 )
-from tests.prerequisites import require_root
+from tests.prerequisites import require_namespaces
 from tests.volumes import filled, mounted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -139,7 +139,7 @@ def test_two_nodes_with_the_same_name(tmp_path: Path) -> None:
 
 
 def test_a_small_shared_memory_is_a_warning(tmp_path: Path) -> None:
-    require_root("mounting /dev/shm needs root")
+    require_namespaces("--mount")
     small = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
     with control(tmp_path) as master, node(tmp_path / "n", master.port, before=small):
         found = until(lambda: master.finding("n", "shm"))

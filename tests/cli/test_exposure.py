@@ -6,14 +6,14 @@ import subprocess
 
 import pytest
 from tests.conftest import ROLECALL
-from tests.prerequisites import require_root
+from tests.prerequisites import require_namespaces
 
 ELSEWHERE = "http://192.0.2.1:8080"
 
 
 def run_apart(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command where no network is."""
-    require_root("network namespaces need root")
+    require_namespaces("--net")
     given = {"ROLECALL_URL": ELSEWHERE, "ROLECALL_TOKEN": "a-token-of-the-tests"}
     command = ["unshare", "--net", *ROLECALL, *arguments]
     return subprocess.run(command, env=os.environ | given, capture_output=True, text=True, timeout=60, check=False)

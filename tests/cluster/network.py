@@ -5,7 +5,6 @@ the switch. All of it is gone afterwards.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import pytest
 from tests.conftest import ROLECALL, TOKEN
+from tests.prerequisites import require_namespaces, require_programs
 from tests.running import Running
 
 HUB, LEFT, RIGHT = "hub", "left", "right"
@@ -141,15 +140,11 @@ def apart_cluster(data: Path) -> Iterator[ApartCluster]:
 
 
 def _build(network: Network) -> None:
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("nft")):
-        pytest.skip("needs root, and the commands ip and nft, to make networks and cut them")
+    require_namespaces("--net", "--mount")
+    require_programs("ip", "nft")
     hub = network.namespace(HUB)
     for place in ADDRESSES:
-        made = subprocess.run(
-            ["ip", "netns", "add", network.namespace(place)], capture_output=True, text=True, check=False
-        )
-        if made.returncode != 0:
-            pytest.skip(f"network namespaces can't be made here: {made.stderr.strip()}")
+        _ip("netns", "add", network.namespace(place))
         _ip("-n", network.namespace(place), "link", "set", "lo", "up")
     _ip("-n", hub, "link", "add", "switch", "type", "bridge")
     _ip("-n", hub, "address", "add", f"{ADDRESSES[HUB]}/24", "dev", "switch")

@@ -18,6 +18,7 @@ from safetensors.torch import load as load_tensors
 from tests.cluster.jobs import past_step, workers
 from tests.conftest import Cluster, running_cluster
 from tests.pictures import write_folder
+from tests.prerequisites import unavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -195,9 +196,10 @@ def test_what_is_not_legal_is_refused(
     assert said in answer.text
 
 
-@pytest.mark.skipif(not FASHION.exists(), reason=f"{FASHION} is not there (apt-get install dataset-fashion-mnist)")
 def test_fashion_mnist_is_learnt(stages: Cluster, tmp_path: Path) -> None:
     """By one epoch over an eighth of its images; the whole of it takes eight times as long."""
+    if not FASHION.exists():
+        unavailable(f"{FASHION} is not there (apt-get install dataset-fashion-mnist)")
     request = example()
     for split, name, count in (("train", "train", 7_500), ("test", "t10k", 1_000)):
         files = {

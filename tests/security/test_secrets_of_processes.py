@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import httpx
 import psutil
 import pytest
 from tests.node.harness import ROOT
-from tests.prerequisites import unavailable
+from tests.prerequisites import require_programs
 
 from rolecall.__main__ import programs
 from rolecall.cli.local import cluster
@@ -27,8 +26,8 @@ READ = "import sys; sys.stdout.write(open(f'/proc/{sys.argv[1]}/environ').read()
 
 @pytest.mark.slow
 def test_the_environment_of_master_node_and_supervisor_is_hidden(tmp_path: Path) -> None:
-    if LIMITED and not shutil.which("setpriv"):
-        unavailable("setpriv (util-linux) is not installed")
+    if LIMITED:
+        require_programs("setpriv")
     secrets = {"ROLECALL_TOKEN": "planted-users-token", "ROLECALL_NODE_TOKEN": "planted-nodes-token"}
     ports = {"ROLECALL_HOST": "127.0.0.1", "ROLECALL_PORT": "18431", "ROLECALL_METRICS_PORT": "0"}
     environment = {**os.environ, "ROLE": "master", "ROLECALL_DATA": str(tmp_path), **secrets, **ports}

@@ -1,6 +1,5 @@
 """A gang of one process, which is its own parameter server, with real RPC and a real process group; compiled loops."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import pytest
 import torch.distributed as dist
 from hatch_build import compile_loops
 from tests.own_process import own_context, own_rpc
+from tests.prerequisites import require_programs
 
 from rolecall.kit.parameter_server import native
 from rolecall.kit.params import TrainingParams
@@ -22,9 +22,9 @@ WorkerContextOfTest = WorkerContext[TrainingParams]
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The loops in C, as a build of the package compiles them."""
-    compiler = shutil.which("cc") or pytest.skip("needs a C compiler")
+    require_programs("cc")
     library = tmp_path_factory.mktemp("native") / "libnative.so"
-    compile_loops([compiler], Path(native.__file__).with_name("native.c"), library)
+    compile_loops(["cc"], Path(native.__file__).with_name("native.c"), library)
     return library
 
 
