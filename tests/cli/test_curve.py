@@ -1,14 +1,11 @@
-"""Curves of Braille characters, the filter of logs, and the parameters that a user has chosen."""
+"""Curves of Braille characters, and the parameters that a user has chosen."""
 
 import math
-import re
-from datetime import UTC, datetime
 
 import pytest
 
 from rolecall.cli.chosen_params import chosen_params
 from rolecall.cli.curve import plot, sparkline
-from rolecall.cli.log_filter import matching, since, time_of
 from rolecall.master import catalogue
 from rolecall.master.catalogue import schema_of
 from rolecall.spec.job import JobRequest
@@ -42,31 +39,6 @@ def test_a_sparkline_has_the_mean_of_each_part() -> None:
     assert sparkline([0, 0, 7, 7], 2) == "▁█"
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
     assert sparkline([1.7e308, 1.7e308], 1) == "▅"
-
-
-LOG = """\
-[trainer-0] 2026-01-01 11:00:00.000+00:00 ERROR old
-[trainer-0]     Traceback of the old one
-[trainer-0] printed after the old one
-[trainer-0] 2026-01-01 11:59:00.000+00:00 INFO old as well
-[trainer-0] printed at an unknown time
-[trainer-0] 2026-01-01 14:30:00.000+02:00 INFO new
-[trainer-0]     Traceback of the new one
-[trainer-1] printed before the only record
-[trainer-1] {"time": "2026-01-01T11:00:00+0000", "level": "INFO"}
-[trainer-2] only printed""".splitlines()
-
-
-def test_older_records_are_left_out_with_what_precedes_them() -> None:
-    moment = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    assert list(since(LOG, moment)) == [LOG[4], LOG[5], LOG[6], LOG[9]]
-    assert list(since(LOG, datetime(2025, 1, 1, tzinfo=UTC))) == LOG
-    assert list(matching(LOG, re.compile("Trace.*new"))) == [LOG[6]]
-
-
-@pytest.mark.parametrize("text", ["", "2026-01-01 11:00:00,000 INFO no offset", "2026-99-01 11:00:00+00:00", "{}"])
-def test_other_texts_have_no_time(text: str) -> None:
-    assert time_of(text) is None
 
 
 @pytest.mark.parametrize("name", sorted(catalogue.load().workloads))

@@ -148,11 +148,13 @@ async def _logs(master: Client, job: str) -> None:
     assert (await run_at(master, "logs", job)).out.splitlines() == lines
     assert (await run_at(master, "logs", job, "--tail", "1")).out.splitlines() == lines[2:]
     assert (await run_at(master, "logs", job, "--since", "1h")).out.splitlines() == lines[1:]
-    assert (await run_at(master, "logs", job, "--grep", r"(new|old) rec")).out.splitlines() == lines[:2]
+    assert (await run_at(master, "logs", job, "--grep", "NEW REC", "--grep", "old rec")).out.splitlines() == lines[:2]
+    assert (await run_at(master, "logs", job, "--grep", "record", "--tail", "1")).out.splitlines() == lines[1:2]
+    assert (await run_at(master, "logs", job, "--grep", "(new|old)")).out == ""
     both = await run_at(master, "logs", job, "--since", "1h", "--grep", "record", "--json")
     assert json.loads(both.out) == [lines[1]]
-    for wrong in (("--grep", "("), ("--since", "soon"), ("--since", "1h", "--follow")):
-        assert (await run_at(master, "logs", job, *wrong)).code == 2
+    assert (await run_at(master, "logs", job, "--since", "soon")).code == 2
+    assert (await run_at(master, "logs", job, "--grep", "x" * 201)).code == 5
 
 
 async def _top(master: Client, job: str) -> None:

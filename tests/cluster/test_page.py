@@ -85,6 +85,7 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     page.get_by_role("button", name="Cancel").click()
     expect(state).to_have_text("cancelled")
     assert cluster.job(job)["reason"] == "cancelled by admin"
+    add_to_log(cluster, job, ["a needle", *(f"straw {number}" for number in range(3000))])
     check_log_of_ended_job(page)
     check_curve_controls(page)
 
@@ -113,11 +114,39 @@ def test_a_job_is_submitted_watched_and_cancelled(page: Page, cluster: Cluster, 
     assert cluster.client.get(f"/jobs/{job}").status_code == 404
 
 
+def add_to_log(cluster: Cluster, job: str, lines: list[str]) -> None:
+    """Append lines to the log of the first trainer, as its node does."""
+    attempt = cluster.job(job)["attempts"][-1]
+    rank = next(one["rank"] for one in attempt["workers"] if one["role"] == "trainer" and one["role_rank"] == 0)
+    token = cluster.client.post("/tokens", json={"name": "shipper", "scopes": ["node"]}).raise_for_status().json()
+    path = f"/internal/jobs/{job}/attempts/{attempt['number']}/ranks/{rank}/streams/log"
+    headers = {"Authorization": f"Bearer {token['secret']}"}
+    size = cluster.client.put(path, params={"offset": 0}, headers=headers).raise_for_status().json()["size"]
+    content = "".join(f"{line}\n" for line in lines)
+    cluster.client.put(path, params={"offset": size}, headers=headers, content=content).raise_for_status()
+    cluster.client.delete("/tokens/shipper").raise_for_status()
+
+
 def check_log_of_ended_job(page: Page) -> None:
     """The log of the newest attempt and of the first, filtered by text and role."""
     log = page.locator(".log")
     lines, status = log.locator(".lines"), log.get_by_role("status")
     expect(status).to_contain_text("The job has ended: cancelled")
+    # The master searches the whole log, of which the page has loaded the last lines.
+    log.get_by_label("Role").select_option("trainer")
+    expect(lines).to_contain_text("[trainer-0] straw 2999")
+    expect(lines).not_to_contain_text("needle")
+    log.get_by_label("Text").fill("NEEDLE")
+    expect(lines).to_have_text("[trainer-0] a needle")
+    expect(status).to_contain_text("These are the last lines with this text.")
+    with page.expect_download() as download:
+        log.get_by_role("link", name="Download").click()
+    assert download.value.path().read_text() == "[trainer-0] a needle\n"
+    log.get_by_label("Text").fill("no such text")
+    expect(status).to_contain_text("No line contains this text.")
+    expect(lines).to_be_empty()
+    log.get_by_label("Text").fill("")
+    log.get_by_label("Role").select_option("")
     with page.expect_request(re.compile("attempt=1")):
         log.get_by_label("Attempt").select_option("1")
     expect(status).to_contain_text("Attempt 1 has ended")

@@ -219,6 +219,113 @@ async def test_a_large_log_costs_little(tmp_path: Path) -> None:
         assert time.process_time() - began < 0.1
 
 
+RECORDS = b"2026-01-01 10:00:00.000+00:00 INFO old Needle\n2999-01-01 10:00:00.000+00:00 INFO new\nprinted needle\n"
+
+
+async def test_only_lines_with_a_text(client: Client) -> None:
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b"".join(b"line %d\n" % number for number in range(50_000)) + b"no end of line 7")
+
+    async def lines(**query: Any) -> list[str]:
+        return (await client.user("GET", f"/jobs/{job}/logs", params=query)).text.splitlines()
+
+    assert await lines(text="LINE 4999") == [f"[trainer-0] line {n}" for n in (4999, *range(49990, 50_000))]
+    assert await lines(text=["line 777", "end of"], tail=3) == [
+        *(f"[trainer-0] line {n}" for n in (7778, 7779)),
+        "[trainer-0] no end of line 7",
+    ]
+    assert await lines(text="trainer-0] line 12345") == ["[trainer-0] line 12345"]
+    assert await lines(text="nowhere") == []
+    assert await lines(text="line 1", role="observer") == []
+
+
+@pytest.mark.parametrize("text", ["(a+)+$", "%", "\\", ".*", "[", "\x00", "\n", "x" * 200])
+async def test_a_text_is_no_pattern(client: Client, text: str) -> None:
+    _, job, _ = await running(client)
+    found = await client.user("GET", f"/jobs/{job}/logs", params={"text": text})
+    assert (found.status_code, found.text) == (200, "")
+
+
+async def test_filters_are_bounded(client: Client) -> None:
+    _, job, _ = await running(client)
+    for query in ({"text": ""}, {"text": "x" * 201}, {"text": ["x"] * 11}, {"since": "2026-01-01T00:00:00"}):
+        refused = await client.user("GET", f"/jobs/{job}/logs", params=query)
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["field"].partition(".")[0] == next(iter(query))
+
+
+async def test_a_follower_gets_new_lines_with_a_text(client: Client) -> None:
+    node, job, worker = await running(client)
+    size = await node.ship(worker, "log", RECORDS)
+    events = await followed(client, job, until="[trainer-0] printed needle", query="&text=NEEDLE&tail=1")
+    assert [event.data for event in events] == ["[trainer-0] printed needle"]
+    events = await followed(client, job, until="[trainer-0] printed needle", query="&text=needle")
+    assert [event.data[:50] for event in events] == [
+        "[trainer-0] 2026-01-01 10:00:00.000+00:00 INFO old Needle"[:50],
+        "[trainer-0] printed needle",
+    ]
+    # A stream that breaks off continues after the last line that it has sent.
+    more = asyncio.create_task(
+        followed(client, job, until="[trainer-0] needle, whole", last_id=events[0].id, query="&text=needle")
+    )
+    size = await node.ship(worker, "log", b"nothing\nneed", offset=size)
+    await asyncio.sleep(1.5 * logs._PARTIAL_S)  # pyright: ignore[reportPrivateUsage]
+    await node.ship(worker, "log", b"le, whole\n", offset=size)
+    async with asyncio.timeout(20):
+        assert [event.data for event in await more] == ["[trainer-0] printed needle", "[trainer-0] needle, whole"]
+
+
+async def test_a_follower_begins_at_a_time(client: Client) -> None:
+    node, job, worker = await running(client)
+    size = await node.ship(worker, "log", RECORDS)
+    since = "&since=2026-06-01T00:00:00Z"
+    following = asyncio.create_task(followed(client, job, until="[trainer-0] later", query=since))
+    both = await followed(client, job, until="[trainer-0] printed needle", query=f"{since}&text=e&tail=1")
+    assert [event.data for event in both] == ["[trainer-0] printed needle"]
+    await node.ship(worker, "log", b"later\n", offset=size)
+    async with asyncio.timeout(20):
+        assert [event.data for event in await following] == [
+            *(f"[trainer-0] {text}" for text in RECORDS.decode().splitlines()[1:]),
+            "[trainer-0] later",
+        ]
+
+
+async def test_a_long_search_keeps_its_stream_alive(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_KEEP_ALIVE_S", 0.0)
+    node, job, worker = await running(client)
+    await node.ship(worker, "log", b"line\n" * 100_000 + b"needle\n")
+    query, seen = "follow=true&text=needle&tail=5", b""
+    async with client.http.stream("GET", f"/jobs/{job}/logs?{query}", headers=bearer(TOKEN)) as answer:
+        async for raw in answer.aiter_raw():
+            seen += raw
+            if b"needle" in seen:
+                break
+    assert seen.startswith(b": nothing new\n\n")
+
+
+@pytest.mark.slow
+async def test_a_large_log_is_searched_quickly(tmp_path: Path) -> None:
+    async with on_master(tmp_path, log_bytes=1 << 30) as client:
+        node, job, worker = await running(client)
+        chunk, size = b"".join(b"step %07d loss 0.123456\n" % number for number in range(40_000)), 0
+        size = await node.ship(worker, "log", b"needle\n", offset=size)
+        while size < 100_000_000:
+            size = await node.ship(worker, "log", chunk, offset=size)
+        began = time.process_time()
+        found = await client.user("GET", f"/jobs/{job}/logs", params={"text": "Needle"})
+        assert found.text == "[trainer-0] needle\n"
+        print(f"{size / 1e6:.0f} MB searched in {time.process_time() - began:.2f} s of CPU")
+        assert time.process_time() - began < 1.5
+        began = time.process_time()
+        await followed(client, job, until="[trainer-0] needle", query="&text=needle&tail=1000")
+        print(f"with follow and tail in {time.process_time() - began:.2f} s of CPU")
+        assert time.process_time() - began < 3
+        began = time.process_time()
+        found = await client.user("GET", f"/jobs/{job}/logs", params={"text": "step", "tail": 1000})
+        assert len(found.text.splitlines()) == 1000
+        assert time.process_time() - began < 0.5, "only the end is read"
+
+
 async def test_the_last_lines_of_each_worker(client: Client) -> None:
     node, job, worker = await running(client)
     await node.ship(worker, "log", b"".join(b"line %d\n" % number for number in range(50_000)))

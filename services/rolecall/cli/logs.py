@@ -1,18 +1,16 @@
 """`rolecall logs`: print the output of a job's workers."""
 
-import re
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from json import dumps
 from typing import Annotated
 
 import typer
 
-from rolecall.cli.exits import CommandError, Exit
+from rolecall.cli.exits import Exit
 from rolecall.cli.follow import log_lines
-from rolecall.cli.log_filter import matching, since
 from rolecall.cli.options import JobId, Json, Token, Url, connect, parse_age
 from rolecall.cli.output import print_json
 from rolecall.spec.role import Role
@@ -31,7 +29,12 @@ Tail = Annotated[
 ]
 Since = Annotated[str | None, typer.Option("--since", metavar="AGE", help="Only lines of the last 30s, 10m, 2h, 1d …")]
 Grep = Annotated[
-    str | None, typer.Option("--grep", metavar="REGEX", help="Only lines in which this regular expression occurs.")
+    list[str] | None,
+    typer.Option(
+        "--grep",
+        metavar="TEXT",
+        help="Only lines that contain this text, in upper or lower case. If it is given several times, one is enough.",
+    ),
 ]
 
 
@@ -51,40 +54,21 @@ def logs(  # noqa: PLR0917 - the command line is the signature
     """Print the logs of a job's workers; with --json a list of lines, and with --json --follow one string per line.
 
     --since uses the times of log records. Lines without a time, which a job prints, are shown unless an older record of
-    the same worker follows. --grep searches only the lines that --tail and --since select.
+    the same worker follows. --tail counts only the lines that --since and --grep select.
     """
-    filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail}
+    since = None if newer is None else parse_age(newer, "--since", datetime.now(UTC)).isoformat()
+    filters = {"role": role, "rank": rank, "attempt": attempt, "tail": tail, "since": since, "text": grep or None}
     query = {name: value for name, value in filters.items() if value is not None}
-    if newer and follow:
-        raise CommandError(Exit.USAGE, "--since can't be combined with --follow; use --tail")
-    select = _selection(newer, grep)
     with connect(url, token) as client:
         try:
             if follow:
-                _print_lines(select(log_lines(client, job, query)), as_json=json)
+                _print_lines(log_lines(client, job, query), as_json=json)
             elif json:
-                print_json(list(select(_lines(client.log(job, query)))))
-            elif newer or grep:
-                _print_lines(select(_lines(client.log(job, query))), as_json=False)
+                print_json(list(_lines(client.log(job, query))))
             else:
                 _print_chunks(client.log(job, query))
         except KeyboardInterrupt:
             raise typer.Exit(Exit.INTERRUPTED) from None
-
-
-def _selection(newer: str | None, grep: str | None) -> Callable[[Iterable[str]], Iterable[str]]:
-    """The filter of both options, which leaves all lines without them."""
-    try:
-        pattern = None if grep is None else re.compile(grep)
-    except re.error as error:
-        raise CommandError(Exit.USAGE, f"--grep {grep}: not a valid regular expression: {error}") from None
-    begin = None if newer is None else parse_age(newer, "--since", datetime.now(UTC))
-
-    def select(lines: Iterable[str]) -> Iterable[str]:
-        lines = lines if begin is None else since(lines, begin)
-        return lines if pattern is None else matching(lines, pattern)
-
-    return select
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[str]:

@@ -34,6 +34,9 @@ _PAGE = 200
 _SILENCE_S = 60.0
 """The maximum silence of a stream. The master sends a comment several times in this time."""
 
+_SEARCH_S = 600.0
+"""The maximum silence while the master searches the logs of a large gang for a rare text."""
+
 
 class _Info(BaseModel):
     version: str
@@ -181,7 +184,8 @@ class Client(Transport):
 
     def log(self, job: str, query: dict[str, Any]) -> Iterator[bytes]:
         """The chunks of the job's log."""
-        with self.stream(f"/jobs/{segment(job)}/logs", query, 30.0) as answer:
+        silence_s = _SEARCH_S if query.get("text") else 30.0
+        with self.stream(f"/jobs/{segment(job)}/logs", query, silence_s) as answer:
             yield from answer.iter_bytes()
 
     @contextmanager

@@ -67,9 +67,12 @@ class Job:
             else:
                 return
 
-    def logs(self) -> str:
-        """The output of the workers of the newest attempt. Each line starts with `[role-number]`."""
-        return b"".join(self.client.log(self.id, {})).decode(errors="replace")
+    def logs(self, **filters: Any) -> str:
+        """The output of the workers of the newest attempt. Each line starts with `[role-number]`.
+
+        The filters are parameters of `GET /jobs/{id}/logs`, such as `role`, `text` and `tail`.
+        """
+        return b"".join(self.client.log(self.id, filters)).decode(errors="replace")
 
     def metrics(self, points: int = 2000) -> list[dict[str, Any]]:
         """The values that the workers reported: a row for each worker and step, for example for `pandas.DataFrame`.

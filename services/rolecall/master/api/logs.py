@@ -4,18 +4,22 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, NamedTuple
 
 from fastapi import APIRouter, Depends, Header, HTTPException, Query
 from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime, Field
 
 from rolecall.master.api.auth import USERS, Running, needs, sees_job
 from rolecall.master.lines import Line, Lines, cut_note
+from rolecall.master.log_filter import TextFilter
+from rolecall.master.log_starts import start_of_last, start_since
 from rolecall.master.program import Master
 from rolecall.master.signals import wait
 from rolecall.master.store import jobs, workers
 from rolecall.master.store.records import WorkerRecord
-from rolecall.master.streams import StreamKey
+from rolecall.master.streams import StreamKey, Streams
 from rolecall.spec.bounds import MAX_INTEGER
 from rolecall.spec.errors import NotFound
 from rolecall.spec.role import Role
@@ -29,19 +33,41 @@ _BLOCK = 1 << 20
 _FOLLOWED_BLOCK = 1 << 16
 """Smaller, because each of its bytes can be an empty line, and each line becomes an event."""
 _POSITION = re.compile(r"(\d{1,9});((?:\d{1,9}=\d{1,18})?(?:,\d{1,9}=\d{1,18})*)")
+_NOTHING_NEW = b": nothing new\n\n"
+"""A comment, which detects clients that have disconnected, and tells them that the stream is alive."""
+_MAX_TEXTS = 10
+_TEXT = "Only lines that contain this text, in upper or lower case; of several texts, one is enough."
+_Text = Annotated[str, Field(min_length=1, max_length=200)]
 _MAX_IN_ID = 16
 """In a gang with more workers, only the last line of each block has an id."""
 
 
 class Choice(NamedTuple):
-    """The workers whose logs a user requests; None means all."""
+    """The workers and lines that a user requests; None and no text mean all."""
 
-    role: Role | None
-    rank: int | None
+    role: Role | None = None
+    rank: int | None = None
+    texts: tuple[str, ...] = ()
+    since: datetime | None = None
+    tail: int | None = None
 
     def admits(self, worker: WorkerRecord) -> bool:
         """Return whether `worker` is one of them."""
         return self.role in {None, worker.role} and self.rank in {None, worker.rank}
+
+    def wanted(self, worker: WorkerRecord) -> TextFilter | None:
+        """The filter of the worker's lines; None if it admits all."""
+        return TextFilter(self.texts, _prefix(worker)) if self.texts else None
+
+    def start(self, streams: Streams, worker: WorkerRecord) -> int:
+        """The offset in the worker's log at which the requested lines begin. Blocks."""
+        key, wanted = log_key(worker), self.wanted(worker)
+        start = 0 if self.since is None else start_since(streams, key, self.since)
+        if self.tail is None:
+            return start
+        if wanted is not None:
+            return start_of_last(streams, key, wanted, self.tail, start)
+        return max(start, streams.tail_start(key, self.tail))
 
 
 @dataclass(slots=True)
@@ -69,64 +95,81 @@ class Position:
 async def read_logs(  # noqa: PLR0917 - the framework passes by name
     job: str,
     master: Running,
+    text: Annotated[list[_Text], Query(default_factory=list, max_length=_MAX_TEXTS, description=_TEXT)],
     role: Role | None = None,
     rank: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
     attempt: Annotated[int | None, Query(ge=1, le=MAX_INTEGER, description="The newest by default.")] = None,
+    since: Annotated[
+        AwareDatetime | None, Query(description="Only the lines after each worker's last log record from before it.")
+    ] = None,
     tail: Annotated[
-        int | None, Query(ge=0, le=10_000, description="Only this many of the last lines of each worker.")
+        int | None, Query(ge=0, le=10_000, description="Only this many of the last such lines of each worker.")
     ] = None,
     follow: Annotated[bool, Query(description="Stream server-sent events until the job ends.")] = False,
     last_event_id: Annotated[str | None, Header(description="Continue after the event with this id.")] = None,
 ) -> StreamingResponse:
-    """Return the output of the workers. Each line starts with `[role-number]`.
+    """Return the output of the workers. Each line starts with `[role-number]`, where `text` is searched for as well.
 
-    With `follow`, each line is an event `log`, and the last event is `end` with the job's state. A carriage return ends
-    a line as well. A stream that breaks off before `end` can be continued with `Last-Event-ID`.
+    With `follow`, each line is an event `log`, and the last event is `end` with the job's state. A stream that breaks
+    off before `end` can be continued with `Last-Event-ID`. With `follow` or `text`, a carriage return ends a line.
     """
-    choice = Choice(role, rank)
+    choice = Choice(role, rank, tuple(text), since, tail)
     async with master.database.read() as connection:
         record = await jobs.summary(connection, job)
     if follow:
         position = Position.parse(last_event_id)
         if number := position.attempt or attempt:
             await _members(master, job, number, choice)  # 404 instead of a broken stream if it doesn't exist
-        if tail is not None and position.attempt is None and (number := attempt or record.attempt):
-            members = await _members(master, job, number, choice)
-            position = Position(number, await _starts(master, members, tail))
-        events = _follow(master, job, choice, attempt, position)
-        return StreamingResponse(events, media_type="text/event-stream")
+        return StreamingResponse(_follow(master, job, choice, attempt, position), media_type="text/event-stream")
     members = await _members(master, job, attempt or record.attempt, choice)
-    starts = {} if tail is None else await _starts(master, members, tail)
-    return StreamingResponse(_whole(master, members, starts), media_type="text/plain; charset=utf-8")
+    return StreamingResponse(_whole(master.streams, members, choice), media_type="text/plain; charset=utf-8")
 
 
-async def _starts(master: Master, members: list[WorkerRecord], tail: int) -> dict[int, int]:
-    """The offset at which the last `tail` lines of each worker's log begin, by rank."""
-    # One call for each, so that nodes don't wait for a thread until all logs of a large gang are read.
-    return {one.rank: await asyncio.to_thread(master.streams.tail_start, log_key(one), tail) for one in members}
-
-
-async def _whole(master: Master, members: list[WorkerRecord], starts: dict[int, int]) -> AsyncIterator[bytes]:
+async def _whole(streams: Streams, members: list[WorkerRecord], choice: Choice) -> AsyncIterator[bytes]:
     for worker in members:
-        prefix, key = f"[{worker.name}] ".encode(), log_key(worker)
-        offset, line_is_open = starts.get(worker.rank, 0), False
-        while (chunk := await asyncio.to_thread(master.streams.read_log, key, offset, _BLOCK)).data:
-            if chunk.start > offset:
-                note = f"{cut_note(chunk.start - offset)}\n".encode()
-                yield b"\n" * line_is_open + prefix + note
-                line_is_open = False
-            body, last = chunk.data[:-1], chunk.data[-1:]
-            yield (b"" if line_is_open else prefix) + body.replace(b"\n", b"\n" + prefix) + last
-            offset, line_is_open = chunk.end, last != b"\n"
-        if line_is_open:
-            yield b"\n"
+        start = await asyncio.to_thread(choice.start, streams, worker)
+        wanted = choice.wanted(worker)
+        blocks = _unfiltered(streams, worker, start) if wanted is None else _filtered(streams, worker, start, wanted)
+        async for block in blocks:
+            if block:
+                yield block
+
+
+async def _unfiltered(streams: Streams, worker: WorkerRecord, offset: int) -> AsyncIterator[bytes]:
+    prefix, key, line_is_open = _prefix(worker).encode(), log_key(worker), False
+    while (chunk := await asyncio.to_thread(streams.read_log, key, offset, _BLOCK)).data:
+        if chunk.start > offset:
+            note = f"{cut_note(chunk.start - offset)}\n".encode()
+            yield b"\n" * line_is_open + prefix + note
+            line_is_open = False
+        body, last = chunk.data[:-1], chunk.data[-1:]
+        yield (b"" if line_is_open else prefix) + body.replace(b"\n", b"\n" + prefix) + last
+        offset, line_is_open = chunk.end, last != b"\n"
+    if line_is_open:
+        yield b"\n"
+
+
+async def _filtered(streams: Streams, worker: WorkerRecord, start: int, wanted: TextFilter) -> AsyncIterator[bytes]:
+    prefix, lines = _prefix(worker), Lines(start, wanted)
+
+    def read() -> bytes | None:
+        """The wanted lines of the next block, or None at the log's end."""
+        chunk = streams.read_log(log_key(worker), lines.next, _BLOCK)
+        return joined(lines.feed(chunk)) if chunk.data else None
+
+    def joined(found: list[Line]) -> bytes:
+        return "".join(f"{prefix}{line.text}\n" for line in found).encode()
+
+    while (block := await asyncio.to_thread(read)) is not None:
+        yield block
+    yield joined(lines.flush())
 
 
 async def _follow(
     master: Master, job: str, choice: Choice, attempt: int | None, position: Position
 ) -> AsyncIterator[bytes]:
     """The lines of a job as they arrive, of one attempt or of all attempts that begin meanwhile."""
-    number, follower = position.attempt or attempt, _Follower(master, position)
+    number, follower = position.attempt or attempt, _Follower(master, choice, position)
     while not master.news.closed:
         ticket = master.news.ticket(job)
         async with master.database.read() as connection:
@@ -137,7 +180,9 @@ async def _follow(
         number = number or record.attempt or None
         over = record.state.ended or (number is not None and number < record.attempt)
         if number is not None:
-            await follower.turn_to(job, number, choice)
+            await follower.turn_to(job, number)
+            async for comment in follower.find_starts():
+                yield comment
             over = over and await follower.has_all()
             async for events in follower.news(over=over):
                 yield events
@@ -149,37 +194,56 @@ async def _follow(
             continue
         await wait(ticket, _PARTIAL_S if follower.holds_back else _KEEP_ALIVE_S)
         if not ticket.is_set() and not follower.holds_back:
-            yield b": nothing new\n\n"  # a comment, which detects clients that have disconnected
+            yield _NOTHING_NEW
 
 
 class _Follower:
     """The progress of one client in the logs of one attempt."""
 
-    def __init__(self, master: Master, position: Position) -> None:
+    def __init__(self, master: Master, choice: Choice, position: Position) -> None:
         self._loop = asyncio.get_running_loop()
         self._streams = master.streams
         self._master = master
+        self._choice = choice
         self._position = position
+        self._is_new = position.attempt is None
         self._members: list[WorkerRecord] = []
         self._lines: dict[int, Lines] = {}
         self._fed_at: dict[int, float] = {}
 
     @property
     def holds_back(self) -> bool:
-        """True if a line without an end is held back."""
-        return any(lines.has_rest for lines in self._lines.values())
+        """True if a line without an end is held back for a time. If a text is wanted, it is held back until its end."""
+        return not self._choice.texts and any(lines.has_rest for lines in self._lines.values())
 
-    async def turn_to(self, job: str, attempt: int, choice: Choice) -> None:
+    async def turn_to(self, job: str, attempt: int) -> None:
         """Switch to the logs of `attempt`. The workers of an attempt never change."""
         if self._members and self._members[0].attempt == attempt:
             return
         if self._position.attempt != attempt:
             self._position = Position(attempt)
-        self._members = await _members(self._master, job, attempt, choice)
+        self._members = await _members(self._master, job, attempt, self._choice)
         # A client's position can have other ranks, and each event repeats it.
         given = self._position.offsets
         self._position = Position(attempt, {one.rank: given[one.rank] for one in self._members if one.rank in given})
-        self._lines = {one.rank: Lines(given.get(one.rank, 0)) for one in self._members}
+        self._lines = {one.rank: self._lines_of(one, given.get(one.rank, 0)) for one in self._members}
+
+    async def find_starts(self) -> AsyncIterator[bytes]:
+        """Skip the lines of the first attempt that a new client does not want. Yields comments if that takes long."""
+        if not self._is_new:
+            return
+        self._is_new = False
+        if self._choice.tail is None and self._choice.since is None:
+            return
+        commented_at = self._loop.time()
+        for worker in self._members:
+            # One call for each, so that nodes don't wait for a thread until all logs of a large gang are read.
+            start = await asyncio.to_thread(self._choice.start, self._streams, worker)
+            self._position.offsets[worker.rank] = start
+            self._lines[worker.rank] = self._lines_of(worker, start)
+            if self._loop.time() - commented_at > _KEEP_ALIVE_S:
+                commented_at = self._loop.time()
+                yield _NOTHING_NEW
 
     async def has_all(self) -> bool:
         """Return whether all output of the workers has arrived."""
@@ -190,15 +254,21 @@ class _Follower:
 
     async def news(self, *, over: bool) -> AsyncIterator[bytes]:
         """The events of new lines, in blocks. When the attempt is over, lines without an end are included."""
+        sent_at = self._loop.time()
         for worker in self._members:
             lines = self._lines[worker.rank]
             # A thread splits the lines: a job decides how many there are, and the event loop must not wait for them.
             while (events := await asyncio.to_thread(self._read, worker, lines)) is not None:
-                self._fed_at[worker.rank] = self._loop.time()
-                yield events
+                now = self._fed_at[worker.rank] = self._loop.time()
+                if events or now - sent_at > _KEEP_ALIVE_S:
+                    yield events or _NOTHING_NEW
+                    sent_at = now
             waited_s = self._loop.time() - self._fed_at.get(worker.rank, 0.0)
-            if lines.has_rest and (over or waited_s >= _PARTIAL_S):
+            if lines.has_rest and (over or (self.holds_back and waited_s >= _PARTIAL_S)):
                 yield self._events(worker, lines.flush())
+
+    def _lines_of(self, worker: WorkerRecord, start: int) -> Lines:
+        return Lines(start, self._choice.wanted(worker))
 
     def _read(self, worker: WorkerRecord, lines: Lines) -> bytes | None:
         """The events of the next block of a worker's log, or None at the log's end."""
@@ -211,7 +281,7 @@ class _Follower:
             self._position.offsets[worker.rank] = line.end
             if len(self._members) <= _MAX_IN_ID or line is lines[-1]:
                 texts.append(f"id: {self._position}\n")
-            texts.append(f"event: log\ndata: [{worker.name}] {line.text}\n\n")
+            texts.append(f"event: log\ndata: {_prefix(worker)}{line.text}\n\n")
         return "".join(texts).encode()
 
 
@@ -219,6 +289,11 @@ async def _members(master: Master, job: str, attempt: int, choice: Choice) -> li
     async with master.database.read() as connection:
         members = await workers.of_attempt(connection, job, attempt)
     return [worker for worker in members if choice.admits(worker)]
+
+
+def _prefix(worker: WorkerRecord) -> str:
+    """What every line of the worker's log begins with in answers."""
+    return f"[{worker.name}] "
 
 
 def log_key(worker: WorkerRecord) -> StreamKey:

@@ -1,9 +1,10 @@
-// The merged log of a job: live, filtered by role, rank and text. It holds the newest lines only.
+// The merged log of a job: live, and filtered by role, rank and text by the master. It holds the newest lines only.
 "use strict";
 
 const MOST_LINES = 5000;
 const TAIL = 1000;
 const RETRY_MS = 5000;
+const TYPING_MS = 300;
 
 function startLog(box) {
   const job = box.dataset.job;
@@ -13,7 +14,7 @@ function startLog(box) {
       <label>Role <select name="role"><option value="">all</option></select></label>
       <label hidden>Attempt <select name="attempt"><option value="">newest</option></select></label>
       <label>Rank <input name="rank" inputmode="numeric" size="4" pattern="[0-9]*" placeholder="all"></label>
-      <label>Text <input name="text" type="search" placeholder="filter the lines below" title="Filters the newest lines, which are below. To search the whole log, download it or use rolecall logs --grep."></label>
+      <label>Text <input name="text" type="search" maxlength="200" placeholder="search the whole log"></label>
       <label><input name="stay" type="checkbox" checked> Follow</label>
       <a class="button" download>Download</a>
       <span class="note" role="status"></span>
@@ -27,44 +28,44 @@ function startLog(box) {
   let fresh = [];
   let source = null;
   let retry = 0;
+  let typing = 0;
 
-  const isShown = (line) => line.toLowerCase().includes(text.value.toLowerCase());
   const scroll = () => { if (stay.checked) view.scrollTop = view.scrollHeight; };
 
-  function redraw() {
-    view.textContent = lines.filter(isShown).join("\n");
+  function flush() {
+    if (!fresh.length) return;
+    lines = lines.concat(fresh);
+    if (lines.length > MOST_LINES) {
+      lines = lines.slice(-MOST_LINES);
+      view.textContent = lines.join("\n");
+    } else {
+      view.append((view.textContent ? "\n" : "") + fresh.join("\n"));
+    }
+    fresh = [];
     scroll();
   }
 
-  function flush() {
-    if (fresh.length) {
-      lines = lines.concat(fresh);
-      const shown = fresh.filter(isShown);
-      fresh = [];
-      if (lines.length > MOST_LINES) {
-        lines = lines.slice(-MOST_LINES);
-        redraw();
-      } else if (shown.length) {
-        view.append((view.textContent ? "\n" : "") + shown.join("\n"));
-        scroll();
-      }
-    }
+  function found() {
+    if (!text.value) return "These are the last lines.";
+    return lines.length + fresh.length ? "These are the last lines with this text." : "No line contains this text.";
   }
 
   function connect() {
     source?.close();
     clearTimeout(retry);
+    clearTimeout(typing);
     const query = new URLSearchParams();
     if (role.value) query.set("role", role.value);
     if (/^[0-9]+$/.test(rank.value)) query.set("rank", rank.value);
     if (attempt.value) query.set("attempt", attempt.value);
+    if (text.value) query.set("text", text.value);
     box.querySelector("a").href = `/jobs/${job}/logs?${query}`;
     query.set("tail", TAIL);
     query.set("follow", "true");
     source = new EventSource(`/jobs/${job}/logs?${query}`);
     let continues = false;
     source.addEventListener("open", () => {
-      status.textContent = "";
+      status.textContent = text.value ? "Waiting for lines with this text…" : "";
       // A new stream begins with the last lines. A browser that reconnects by itself continues after the last event.
       if (!continues) {
         lines = [];
@@ -73,11 +74,14 @@ function startLog(box) {
       }
       continues = true;
     });
-    source.addEventListener("log", (event) => fresh.push(event.data));
+    source.addEventListener("log", (event) => {
+      status.textContent = "";
+      fresh.push(event.data);
+    });
     source.addEventListener("end", (event) => {
       source.close();
       const what = attempt.value ? `Attempt ${attempt.value} has ended` : `The job has ended: ${event.data}`;
-      status.textContent = `${what}. These are the last lines.`;
+      status.textContent = `${what}. ${found()}`;
     });
     source.addEventListener("error", () => {
       status.textContent = "Reconnecting…";
@@ -105,7 +109,10 @@ function startLog(box) {
   setInterval(flush, 200);
   offerAttempts();
   document.body.addEventListener("htmx:afterSwap", offerAttempts);
-  text.addEventListener("input", redraw);
+  text.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(connect, TYPING_MS);
+  });
   role.addEventListener("change", connect);
   attempt.addEventListener("change", connect);
   rank.addEventListener("change", connect);

@@ -1,0 +1,61 @@
+"""Selects lines of a worker's log by their text and by the time of its records. Pure."""
+
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+_TIME = rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{3})?(?:Z|[+-]\d\d:?\d\d)"
+_RECORD = re.compile(rb'(?:\A|(?<=[\n\r]))(?:\{"time": ")?(' + _TIME + rb")")
+CONTINUATION = "    "
+"""The beginning of a line that belongs to the record before it, such as those of a traceback."""
+
+
+class TextFilter:
+    """Admits the lines of one worker that contain one of `texts`, in upper or lower case.
+
+    Users see each line after `prefix`, so a text can begin in the prefix, or be part of it.
+    """
+
+    def __init__(self, texts: Sequence[str], prefix: str) -> None:
+        self._texts = [text.casefold() for text in texts]
+        self._prefix = prefix.casefold()
+        # What a line must contain. For a text that begins in the prefix, it is the rest.
+        self._parts = [*self._texts, *self._rests()]
+        self._admits_all = any(text in self._prefix for text in self._texts)
+
+    def may_admit_some(self, data: bytes) -> bool:
+        """Return False only if no line of `data` is admitted."""
+        if self._admits_all:
+            return True
+        folded = data.decode(errors="replace").casefold()
+        return any(part in folded for part in self._parts)
+
+    def admits(self, line: str) -> bool:
+        """Return whether the line, which comes without the prefix, contains one of the texts."""
+        if self._admits_all:
+            return True
+        folded = self._prefix + line.casefold()
+        return any(text in folded for text in self._texts)
+
+    def _rests(self) -> Iterator[str]:
+        for text in self._texts:
+            for size in range(1, len(text)):
+                if self._prefix.endswith(text[:size]):
+                    yield text[size:]
+
+
+def record_times(data: bytes, *, begins_line: bool) -> Iterator[tuple[int, datetime]]:
+    """Where the log records in `data` begin, and their times. Other lines, which a job prints, have no time.
+
+    `begins_line` says whether a line begins at the first byte.
+    """
+    for found in _RECORD.finditer(data):
+        if (begins_line or found.start() > 0) and (time := _parsed(found[1])) is not None:
+            yield found.start(), time
+
+
+def _parsed(text: bytes) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text.decode().replace(",", ".")).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,103 @@
+"""Where the newest lines of a log begin: since a time, and a number of lines with a text."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rolecall.master import log_starts, segments
+from rolecall.master.log_filter import TextFilter, record_times
+from rolecall.master.log_starts import start_of_last, start_since
+from rolecall.master.streams import StreamKey, Streams
+
+KEY = StreamKey("job", 1, 0, "log")
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+OLD = b"""\
+2026-01-01 11:00:00.000+00:00 ERROR old
+    Traceback of the old one
+printed after the old one
+2026-01-01 11:59:00.000+00:00 INFO old as well
+    Traceback as well
+"""
+NEW = b"""\
+printed at an unknown time
+2026-01-01 14:30:00.000+02:00 INFO new
+    Traceback of the new one
+"""
+
+
+def stored(root: Path, *parts: bytes, log_bytes: int = 1 << 30) -> Streams:
+    """Streams with a log of these parts; between them, there are gaps."""
+    at = 0
+    for part in parts:
+        segments.append(root / "job/1/0", at, part, log_bytes, cut=True)
+        at += len(part) + 100
+    return Streams(root, log_bytes, lambda: 0.0)
+
+
+@pytest.mark.parametrize("block", [80, 200, 1 << 20])
+def test_older_records_are_left_out_with_what_precedes_and_belongs_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(log_starts, "BLOCK", block)
+    streams = stored(tmp_path, OLD + NEW)
+    assert start_since(streams, KEY, NOON) == len(OLD)
+    assert start_since(streams, KEY, NOON - timedelta(hours=2)) == 0
+    assert start_since(streams, KEY, NOON + timedelta(hours=3)) == len(OLD + NEW)
+
+
+def test_a_log_without_records_is_new(tmp_path: Path) -> None:
+    assert start_since(stored(tmp_path, b"printed\n" * 9), KEY, NOON) == 0
+    assert start_since(Streams(tmp_path / "none", 1, lambda: 0.0), KEY, NOON) == 0
+
+
+def test_each_second_of_a_long_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_starts, "BLOCK", 1000)
+    lines = [f"{(NOON + timedelta(seconds=n)).isoformat()} INFO {n}\nprinted\n".encode() for n in range(1000)]
+    streams = stored(tmp_path, b"".join(lines[:300]), b"".join(lines[700:]))
+    for number in (1, 17, 299, 702, 999):
+        begin = start_since(streams, KEY, NOON + timedelta(seconds=number))
+        # What was printed after the last older record may be new.
+        assert streams.read_log(KEY, begin, 1000).data.startswith(b"printed\n" + lines[number])
+
+
+def test_the_search_for_a_time_reads_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_starts, "BLOCK", 1000)
+    streams = stored(tmp_path, b"".join(f"{NOON.isoformat()} INFO {n}\n".encode() for n in range(100_000)))
+    read = list[int]()
+    read_log = streams.read_log
+    monkeypatch.setattr(streams, "read_log", lambda *given: (read.append(given[1]), read_log(*given))[1])
+    assert start_since(streams, KEY, NOON + timedelta(hours=1)) == streams.size(KEY)
+    assert len(read) < 50
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (b"", 0),
+        (b"2026-01-01 11:00:00,000 INFO no offset", 0),
+        (b"2026-99-01 11:00:00+00:00", 0),
+        (b"9999-12-31 23:59:59-12:00", 0),
+        (b"a 2026-01-01 11:00:00+00:00", 0),
+        (b'{"time": "2026-01-01T11:00:00+0000", "level": "INFO"}', 1),
+        (b"2026-01-01 11:00:00Z a\r2026-01-01 11:00:00,123Z b", 2),
+    ],
+)
+def test_only_records_have_times(text: bytes, count: int) -> None:
+    assert len(list(record_times(text, begins_line=True))) == count
+
+
+@pytest.mark.parametrize("block", [5, 60, 1 << 20])
+@pytest.mark.parametrize("count", [0, 1, 3, 10, 11])
+def test_the_last_lines_with_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, count: int) -> None:
+    monkeypatch.setattr(log_starts, "BLOCK", block)
+    lines = [b"Error %d\n" % n if n % 10 == 0 else b"line %d\n" % n for n in range(100)]
+    streams = stored(tmp_path, b"".join(lines))
+    wanted = TextFilter(["error"], "")
+    begin = start_of_last(streams, KEY, wanted, count, 0)
+    found = streams.read_log(KEY, begin, 1 << 20).data.count(b"Error")
+    assert found == min(count, 10)
+    floor = len(b"".join(lines[:75]))
+    assert streams.read_log(KEY, start_of_last(streams, KEY, wanted, count, floor), 1 << 20).data.count(
+        b"Error"
+    ) == min(count, 2)
